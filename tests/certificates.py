@@ -1,7 +1,7 @@
-"""Certificates for tests: an authority, and what it signs.
+"""Certificates for tests: an authority and the certificates that it signs.
 
-They are made by openssl's command line, which every machine that builds Python has; a library for it would be a
-dependency for the tests alone.
+openssl's command line makes them, which every machine that builds Python has. A library would be a dependency for the
+tests alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 class Authority:
-    """A CA of its own in a folder; `ca` is what trusts it."""
+    """A certificate authority in a folder; `ca` is its certificate, for clients and servers that trust it."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         if shutil.which("openssl") is None:
@@ -27,8 +27,8 @@ class Authority:
         openssl("req", "-x509", *CURVE, "-keyout", self._key, "-out", self.ca, "-days", "30", "-subj", f"/CN={name}")
 
     def sign(self, name: str, *names: str, days: int = 30) -> tuple[Path, Path]:
-        """Certificate and key of a subject called `name`; `names` are alternative ones, such as DNS:box or
-        IP:127.0.0.1. One of -1 `days` has been over since yesterday."""
+        """Return certificate and key for the subject `name`; `names` are alternative names, such as DNS:box or
+        IP:127.0.0.1. With `days` = -1 the certificate expired yesterday."""
         made = self.folder / f"{name}.pem"
         key, request, more = made.with_suffix(".key"), made.with_suffix(".csr"), made.with_suffix(".ext")
         more.write_text(f"subjectAltName={','.join(names)}\n" if names else "basicConstraints=CA:FALSE\n")

@@ -1,8 +1,8 @@
-"""What a confined process can reach: tries it, and prints a line of JSON with the outcome of each attempt.
+"""Try what a confined process can reach; print the outcome of each attempt as one line of JSON.
 
-`only` of the targets names the attempts to make; in a process that is not confined some do harm.
-It stands where a runtime that was taken over would: in a process that was confined as engine hosts, the tracker and
-one-shot children are. `python -m tests.confined_probe REACH TARGETS`.
+`python -m tests.confined_probe REACH TARGETS`. This process is confined like engine hosts, the tracker and one-shot
+children, so it shows what a compromised runtime could do. `only` in TARGETS names the attempts to make: some do harm in
+a process that is not confined.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TIOCSTI, _PTRACE_ATTACH = 0x5412, 16
 
 
 def attempts(t: dict[str, Any]) -> dict[str, Callable[[], object]]:
-    """By name; one that is refused raises OSError."""
+    """Return the attempts by name; a refused attempt raises OSError."""
     daemon, other = t["daemon"], t["sibling"]
     return {
         "memory of the daemon": lambda: open(f"/proc/{daemon}/mem", "rb").read(1),
@@ -84,7 +84,7 @@ def attempts(t: dict[str, Any]) -> dict[str, Callable[[], object]]:
 
 
 def own_work(t: dict[str, Any]) -> dict[str, Callable[[], object]]:
-    """What has to go on working."""
+    """Return operations that must continue to work."""
     return {
         "read the model": lambda: Path(t["model"]).read_bytes(),
         "write the stage": lambda: (Path(t["stage"]) / "engine").write_bytes(b"x") if t["stage"] else None,
@@ -109,7 +109,7 @@ def _fork() -> None:
 def _settle_this_thread() -> None:
     number = threading.get_native_id()
     os.sched_setaffinity(number, {*_CPUS})
-    os.sched_setscheduler(number, os.SCHED_OTHER, os.sched_param(0))  # as ZeroMQ does, which aborts where it cannot
+    os.sched_setscheduler(number, os.SCHED_OTHER, os.sched_param(0))  # as ZeroMQ does, which aborts on failure
 
 
 def _joined(thread: threading.Thread) -> None:

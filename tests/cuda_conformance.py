@@ -1,6 +1,6 @@
-"""What every implementation of the CUDA contract must do, on the stand-in driver and on a real GPU alike.
+"""Tests for every implementation of the CUDA contract, on the stand-in driver and on a real GPU.
 
-Whoever imports these tests gives the fixture `device`, an opened device of any implementation.
+A module that imports these tests defines the fixture `device`, an opened device of the implementation.
 """
 
 from __future__ import annotations
@@ -91,14 +91,16 @@ def test_only_the_bytes_that_are_asked_for_are_copied(
     assert (target.array[1000:] == 7).all()
 
 
-def test_a_copy_of_nothing_is_fine(stream: Stream, memory: DeviceMemory, host: Callable[..., HostMemory]) -> None:
+def test_stream_copy_of_zero_bytes_succeeds(
+    stream: Stream, memory: DeviceMemory, host: Callable[..., HostMemory]
+) -> None:
     stream.copy_in(memory, host(), 0)
     stream.copy_out(host(), memory, 0)
     stream.synchronize()
 
 
 @pytest.mark.parametrize("size", [SIZE + 1, 2 * SIZE])
-def test_a_copy_beyond_what_was_allocated_is_refused(
+def test_stream_copy_beyond_the_allocation_is_refused(
     stream: Stream, memory: DeviceMemory, host: Callable[..., HostMemory], size: int
 ) -> None:
     for block in (host(), host(4 * SIZE), host(100)):
@@ -108,7 +110,7 @@ def test_a_copy_beyond_what_was_allocated_is_refused(
             stream.copy_out(block, memory, size)
 
 
-def test_the_device_sees_mapped_memory_and_no_other(host: Callable[..., HostMemory]) -> None:
+def test_device_sees_mapped_host_memory_only(host: Callable[..., HostMemory]) -> None:
     assert host(mapped=True).device_address
     assert host().device_address == 0
 
@@ -143,7 +145,7 @@ def test_cuda_event_completes_after_the_work_before_it(
     event.close()
 
 
-def test_a_stream_waits_for_an_event_of_another(
+def test_stream_waits_for_an_event_of_another_stream(
     current: Device, stream: Stream, memory: DeviceMemory, host: Callable[..., HostMemory]
 ) -> None:
     other, event, target = current.stream(), current.event(), host()
@@ -213,7 +215,7 @@ def test_memory_of_one_thread_is_used_and_freed_by_another(device: Device) -> No
     assert wrong == []
 
 
-def test_being_current_nests(device: Device) -> None:
+def test_device_current_nests(device: Device) -> None:
     with device.current():
         with device.current():
             device.allocate(SIZE).free()
@@ -236,7 +238,7 @@ def test_cuda_graph_repeats_what_was_captured(
 
     graph = stream.capture(work)
     stream.synchronize()
-    assert not target.array.any(), "what is captured is not done"
+    assert not target.array.any(), "captured work does not run"
     for seed in (5, 6):
         source.array[:] = pattern(seed)
         stream.launch(graph)
@@ -246,7 +248,7 @@ def test_cuda_graph_repeats_what_was_captured(
     graph.close()
 
 
-def test_a_stream_is_as_usable_as_before_after_a_capture_that_failed(
+def test_stream_works_after_a_failed_capture(
     current: Device, stream: Stream, memory: DeviceMemory, host: Callable[..., HostMemory]
 ) -> None:
 

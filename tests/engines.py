@@ -1,4 +1,4 @@
-"""Engines built in this process, as a child builds them."""
+"""Engines built in this process, as a build child does it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tests import models
 
 
 def order(folder: Path, proto: ModelProto, backend: str, **recipe: Any) -> Order:
-    """The order for an engine of a model, which is saved in the folder."""
+    """Save a model in a folder; return the order for an engine of it."""
     path = models.save(proto, folder / "model.onnx")
     return Order(str(path), models.signature(proto), Recipe(backend, **recipe))
 
 
 def build(wanted: Order, out: Path) -> tuple[Order, Composition]:
-    """Build an engine into a folder; return the order that opens it, and what the runtime made of the model."""
+    """Build an engine into a folder; return the order that opens it, and the composition that the runtime made."""
     out.mkdir(parents=True, exist_ok=True)
     composition = registry.load(wanted.recipe.backend).build(wanted, out, lambda fraction: None, load_graphs)
     return msgspec.structs.replace(wanted, artefact=Artefact.seal(out)), composition
 
 
 def opened(wanted: Order) -> Session:
-    """A session of an order's engine."""
+    """Open a session of an order's engine."""
     return registry.load(wanted.recipe.backend).open(wanted)
 
 
 def reference(folder: Path, proto: ModelProto) -> Session:
-    """A session of the model as it was written."""
+    """Open a session of the model as it was written, without optimisation."""
     return opened(order(folder / "reference", proto, "onnxruntime", optimization=UNOPTIMISED))

@@ -1,4 +1,4 @@
-"""A connection's end of a call, without a connection."""
+"""A call object for handlers, without a connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edged.api.http2.headers import Head, Metadata, Status
 
 
 class FakeCall:
-    """A call whose client sends these messages; `seconds` until its deadline. `reads` counts those that were read."""
+    """A call whose client sends `sent`; `seconds` is the time until its deadline. `reads` counts the messages read."""
 
     def __init__(
         self,

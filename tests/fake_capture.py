@@ -1,7 +1,7 @@
-"""Stands for the process of a configured camera: does what the words of the camera's source say.
+"""Stand-in for the process of a configured camera: the words of the camera's source say what it does.
 
-`streaming`, `lost`, `failed` report that state; `occupied` reports that of a zone; `die` ends the process; `hang` says
-nothing any more; `noise` sends bytes that are no message.
+`streaming`, `lost` and `failed` report that state; `occupied` reports a zone as occupied; `die` exits the process;
+`hang` stops all reports; `noise` sends bytes that are no valid message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A link without a host: jobs wait in a list until a test answers them."""
+"""A host link without a host: jobs wait in a list until a test answers them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from edged.vision.family import recognise
 
 
 def engine_ref(key: str, backend: str = "fake") -> EngineRef:
-    """An engine of a model that takes no pictures."""
+    """Return an engine of a model that takes no pictures."""
     return EngineRef(key, backend, "model", recognise((), (), {}, {}))
 
 
 async def turn() -> None:
-    """Let everything that is due happen."""
+    """Run the event loop until everything that is due has run."""
     for _ in range(4):
         await asyncio.sleep(0)
 
 
 class FakeLink:
-    """As much of a HostLink as a slot uses."""
+    """The part of a HostLink that a slot uses."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.arena = Arena(capacity)
@@ -56,16 +56,16 @@ class FakeLink:
         self.closed.append(number)
 
     def sent(self) -> list[bytes]:
-        """The bytes that the host would read of every job, oldest first."""
+        """Return the bytes that the host would read for every job, oldest first."""
         return [self._bytes(job) for job, _ in self.jobs.values()]
 
     def sizes(self) -> list[int]:
-        """The number of pictures, or of rows of the first input, of every job, oldest first."""
+        """Return the number of pictures, or of rows of the first input, of every job, oldest first."""
         orders = [job for job, _ in self.jobs.values()]
         return [len(job.pictures) if isinstance(job, m.Detect) else job.inputs[0].shape[0] for job in orders]
 
     async def drain(self) -> list[int]:
-        """Answer every job, and those that follow; return the size of each."""
+        """Answer every job, including new ones; return the size of each."""
         sizes = []
         while self.jobs:
             sizes.append(self.sizes()[0])
@@ -74,13 +74,13 @@ class FakeLink:
         return sizes
 
     def reply(self, *outputs: m.TensorRef, not_finite: tuple[str, ...] = ()) -> None:
-        """Answer the oldest job, a tensor request, with these outputs."""
+        """Answer the oldest job, a tensor request, with the given outputs."""
         number = min(self.jobs)
         _, future = self.jobs.pop(number)
         future.set_result(m.Answer(number, outputs, m.Times(), not_finite))
 
     def answer(self, number: int | None = None) -> None:
-        """Answer a job, the oldest by default: a frame with its own bytes as detections, tensors with themselves."""
+        """Answer a job (the oldest by default): a frame with its own bytes as detections, tensors with themselves."""
         number = min(self.jobs) if number is None else number
         job, future = self.jobs.pop(number)
         times = m.Times(infer_ms=1.0)
@@ -101,20 +101,20 @@ class FakeLink:
         future.set_exception(error)
 
     def lose(self) -> None:
-        """The host dies: everything it held is lost."""
+        """Make the host die: every job fails with HostLost."""
         self.lost = "died"
         for _, future in self.jobs.values():
             future.set_exception(HostLost("the host died"))
         self.jobs.clear()
 
     async def die(self, slot: Slot) -> None:
-        """Lose the host of a slot's session."""
+        """Lose the host of a slot's session, and tell the slot."""
         self.lose()
         slot.vacate(self)  # type: ignore[arg-type]
         await turn()
 
     def session(self, number: int = 1, key: str = "engine", **facts: Any) -> ServingSession:
-        """A session of an engine with these facts."""
+        """Return a session of an engine with these facts."""
         engine = msgspec.structs.replace(engine_ref(key), **facts)
         return ServingSession(self, number, engine)  # type: ignore[arg-type]
 

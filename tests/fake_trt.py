@@ -1,7 +1,7 @@
-"""TensorRT's Python modules as far as a build uses them, each generation with what it has and without what it lacks.
+"""Stand-ins for TensorRT's Python modules, as far as a build uses them.
 
-What they have is what the real bindings were seen to have (`tests/integration/test_tensorrt_bindings.py` looks again).
-A `Script` says what happens; `Trace` keeps what was asked for.
+Each generation has, and lacks, what the real one does; `tests/integration/test_tensorrt_bindings.py` compares them with
+the real bindings. A `Script` says what happens; a `Trace` records the calls.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class Tensor:
 
 @dataclass
 class Script:
-    """`inputs` and `outputs` are (name, dtype, shape); `errors` are of the parser, as dicts of its methods' answers;
-    `says` are (severity, message) while building; `phases` is called with the monitor while building."""
+    """What the module does. `inputs` and `outputs` are (name, dtype, shape); `errors` are the parser's, as dicts from
+    method name to return value; `says` are (severity, message) logged while building; `phases` is called with the
+    progress monitor while building."""
 
     inputs: Sequence[tuple[str, str, tuple[int, ...]]] = (("x", "FLOAT", (1, 4)),)
     outputs: Sequence[tuple[str, str, tuple[int, ...]]] = (("y", "FLOAT", (1, 4)),)
@@ -38,7 +39,7 @@ class Script:
     cores: int = 0
     on_dla: bool = True
     profile_index: int = 0
-    cache_fits: Sequence[bool] = ()  # the answers of set_timing_cache; afterwards yes
+    cache_fits: Sequence[bool] = ()  # the results of set_timing_cache; True after the last
     inspector: str = '{"Layers": []}'
     loads: bool = True
     validity: tuple[str, int] = ("VALID", 0)
@@ -54,11 +55,11 @@ class Trace:
     capability: list[tuple[str, int]] = field(default_factory=list)
     caches: list[bytes] = field(default_factory=list)
     host_code: list[bool] = field(default_factory=list)
-    dla_cores: list[int | None] = field(default_factory=list)  # of the runtime when it was given a plan
+    dla_cores: list[int | None] = field(default_factory=list)  # the runtime's DLA_core when it loads a plan
 
 
 def make(generation: str, script: Script | None = None) -> tuple[Any, Trace]:
-    """A module of a generation, and what is asked of it."""
+    """Return the module of a generation, and the trace of its calls."""
     return _module(generation, script or Script())
 
 
@@ -111,7 +112,7 @@ class _Config:
     def __init__(self, trt: Any, script: Script, trace: Trace, monitored: bool, targets: bool) -> None:
         self._trt, self._script, self._trace = trt, script, trace
         self._fits = list(script.cache_fits)
-        trace.config, trace.flags = self, {"TF32"}  # which is on unless somebody says otherwise
+        trace.config, trace.flags = self, {"TF32"}  # TensorRT's default
         self.pools: dict[str, int] = {}
         if monitored:
             self.progress_monitor: Any = None

@@ -1,5 +1,5 @@
-"""Frigate's ZMQ detector as its camera process has it: one REQ socket, a handshake at the start and after every
-timeout, and nothing found for whatever goes wrong."""
+"""Frigate's ZMQ detector, as in its camera process: one REQ socket, a handshake at the start and after every timeout,
+and an empty result on every failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = npt.NDArray[np.float32]
 
 
 class FrigateDetector:
-    """`timeouts` and `handshakes` count what happened; `is_ready` never becomes false again, as with Frigate."""
+    """The client. `timeouts` and `handshakes` are counters; `is_ready` never becomes False again, as in Frigate."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class FrigateDetector:
         self._begin()
 
     def detect(self, tensor: npt.NDArray[Any]) -> Rows:
-        """Rows [20, 6]."""
+        """Return detections as rows [20, 6]; zeros on failure."""
         if not self.is_ready:
             return np.zeros((20, 6), np.float32)
         header = {"shape": list(tensor.shape), "dtype": tensor.dtype.name, "model_type": self._model_type}
@@ -51,13 +51,13 @@ class FrigateDetector:
         return np.frombuffer(reply[0], np.float32).reshape(20, 6)
 
     def ask(self, *frames: bytes) -> list[bytes]:
-        """Any message and its reply; zmq.Again after the timeout."""
+        """Send any message and return the reply; zmq.Again after the timeout."""
         assert self._socket is not None
         self._socket.send_multipart(frames)
         return self._socket.recv_multipart()
 
     def _begin(self) -> None:
-        """A new socket, and the handshake on it."""
+        """Open a new socket and do the handshake on it."""
         if self._socket is not None:
             self._socket.close(0)
         self._socket = self._context.socket(zmq.REQ)

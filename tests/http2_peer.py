@@ -1,4 +1,4 @@
-"""A client of one connection of HTTP/2 without sockets: bytes in, frames out."""
+"""An HTTP/2 client for one connection, without sockets: bytes in, frames out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Frame:
 
 @dataclass
 class Transport:
-    """Keeps what is written."""
+    """An asyncio transport that keeps written bytes."""
 
     written: bytearray = field(default_factory=bytearray)
     is_closed: bool = False
@@ -77,7 +77,7 @@ class Transport:
 
 
 class Peer:
-    """The client's end. `answer` handles its calls."""
+    """The client's end of the connection. `answer` handles its calls."""
 
     def __init__(self, answer: Answer, limits: Limits | None = None, *, greets: bool = True) -> None:
         self.transport, self.calls = Transport(), list[Call]()
@@ -98,7 +98,7 @@ class Peer:
         return task
 
     def send(self, data: bytes, piece: int = 1 << 20) -> None:
-        """Send bytes, at most `piece` at a time; what the connection does not read yet follows when it does."""
+        """Send bytes, at most `piece` at a time. While the connection pauses reading, the rest waits."""
         self._unsent, self._piece = self._unsent + data, piece
         self._deliver()
 
@@ -114,11 +114,10 @@ class Peer:
         self._unsent = data[position:]
 
     def begin(self, stream: int, *more: tuple[bytes, bytes], flags: int = http2.END_HEADERS) -> None:
-        """Begin a call."""
         self.send(http2.frame(http2.HEADERS, flags, stream, self._encoder.encode([*HEADERS, *more])))
 
     def frames(self) -> list[Frame]:
-        """The frames that came since the last call."""
+        """Return the frames received since the last call."""
         found, data = list[Frame](), bytes(self.transport.written)
         while self._read < len(data):
             size = int.from_bytes(data[self._read : self._read + 3], "big")
@@ -129,12 +128,12 @@ class Peer:
         return found
 
     def headers(self, frame: Frame) -> dict[bytes, bytes]:
-        """The fields of a frame of headers, to be called for each in its order."""
+        """Return the fields of a HEADERS frame. Must be called once for each such frame, in order (HPACK state)."""
         assert frame.kind == http2.HEADERS
         return {each[0]: each[1] for each in self._decoder.decode(frame.payload, raw=True)}
 
     def lose(self) -> None:
-        """The connection breaks."""
+        """Break the connection."""
         self.transport.is_closed = True
         self.connection.connection_lost(None)
 
@@ -144,7 +143,7 @@ class Peer:
 
 
 def messages(frames: Iterable[Frame], stream: int) -> list[bytes]:
-    """The messages in the frames of a stream."""
+    """Return the messages in the frames of a stream."""
     data = b"".join(frame.payload for frame in frames if frame.kind == http2.DATA and frame.stream == stream)
     found = list[bytes]()
     while data:

@@ -1,4 +1,4 @@
-"""What the benchmarks share."""
+"""Helpers for benchmarks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 
 def in_turns(ways: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
-    """The seconds of every call of each way, called in turns, so that the load of the moment meets all of them."""
+    """Return the durations of every call of each way in seconds. Calls take turns, so that load affects all alike."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for work in ways.values():
         work()
@@ -22,5 +22,5 @@ def in_turns(ways: Mapping[str, Callable[[], object]], seconds: float) -> dict[s
 
 
 def argument(default: float) -> float:
-    """The first argument of the program."""
+    """Return the program's first argument as a number."""
     return float(sys.argv[1]) if sys.argv[1:] else default

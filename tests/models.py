@@ -1,4 +1,4 @@
-"""Small ONNX models, each about one thing. Written with an IR version and opset that every runtime here takes."""
+"""Small ONNX models, each for one purpose, with an IR version and opset that every supported runtime accepts."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _DATATYPES = {value: name for name, value in ONNX_TYPES.items()}
 
 
 def value(name: str, datatype: str, shape: Sequence[int | str | None] | None) -> onnx.ValueInfoProto:
-    """One input or output; a shape of None is left out of the file."""
+    """Return one input or output; with a shape of None, the file has no shape."""
     return helper.make_tensor_value_info(name, ONNX_TYPES[datatype], shape)
 
 
 def nodes(*lines: str | onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Nodes in ONNX's textual syntax, such as `[name] y = Add(x, w)`, or as they are."""
+    """Return nodes from ONNX's textual syntax, such as `[name] y = Add(x, w)`; node objects pass unchanged."""
     return [onnx.parser.parse_node(line) if isinstance(line, str) else line for line in lines]
 
 
 def parse(graph: str, constants: Mapping[str, Array] | None = None, **more: object) -> onnx.ModelProto:
-    """A model of a graph in ONNX's textual syntax: `(float[n,4] x) => (float[n,4] y) { y = Relu(x) }`.
+    """Return a model of a graph in ONNX's textual syntax: `(float[n,4] x) => (float[n,4] y) { y = Relu(x) }`.
 
     https://github.com/onnx/onnx/blob/main/docs/Syntax.md
     """
@@ -77,7 +77,7 @@ def model(
 
 
 def signature(proto: onnx.ModelProto) -> Signature:
-    """What the file declares, told apart from the code under test."""
+    """Read what the file declares, independently of the code under test."""
 
     def spec(entry: onnx.ValueInfoProto) -> TensorSpec:
         tensor = entry.type.tensor_type
@@ -119,7 +119,7 @@ def conv(channels: int = 4, size: int = 8, seed: int = 0) -> onnx.ModelProto:
 
 
 def equal_constants(ir_version: int = 3) -> onnx.ModelProto:
-    """Two constants of one value, which are listed as inputs too, as every exporter wrote them up to IR version 3."""
+    """Two equal constants that are also listed as inputs, as every exporter did up to IR version 3."""
     return parse(
         """(float[1,4,6] x, int64[2] s, int64[2] t, float[24,2] w) => (float[1,2] y)
             <int64[2] s = {1, -1}, int64[2] t = {1, -1}>
@@ -131,7 +131,7 @@ def equal_constants(ir_version: int = 3) -> onnx.ModelProto:
 
 
 def listed_initializers(ir_version: int = IR_VERSION) -> onnx.ModelProto:
-    """y = x @ (w * v) * gain, where all three constants are listed as inputs, as some exporters do. w is 4 by 5."""
+    """y = x @ (w * v) * gain. All three constants are also listed as inputs, as some exporters do. w is 4 by 5."""
     return parse(
         """(float[1,4] x, float[4,5] w, float[4,5] v, float[1] gain) => (float[1,5] y)
             { weights = Mul(w, v) a = MatMul(x, weights) y = Mul(a, gain) }""",
@@ -141,7 +141,7 @@ def listed_initializers(ir_version: int = IR_VERSION) -> onnx.ModelProto:
 
 
 def matmul(rows: int = 4, columns: int = 3, seed: int = 0, datatype: str = "FP32") -> onnx.ModelProto:
-    """y = x @ w with w held in the file."""
+    """y = x @ w, with w in the file."""
     array = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
     weights = numpy_helper.from_array(array.astype(np.float16) if datatype == "FP16" else array, "w")
     ends = [value("x", datatype, [1, rows])], [value("y", datatype, [1, columns])]
@@ -151,7 +151,7 @@ def matmul(rows: int = 4, columns: int = 3, seed: int = 0, datatype: str = "FP32
 def external(
     folder: Path, location: str = "weights.bin", seed: int = 0, *, columns: int = 3, write: bool = True
 ) -> Path:
-    """`matmul` with its weights in a file of their own, whatever the location says. Returns the model's path."""
+    """Save `matmul` with its weights in a separate file, for any location; return the model's path."""
     proto = matmul(columns=columns, seed=seed)
     tensor = proto.graph.initializer[0]
     data = tensor.raw_data
@@ -179,7 +179,7 @@ def branches() -> onnx.ModelProto:
 
 
 def loop() -> onnx.ModelProto:
-    """Doubles x as often as `times` says, which may be never."""
+    """Doubles x `times` times, possibly never."""
     return parse(
         """(int32 times, float[2] x) => (float[2] y) <bool yes = {1}> {
             count = Cast<to = 7>(times)
@@ -204,7 +204,7 @@ def text() -> onnx.ModelProto:
 
 
 def equals_text(elements: Sequence[bytes]) -> onnx.ModelProto:
-    """Strings in, for each whether it is the one at its place here."""
+    """Strings in; for each, whether it equals the element at its position."""
     known = TensorProto(name="known", data_type=TensorProto.STRING, dims=[len(elements)], string_data=elements)
     ends = [value("x", "BYTES", [len(elements)])], [value("y", "BOOL", [len(elements)])]
     return model(nodes("y = Equal(x, known)"), *ends, [known], opset=19)
@@ -216,13 +216,13 @@ def dynamic() -> onnx.ModelProto:
 
 
 def gather(rows: int = 4) -> onnx.ModelProto:
-    """Looks up rows of a small table: most integers are out of its range."""
+    """Looks up rows of a small table; most indices are out of range."""
     table = np.arange(rows * 2, dtype=np.float32).reshape(rows, 2)
     return parse("(int64[3] index) => (float[3,2] y) { y = Gather(table, index) }", {"table": table})
 
 
 def noisy() -> onnx.ModelProto:
-    """One output that is ReLU of the input, and one of random numbers, new at every run."""
+    """Two outputs: ReLU of the input, and random numbers that differ in every run."""
     return parse(
         """(float[1,64] x) => (float[1,64] y, float[1,64] noise)
             { y = Relu(x) noise = RandomUniformLike<low = 0.0, high = 1.0>(x) }"""
@@ -230,8 +230,8 @@ def noisy() -> onnx.ModelProto:
 
 
 def scaled_conv(factor: float = 1e37) -> onnx.ModelProto:
-    """A convolution with weights of about `factor`, times 1/factor. For large inputs it overflows as written, and no
-    more once an optimiser has folded the factor into the weights."""
+    """A convolution with weights of about `factor`, times 1/factor. For large inputs it overflows as written, but not
+    after an optimiser has folded the factor into the weights."""
     weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32) * np.float32(factor)
     return parse(
         "(float[1,3,8,8] x) => (float[1,4,8,8] y) { c = Conv<pads = [1, 1, 1, 1]>(x, w) y = Mul(c, s) }",
@@ -240,7 +240,7 @@ def scaled_conv(factor: float = 1e37) -> onnx.ModelProto:
 
 
 def scaled_matmul(factor: float = 1e38) -> onnx.ModelProto:
-    """y = (factor x) @ (z / factor). As `scaled_conv`, of two inputs, and for an optimiser that goes further."""
+    """y = (factor x) @ (z / factor). As `scaled_conv`, with two inputs; only a stronger optimiser changes it."""
     return parse(
         "(float[1,16] x, float[16,4] z) => (float[1,4] y) { a = Mul(x, f) b = Mul(z, g) y = MatMul(a, b) }",
         {"f": np.array(factor, np.float32), "g": np.array(1 / factor, np.float32)},

@@ -1,4 +1,4 @@
-"""Figures that move, what a detector might find of them, and how well ids followed them."""
+"""Moving figures, simulated detections of them, and a score for ids that follow them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from scipy.optimize import linear_sum_assignment
 from edged.shapes.scene import Disc, Scene, Track
 from edged.vision.detections import Detections
 
-FRAMES_PER_SECOND = 30  # of the motion; a camera may show fewer of them
+FRAMES_PER_SECOND = 30  # of the motion; a camera may have a lower rate
 Boxes = npt.NDArray[np.float64]
 Motion = Callable[[int], tuple[Boxes, npt.NDArray[np.int32]]]
-"""Boxes and classes of all figures by frame."""
+"""Returns the boxes and classes of all figures in a frame."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One frame: what a detector found, and which object each of its detections is; -1 for none."""
+    """One frame: the detections, and the object of each detection (-1: none)."""
 
     captured: float
     found: Detections
     objects: npt.NDArray[np.int64]
-    present: int  # objects that there are, found or not
+    present: int  # number of objects, detected or not
 
 
 @dataclass(frozen=True)
 class Sight:
-    """How well a detector sees. Shares from 0 to 1; noise in parts of a box's width; false alarms a frame."""
+    """A detector's quality. Shares are 0 to 1; noise is relative to a box's width; false alarms are per frame."""
 
     noise: float = 0.0
     missed: float = 0.0
@@ -41,7 +41,7 @@ class Sight:
 
 
 def drawn(seed: int, shapes: int = 6) -> Motion:
-    """A drawn scene's own figures, which bounce off each other: boxes and classes by frame."""
+    """Return the motion of a drawn scene, whose figures bounce off each other."""
     scene = Scene(seed, 320, 240, shapes)
 
     def at(frame: int) -> tuple[Boxes, npt.NDArray[np.int32]]:
@@ -53,7 +53,7 @@ def drawn(seed: int, shapes: int = 6) -> Motion:
 
 
 def crossing(seed: int, count: int = 6, size: float = 480) -> Motion:
-    """Figures of one class that pass through each other and bounce off the walls only."""
+    """Return the motion of figures of one class that pass through each other and bounce off the walls only."""
     rng = np.random.default_rng(seed)
     tracks = []
     for _ in range(count):
@@ -77,7 +77,7 @@ def watch(
     sight: Sight = Sight(),
     seed: int = 0,
 ) -> Iterator[Seen]:
-    """What a detector finds in some frames, best score first as detectors have it."""
+    """Yield what a detector finds in these frames, with the best score first."""
     rng = np.random.default_rng((seed, 7))
     for frame in frames:
         boxes, classes = at(frame)
@@ -100,7 +100,7 @@ def watch(
 
 @dataclass
 class Score:
-    """How well ids followed objects: `switches`, and the share of boxes that have the object's own id (IDF1)."""
+    """The score of ids: `switches`, and the share of boxes that have their object's id (IDF1)."""
 
     switches: int = 0
     given: set[int] = field(default_factory=set)

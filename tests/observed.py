@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules as they are shipped, for tests that hold them to what there is."""
+"""The shipped dashboard and alert rules, for tests that compare them with the metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GUIDE = FOLDER.parent / "observability.md"
 
 @dataclass(frozen=True)
 class Query:
-    """An expression, where it stands, and the text that shows its labels."""
+    """An expression, its place, and the text that shows its labels."""
 
     where: str
     expression: str
@@ -29,7 +29,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """Those that show something."""
+    """Return the panels that show data."""
     return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
 
 
@@ -39,7 +39,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def queries() -> list[Query]:
-    """Of both."""
+    """Return the queries of the dashboard and of the alert rules."""
     found = [
         Query(f"panel {panel['title']!r}", target["expr"], target["legendFormat"])
         for panel in panels()
@@ -52,6 +52,6 @@ def queries() -> list[Query]:
 
 
 def conditional() -> set[str]:
-    """Metrics of which the guide says that they are there only sometimes."""
+    """Return the metrics that, by the guide, exist only sometimes."""
     table = GUIDE.read_text().partition("| metric | exists if |\n")[2].partition("\n\n")[0]
     return set(re.findall(r"`([a-z_]+)`", table))

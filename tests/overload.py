@@ -1,4 +1,4 @@
-"""Cameras that offer far more than an engine can take, and what becomes of their frames."""
+"""Cameras that offer far more than an engine can serve, and the results of their frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIDE = 8
 
 
 def slow_model(path: Path, rounds: int) -> Path:
-    """A model of pictures of 8x8 pixels whose inference costs `rounds` products of a vector and a 1024x1024 matrix."""
+    """Write a model for pictures of 8x8 pixels that costs `rounds` products of a vector and a 1024x1024 matrix."""
     weights = np.eye(1024, dtype=np.float32)
     body = helper.make_graph(
         [
@@ -65,14 +65,14 @@ def slow_model(path: Path, rounds: int) -> Path:
 
 @dataclass
 class Camera:
-    """What one camera sent and got."""
+    """What one camera sent and received."""
 
     sent: int = 0
     answered: int = 0
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     ages_ms: list[float] = field(default_factory=list)
-    late: int = 0  # answers to a frame before one that was answered already
+    late: int = 0  # answers that arrived after the answer to a newer frame
 
     @property
     def accounted(self) -> int:
@@ -88,8 +88,10 @@ async def offer(
     jpeg: bytes = b"",
     spread: bool = False,
 ) -> dict[str, Camera]:
-    """Sends `jpeg`, or small raw frames if it is empty, of all cameras in one stream at a steady rate each, and reads
-    until all is accounted. The cameras' frames come at the same moments, or evenly spread if `spread`."""
+    """Send frames of all cameras in one stream, each at a steady rate; read until all are accounted for.
+
+    The frames are `jpeg`, or small raw frames if it is empty. All cameras send at the same moments, or evenly spread if
+    `spread`."""
     cameras = {name: Camera() for name in options}
     pixels = bytes(3 * _SIDE * _SIDE)
 
@@ -136,11 +138,11 @@ async def offer(
 
 
 def jain(shares: list[float]) -> float:
-    """Jain's fairness index: 1 when all are equal, 1/n when one has everything."""
+    """Return Jain's fairness index: 1 if all shares are equal, 1/n if one has everything."""
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
 
 
 def resident_kb(pid: int) -> int:
-    """Memory of a process that is in RAM, kilobytes."""
+    """Return a process's resident memory in kilobytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")))

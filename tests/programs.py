@@ -1,4 +1,4 @@
-"""Commands of edged as processes."""
+"""edged's commands as processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def program(*words: str) -> subprocess.Popen[str]:
 def edged(
     *words: str, environment: Mapping[str, str] | None = None, folder: Path | None = None, seconds: float = 200
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; `environment` replaces this one."""
+    """Run a command to its end; `environment` replaces the present one."""
     command = [sys.executable, "-m", "edged", *words]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, check=False, env=environment, cwd=folder

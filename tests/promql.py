@@ -1,4 +1,4 @@
-"""As much of PromQL as it takes to hold an expression to a list of metrics: names, labels, functions, groupings."""
+"""A parser for enough PromQL to compare expressions with a list of metrics: names, labels, functions, groupings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEYWORDS = (*_GROUPING, *_AGGREGATIONS, *_FUNCTIONS, "and", "or", "unless", "of
 
 @dataclass
 class Selector:
-    """One metric in an expression: the labels it is chosen by with their values, the calls around it, its range."""
+    """One metric in an expression: its label matchers, the calls around it, and whether it has a range."""
 
     name: str
     matchers: dict[str, str] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Selector:
 
 @dataclass
 class Expression:
-    """`groupings`: each list of labels, with its word. `result`: the labels that an outermost aggregation keeps."""
+    """A parsed expression. `groupings`: each grouping keyword with its labels. `result`: labels of the first `by`."""
 
     selectors: list[Selector]
     groupings: list[tuple[str, tuple[str, ...]]]
@@ -38,7 +38,7 @@ class Expression:
 
 
 def parse(text: str) -> Expression:
-    """ValueError for what is no PromQL, or more of it than this knows."""
+    """Parse an expression. ValueError for invalid PromQL, and for valid PromQL that this parser does not know."""
     tokens = list(_tokens(text))
     selectors: list[Selector] = []
     groupings: list[tuple[str, tuple[str, ...]]] = []
@@ -59,7 +59,7 @@ def parse(text: str) -> Expression:
             if word not in _AGGREGATIONS and following != "(" and word in _FUNCTIONS:
                 raise ValueError(f"{word} is not called")
         elif kind == "word" and following == "(":
-            raise ValueError(f"{word} is no function that is known here")
+            raise ValueError(f"{word} is not a known function")
         elif kind == "word":
             selector = Selector(word, inside=tuple(calls))
             if following == "{":
@@ -83,7 +83,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
     while place < len(text):
         found = _TOKEN.match(text, place)
         if found is None:
-            raise ValueError(f"not understood from here: {text[place : place + 20]}")
+            raise ValueError(f"cannot parse from here: {text[place : place + 20]}")
         place = found.end()
         if found.lastgroup != "space":
             yield str(found.lastgroup), found[0]
@@ -105,6 +105,6 @@ def _matchers(tokens: list[tuple[str, str]], at: int) -> tuple[dict[str, str], i
     for place in range(0, len(inner), 3):
         (_, name), (_, operator), (kind, value) = inner[place : place + 3]
         if operator not in ("=", "!=", "=~", "!~") or kind != "text":
-            raise ValueError(f"{name} {operator} {value} is no matcher")
+            raise ValueError(f"{name} {operator} {value} is not a matcher")
         found[name] = value[1:-1]
     return found, end + 1

@@ -1,4 +1,4 @@
-"""Models that need a repair, each about one thing, as exporters write them."""
+"""Models that need a repair, each for one reason, as exporters write them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edged.tensors import Array
 from tests import models
 from tests.models import save as save
 
-# A new exporter stamps what its onnx package knows, whatever the graph uses.
+# A new exporter writes the newest versions that its onnx package knows, whatever the graph uses.
 NEW_OPSET, NEW_IR = 28, 14
 
 
@@ -29,7 +29,7 @@ def classifier(
     opset: int = NEW_OPSET,
     ir: int = NEW_IR,
 ) -> onnx.ModelProto:
-    """x FP32[batch, 3, size, size] -> y FP32[batch, 4]; `rows` is what the constant inside reshapes to."""
+    """x FP32[batch, 3, size, size] -> y FP32[batch, 4]; `rows` is the target shape of the constant Reshape inside."""
     weights = np.random.default_rng(7).standard_normal((4, 3, 3, 3)).astype(np.float32)
     nodes = models.nodes(
         "[conv] c = Conv<pads = [1, 1, 1, 1]>(x, w)",
@@ -49,7 +49,7 @@ def softmax(axis: int) -> onnx.ModelProto:
 
 
 def split(size: int = 5, parts: int = 2) -> onnx.ModelProto:
-    """x FP32[2, size] in parts, of which the last may be smaller, which a model can only say from opset 18 on."""
+    """x FP32[2, size] in parts. The last may be smaller, which a model can express only since opset 18."""
     names = [f"y{place}" for place in range(parts)]
     outputs = ", ".join(f"float[2,?] {name}" for name in names)
     node = f"{', '.join(names)} = Split<axis = 1, num_outputs = {parts}>(x)"
@@ -57,7 +57,7 @@ def split(size: int = 5, parts: int = 2) -> onnx.ModelProto:
 
 
 def mean(*, as_node: bool = False) -> onnx.ModelProto:
-    """Axes are an input since opset 18; here a constant, or one that a node makes."""
+    """Axes are an input since opset 18: here a constant, or the output of a Constant node."""
     constant, node = "<int64[2] axes = {2, 3}>", ""
     if as_node:
         constant, node = "", "axes = Constant<value = int64[2] {2, 3}>()"
@@ -72,17 +72,17 @@ def resize(opset: int = 19) -> onnx.ModelProto:
 
 
 def gelu(opset: int = NEW_OPSET) -> onnx.ModelProto:
-    """An operator of opset 20 that is defined by older ones."""
+    """An operator of opset 20 that is defined by older operators."""
     return parse("(float[N,8] x) => (float[N,8] y) { y = Gelu(x) }", opset=opset)
 
 
 def scatter() -> onnx.ModelProto:
-    """An operator of opset 24 that is defined by no others."""
+    """An operator of opset 24 without a definition by other operators."""
     return parse("(float[1,2,4,8] x, float[1,2,2,8] u) => (float[1,2,4,8] y) { [cache] y = TensorScatter(x, u) }")
 
 
 def branches() -> onnx.ModelProto:
-    """If x sums up to more than zero, one branch, otherwise the other; both read x from outside and have a Gelu."""
+    """An If: both branches read x from the outer graph and have a Gelu."""
 
     def branch(name: str, axis: int) -> str:
         return f"""{name} () => (float[?,?] {name}_out) {{

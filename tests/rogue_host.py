@@ -1,4 +1,4 @@
-"""An engine host that a hostile model has taken over: does what its backend is named after when it gets a request."""
+"""An engine host under the control of a hostile model. The name of its backend says what it does on a request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def misbehave(how: str, daemon: HostEnd, connection: socket.socket, order: m.Inf
 
 
 def main() -> None:
-    """Takes the arguments of `edged.host.main`."""
+    """Run with the arguments of `edged.host.main`."""
     _, _, how, fd, *_ = sys.argv
     connection = socket.socket(fileno=int(fd))
     daemon, decoder = HostEnd(connection), msgspec.msgpack.Decoder(m.ToHost)

@@ -1,4 +1,4 @@
-"""Engines that look sound and answer wrongly, as if a driver computed wrongly: their files match their record."""
+"""Engines that look sound but give wrong answers, as with a faulty driver: their files match their record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edged.store.record import EngineRecord
 
 
 def spoil(folder: Path) -> None:
-    """Changes the weights of an ONNX Runtime engine in the store and seals it again."""
+    """Change the weights of an ONNX Runtime engine in the store and seal it again."""
     blob = folder / "model.onnx"
     model = onnx.load(blob)
     floats = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]

@@ -1,4 +1,4 @@
-"""`edged` at a pseudo-terminal, as a person sees it."""
+"""`edged` on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Terminal:
-    """The program at a terminal of its own, and everything that it has written."""
+    """The program on its own terminal, and everything that it has written."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Terminal:
         environment: Mapping[str, str] = os.environ,
         stdout: int | None = None,
     ) -> None:
-        """Run `edged` with these words. Its standard output is the terminal as well, or `stdout`."""
+        """Run `edged` with these arguments. Standard output is the terminal, unless `stdout` is given."""
         self._ours, self._its = pty.openpty()
         fcntl.ioctl(self._its, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.before = termios.tcgetattr(self._its)
@@ -45,7 +45,7 @@ class Terminal:
         )
 
     def shows(self, text: str, seconds: float = 30.0) -> None:
-        """Waits until it is written from now on, whatever colours it has."""
+        """Wait until the program writes the text from now on, ignoring colours."""
         start, end = len(self.written), time.monotonic() + seconds
         while text not in plain(self.written[start:]):
             assert time.monotonic() < end, plain(self.written[start:])[-2000:]
@@ -55,20 +55,20 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def ended(self, seconds: float = 30.0) -> int:
-        """Its exit status."""
+        """Wait for the end; return the exit status."""
         end = time.monotonic() + seconds
         while self._read(0.1) or self.process.poll() is None:
             assert time.monotonic() < end
         return self.process.wait()
 
     def picture(self) -> str:
-        """The last that it has drawn wholly, each of which begins at the top left."""
+        """Return the last complete screen. Each screen begins at the top left corner."""
         self._read(0.2)
         return plain(self.written.split(b"\x1b[H")[-2])
 
     @property
     def text(self) -> str:
-        """All that it has written, without colours."""
+        """Everything written so far, without colours."""
         return plain(self.written)
 
     @property
@@ -76,7 +76,7 @@ class Terminal:
         return termios.tcgetattr(self._its)
 
     def _read(self, seconds: float) -> bool:
-        """Whether it wrote anything."""
+        """Read output; return False if there was none."""
         if not select.select([self._ours], [], [], seconds)[0]:
             return False
         self.written += os.read(self._ours, 65536)

@@ -1,6 +1,6 @@
-"""The models that Triton's example clients ask, with the names and shapes of their tensors, made with onnx.helper.
+"""The models that Triton's example clients use, with the same tensor names and shapes, made with onnx.helper.
 
-Each is a folder of a model repository, with a config.pbtxt where Triton would need one.
+Each is a folder of a model repository, with a config.pbtxt if Triton needs one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROWS = ["n", 16]
 
 
 def write_all(models: Path) -> None:
-    """All of them, into a folder of models."""
+    """Write all models into a folder."""
     simple(models)
     simple_int8(models)
     simple_string(models)
@@ -33,7 +33,7 @@ def simple(models: Path, name: str = "simple") -> Path:
 
 
 def simple_int8(models: Path) -> Path:
-    """As `simple`, of INT8, for which runtimes have no addition of their own."""
+    """As `simple`, of INT8, which is cast to INT32, because runtimes cannot add INT8."""
     nodes = [
         _node("Cast", "INPUT0", "a", to=I32),
         _node("Cast", "INPUT1", "b", to=I32),
@@ -49,7 +49,7 @@ def simple_int8(models: Path) -> Path:
 
 
 def simple_string(models: Path) -> Path:
-    """As `simple`, with numbers in decimal as BYTES."""
+    """As `simple`, with decimal numbers as BYTES."""
     nodes = [
         _node("Cast", "INPUT0", "a", to=I32),
         _node("Cast", "INPUT1", "b", to=I32),
@@ -71,7 +71,7 @@ def simple_identity(models: Path) -> Path:
 
 
 def simple_sequence(models: Path) -> Path:
-    """OUTPUT is the sum of the sequence's INPUTs so far, and 1: INT32 [n, 1]. START is told, the sum is kept."""
+    """OUTPUT is the sum of the sequence's INPUTs so far, plus 1: INT32 [n, 1]. Inputs: the START flag, the kept sum."""
     nodes = [
         _node("Add", "INPUT SUM_IN", "so_far"),
         _node("Add", "so_far START", "SUM_OUT"),
@@ -95,14 +95,14 @@ sequence_batching {
 
 
 def repeat_int32(models: Path) -> Path:
-    """A response for each element of IN, INT32 [k]: OUT is the element, IDX its number. DELAY and WAIT, which tell
-    Triton's model how long to sleep, have no effect."""
+    """A response for each element of IN, INT32 [k]: OUT is the element, IDX its index. DELAY and WAIT, the sleep times
+    of Triton's model, have no effect."""
     nodes = [
         _node("Identity", "IN", "OUT"),
         _node("Shape", "IN", "shape"),
         _node("ConstantOfShape", "shape", "ones", value=numpy_helper.from_array(np.array([1], np.int32))),
         _node("CumSum", "ones zero", "numbers", exclusive=1),
-        # Inputs that nothing uses would be left out of the graph.
+        # Unused inputs would be removed from the graph.
         _node("Cast", "DELAY", "delays", to=I32),
         _node("Cast", "WAIT", "wait", to=I32),
         _node("Add", "delays wait", "seconds"),
@@ -118,7 +118,7 @@ def repeat_int32(models: Path) -> Path:
 
 
 def classes(models: Path) -> Path:
-    """probabilities = scores, FP32 [n, 4], with the names of the classes in a file."""
+    """probabilities = scores, FP32 [n, 4], with class names in a file."""
     config = """
 max_batch_size: 4
 output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" } ]
@@ -139,7 +139,7 @@ def _save(
     constants: list[onnx.TensorProto] | None = None,
     config: str = "",
 ) -> Path:
-    """IR and opset are set by hand: the library's newest are newer than runtimes take."""
+    """Save a model with fixed IR version and opset: onnx's newest versions are too new for the runtimes."""
     folder = models / name
     (folder / "1").mkdir(parents=True)
     graph = helper.make_graph(nodes, name, inputs, outputs, constants or [])

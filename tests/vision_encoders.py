@@ -1,7 +1,7 @@
-"""Writes planted objects as each exporter's model answers.
+"""Encode planted objects in the output formats of the exporters.
 
-Each encoder is written from the description of its format, the slow and obvious way round, and shares nothing with the
-decoders. The input is wider than high, so that nothing can mistake one side for the other.
+Each encoder follows the description of its format in the simplest way and shares no code with the decoders. The input
+is wider than high, so that a mix-up of the sides is noticed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edged.vision.placement import Placement
 WIDTH, HEIGHT = 416, 256
 STRIDES = (8, 16, 32)
 CELLS = sum((WIDTH // s) * (HEIGHT // s) for s in STRIDES)
-MOST = 1200  # rows of the formats that are lists
+MOST = 1200  # rows of list formats
 CLASSES = 5
 NAMES = {number: f"thing {number}" for number in range(CLASSES)}
 ANCHORS = ((90, 110, 92, 112, 94, 114), (100, 120, 102, 122, 104, 124), (130, 110, 132, 112, 134, 114))
@@ -28,7 +28,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 class Planted(NamedTuple):
-    """An object: xyxy in pixels of the input, or of the picture before `lay`."""
+    """An object: xyxy in pixels of the picture, or of the input after `lay`."""
 
     box: tuple[float, float, float, float]
     class_id: int
@@ -46,7 +46,7 @@ class Planted(NamedTuple):
         return x1 / WIDTH, y1 / HEIGHT, x2 / WIDTH, y2 / HEIGHT
 
     def lay(self, placement: Placement) -> Planted:
-        """From the picture to the input."""
+        """Convert from pixels of the picture to pixels of the input."""
         x1, y1, x2, y2 = self.box
         sx, sy, px, py = placement.scale_x, placement.scale_y, placement.pad_x, placement.pad_y
         return self._replace(box=(x1 * sx + px, y1 * sy + py, x2 * sx + px, y2 * sy + py))
@@ -63,7 +63,7 @@ def as_fp16(outputs: Outputs) -> Outputs:
 
 
 def columns(batch: Batch) -> Outputs:
-    """[N, 4 + classes, A]: cx, cy, w, h in pixels, a score for each class."""
+    """[N, 4 + classes, A]: cx, cy, w, h in pixels, and a score per class."""
     table = np.zeros((len(batch), 4 + CLASSES, CELLS), np.float32)
     for number, picture in enumerate(batch):
         for cell, found in zip(_spread(CELLS), picture, strict=False):
@@ -73,13 +73,13 @@ def columns(batch: Batch) -> Outputs:
 
 
 def two_heads(batch: Batch) -> Outputs:
-    """The auxiliary head first, which sees something else."""
+    """YOLOv9's auxiliary head first, with different objects, then the main head."""
     aside = [[Planted((0, 0, 50, 50), 0, 0.99)] for _ in batch]
     return {"output0": columns(aside)["output0"], "1770": columns(batch)["output0"]}
 
 
 def anchor_rows(batch: Batch, rows: int = 3 * CELLS, classes: int = CLASSES, name: str = "output0") -> Outputs:
-    """[N, rows, 5 + classes]: cx, cy, w, h in pixels, objectness, a part of it for each class."""
+    """[N, rows, 5 + classes]: cx, cy, w, h in pixels, objectness, and per class a factor of it."""
     table = np.zeros((len(batch), rows, 5 + classes), np.float32)
     for number, picture in enumerate(batch):
         for row, found in zip(_spread(rows), picture, strict=False):
@@ -90,7 +90,7 @@ def anchor_rows(batch: Batch, rows: int = 3 * CELLS, classes: int = CLASSES, nam
 
 
 def grid_rows(batch: Batch) -> Outputs:
-    """YOLOX: as `anchor_rows`, a row a cell, boxes in units of their cells."""
+    """YOLOX: as `anchor_rows`, with one row per cell and boxes in units of their cells."""
     table = anchor_rows(batch, CELLS, name="output")["output"]
     row = 0
     for stride in STRIDES:
@@ -107,7 +107,7 @@ def grid_rows(batch: Batch) -> Outputs:
 
 
 def raw_heads(batch: Batch) -> Outputs:
-    """YOLOv5 and YOLOv7 before their last layer: logits, a box relative to its cell and anchor."""
+    """YOLOv5 and YOLOv7 before their last layer: logits, with boxes relative to their cell and anchor."""
     heads = [np.full((len(batch), 3, HEIGHT // s, WIDTH // s, 5 + CLASSES), -12, np.float32) for s in STRIDES]
     for number, picture in enumerate(batch):
         for index, found in enumerate(picture):
@@ -141,7 +141,7 @@ def deepstream(batch: Batch) -> Outputs:
 
 
 def priors(batch: Batch) -> Outputs:
-    """SSD: a softmax over background and classes for every prior, and its box."""
+    """SSD: a softmax over background and classes for every prior, and the prior's box."""
     scores = np.zeros((len(batch), CELLS, 1 + CLASSES), np.float32)
     boxes = np.zeros((len(batch), CELLS, 4), np.float32)
     scores[:, :, 0] = 1
@@ -152,11 +152,11 @@ def priors(batch: Batch) -> Outputs:
     return {"scores": scores, "boxes": boxes}
 
 
-# -- lists of what was found ----------------------------------------------------------------------------------------
+# -- lists of detections --------------------------------------------------------------------------------------------
 
 
 def six(batch: Batch) -> Outputs:
-    """Ultralytics end to end: xyxy in pixels, score, class; zeros after the last."""
+    """Ultralytics end to end: xyxy in pixels, score, class; zeros after the last detection."""
     table = np.zeros((len(batch), MOST, 6), np.float32)
     for number, picture in enumerate(batch):
         for row, found in enumerate(_best_first(picture)):
@@ -165,7 +165,7 @@ def six(batch: Batch) -> Outputs:
 
 
 def queries(batch: Batch) -> Outputs:
-    """Ultralytics' RT-DETR from 8.4.47: cx, cy, w, h in 0..1, score, class."""
+    """Ultralytics' RT-DETR since 8.4.47: cx, cy, w, h in 0..1, score, class."""
     table = np.full((len(batch), MOST, 6), 0.001, np.float32)
     for number, picture in enumerate(batch):
         for row, found in enumerate(picture):
@@ -174,7 +174,7 @@ def queries(batch: Batch) -> Outputs:
 
 
 def query_classes(batch: Batch) -> Outputs:
-    """The same before: a score for each class."""
+    """Ultralytics' RT-DETR before 8.4.47: a score per class."""
     table = np.zeros((len(batch), MOST, 4 + CLASSES), np.float32)
     for number, picture in enumerate(batch):
         for row, found in enumerate(picture):
@@ -184,7 +184,7 @@ def query_classes(batch: Batch) -> Outputs:
 
 
 def counted(names: Sequence[str], fill: float, kind: type) -> Callable[[Batch], Outputs]:
-    """A count, boxes in pixels, scores and classes of type `kind`, filled up with `fill`."""
+    """A count, boxes in pixels, scores and classes of type `kind`; unused rows have the value `fill`."""
 
     def encode(batch: Batch) -> Outputs:
         count = np.zeros((len(batch), 1), np.int32)
@@ -202,7 +202,7 @@ def counted(names: Sequence[str], fill: float, kind: type) -> Callable[[Batch], 
 
 
 def flat(name: str, class_first: bool) -> Callable[[Batch], Outputs]:
-    """[M, 7]: which picture, xyxy in pixels, then class and score in one order or the other."""
+    """[M, 7]: index of the picture, xyxy in pixels, then class and score in either order."""
 
     def encode(batch: Batch) -> Outputs:
         rows = []
@@ -216,7 +216,7 @@ def flat(name: str, class_first: bool) -> Callable[[Batch], Outputs]:
 
 
 def labelled(batch: Batch) -> Outputs:
-    """RT-DETR's own repositories: labels, boxes and scores; the graph multiplied by the sizes it was given."""
+    """RT-DETR's own repositories: labels, boxes and scores; the graph has multiplied the boxes by the given sizes."""
     labels = np.zeros((len(batch), MOST), np.int64)
     boxes, scores = np.zeros((len(batch), MOST, 4), np.float32), np.full((len(batch), MOST), 0.001, np.float32)
     for number, picture in enumerate(batch):
@@ -227,7 +227,7 @@ def labelled(batch: Batch) -> Outputs:
 
 
 def logits(slots: int) -> Callable[[Batch], Outputs]:
-    """RF-DETR: cx, cy, w, h in 0..1, and a logit for each slot."""
+    """RF-DETR: cx, cy, w, h in 0..1, and a logit per slot."""
 
     def encode(batch: Batch) -> Outputs:
         boxes = np.full((len(batch), MOST, 4), 0.5, np.float32)
@@ -242,7 +242,7 @@ def logits(slots: int) -> Callable[[Batch], Outputs]:
 
 
 def rows_of_seven(batch: Batch) -> Outputs:
-    """OpenVINO's DetectionOutput: picture, class, score, xyxy in 0..1; a picture of -1 ends it."""
+    """OpenVINO's DetectionOutput: picture, class, score, xyxy in 0..1; a picture of -1 ends the list."""
     rows = [(n, f.class_id, f.score, *f.relative) for n, picture in enumerate(batch) for f in picture]
     table = np.zeros((1, 1, MOST * len(batch), 7), np.float32)
     table[0, 0, : len(rows)] = np.array(rows, np.float32).reshape(-1, 7)
@@ -252,7 +252,7 @@ def rows_of_seven(batch: Batch) -> Outputs:
 
 
 def tflite(batch: Batch) -> Outputs:
-    """yxyx in 0..1, classes, scores, count, all floats."""
+    """yxyx in 0..1, classes, scores, count, all as floats."""
     found = counted(("num_detections", "detection_boxes", "detection_scores", "detection_classes"), 0, np.float32)(
         batch
     )
@@ -265,7 +265,7 @@ def tflite(batch: Batch) -> Outputs:
 
 
 def _spread(rows: int) -> list[int]:
-    """Rows all over a table, first and last among them, each once."""
+    """Return all rows of a table in random order, beginning with the last and the first."""
     ordered = np.random.default_rng(0).permutation(np.arange(1, rows - 1)).tolist()
     return [rows - 1, 0, *ordered]
 

@@ -1,4 +1,4 @@
-"""Every form of every exporter: the tensors that it declares, and how planted objects are written into them."""
+"""Every form of every exporter: its declared tensors, and the encoder of planted objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.vision_encoders import (
 
 @dataclass(frozen=True)
 class Export:
-    """One form of one exporter: the tensors that it declares, and what it would answer."""
+    """One form of one exporter: the tensors that it declares, and the encoder of its outputs."""
 
     family: str
     outputs: tuple[TensorSpec, ...]
@@ -51,14 +51,14 @@ class Export:
     settings: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[TensorSpec, ...] = (TensorSpec("images", "FP32", ("n", 3, HEIGHT, WIDTH)),)
     operators: frozenset[str] = frozenset({"Conv", "Concat"})
-    needs_nms: bool = False  # suppression is left to the reader
+    needs_nms: bool = False  # the outputs are before non-maximum suppression
 
     @property
     def recognition(self) -> Recognition:
         return recognise(self.inputs, self.outputs, self.metadata, self.settings, self.operators)
 
     def place(self, width: int, height: int) -> Placement:
-        """Where a picture lies in the input, by what is known of the model."""
+        """Return the placement of a picture in the input, according to the recognition."""
         wanted = self.recognition.preprocess
         assert wanted is not None
         return place(width, height, wanted.width, wanted.height, wanted.fit, wanted.zoom)
@@ -77,7 +77,7 @@ def see(
     inputs: tuple[TensorSpec, ...] | None = None,
     operators: frozenset[str] | None = frozenset({"Conv"}),
 ) -> Recognition:
-    """The export with something else about it."""
+    """Recognise an export with some of its facts replaced."""
     return recognise(
         inputs or export.inputs,
         outputs or export.outputs,

@@ -1,4 +1,4 @@
-"""Small ONNX files that answer as an exporter's model would: planted tensors, whatever the picture."""
+"""Small ONNX files with the outputs of an exporter's model: planted tensors, independent of the picture."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.vision_exports import Export
 
 
 def graph(export: Export, outputs: Outputs, path: Path) -> Path:
-    """A file with the export's tensors and metadata. If it has an input of sizes, `boxes` are multiplied by them and
-    must be planted in 0..1."""
+    """Write a file with the export's tensors and metadata. If it has an input for sizes, the graph multiplies `boxes`
+    by it, so they must be planted in 0..1."""
     nodes = [
         helper.make_node("Cast", [export.inputs[0].name], ["pixels"], to=models.ONNX_TYPES["FP32"]),
         helper.make_node("ReduceMean", ["pixels"], ["mean"], keepdims=0),
@@ -23,7 +23,7 @@ def graph(export: Export, outputs: Outputs, path: Path) -> Path:
     ]
     initializers = [numpy_helper.from_array(np.array(0, np.float32), "nothing")]
     zero = "zero"
-    if "Exp" in export.operators:  # what tells a decoded YOLOX
+    if "Exp" in export.operators:  # marks a decoded YOLOX
         nodes += [helper.make_node("Exp", ["zero"], ["one"]), helper.make_node("Sub", ["one", "one"], ["still zero"])]
         zero = "still zero"
     sizes = next((spec.name for spec in export.inputs[1:]), None)

@@ -1,4 +1,4 @@
-"""Waiting for things that happen by themselves, always with an end."""
+"""Bounded waits for asynchronous events."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PATIENCE = 30.0
 
 
 def run(work: Coroutine[Any, Any, Value], seconds: float = _PATIENCE) -> Value:
-    """Runs a coroutine to its end in a loop of its own; TimeoutError rather than a hang.
+    """Run a coroutine in a new event loop; TimeoutError instead of a hang.
 
-    An error in a callback, which asyncio only logs, fails the test. An error that no one awaited does not.
+    An error in a callback, which asyncio only logs, fails the test. An error of a task that is never awaited does not.
     """
     unexpected: list[dict[str, Any]] = []
 
@@ -41,7 +41,7 @@ def run(work: Coroutine[Any, Any, Value], seconds: float = _PATIENCE) -> Value:
 
 
 def play(test: pytest.Function, seconds: float = _PATIENCE) -> bool | None:
-    """Run a test that is a coroutine function in a loop of its own; return None, as pytest's hook, for any other."""
+    """Run a test that is a coroutine function in a new event loop; return None, as in pytest's hook, for others."""
     if not inspect.iscoroutinefunction(test.obj):
         return None
     run(test.obj(**{name: test.funcargs[name] for name in inspect.signature(test.obj).parameters}), seconds)
@@ -51,7 +51,7 @@ def play(test: pytest.Function, seconds: float = _PATIENCE) -> bool | None:
 def within(
     make: Callable[..., AbstractAsyncContextManager[Any]], **options: Any
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Makes a test of a coroutine function: its first argument is the value of `make(**options)`, entered around it."""
+    """Make a test of a coroutine function. Its first argument is the value of the context manager `make(**options)`."""
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         @functools.wraps(test)
@@ -69,16 +69,16 @@ def within(
     return decorate
 
 
-async def until(condition: Callable[[], bool], what: str = "what was waited for", seconds: float = _PATIENCE) -> None:
-    """Lets the loop run until a condition holds."""
+async def until(condition: Callable[[], bool], what: str = "the condition", seconds: float = _PATIENCE) -> None:
+    """Run the event loop until a condition is true."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen"
         await asyncio.sleep(0.005)
 
 
-def wait(condition: Callable[[], bool], what: str = "what was waited for", seconds: float = _PATIENCE) -> None:
-    """As `until`, without a loop: nothing else runs meanwhile."""
+def wait(condition: Callable[[], bool], what: str = "the condition", seconds: float = _PATIENCE) -> None:
+    """As `until`, without an event loop: nothing else runs meanwhile."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen"
@@ -86,7 +86,7 @@ def wait(condition: Callable[[], bool], what: str = "what was waited for", secon
 
 
 def together(work: Callable[[int], None], count: int) -> None:
-    """Does work in so many threads at the same time, each with its number."""
+    """Do the work in `count` threads at the same time, each with its number."""
     threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
@@ -95,7 +95,7 @@ def together(work: Callable[[int], None], count: int) -> None:
 
 
 def ends_despite_fifo(function: Callable[[], object], fifo: Path, seconds: float = 1.0) -> bool:
-    """Whether a function that may read a FIFO ends by itself; one that waits there is freed afterwards."""
+    """Return True if a function that may read a FIFO returns in time; otherwise unblock it."""
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -107,7 +107,7 @@ def ends_despite_fifo(function: Callable[[], object], fifo: Path, seconds: float
 
 
 def children(pid: int | None = None) -> set[int]:
-    """The living and the unreaped children of a process."""
+    """Return the children of a process, including those that have exited but are not reaped."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread ended while it was listed.
@@ -116,7 +116,7 @@ def children(pid: int | None = None) -> set[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and has not ended yet (a zombie has)."""
+    """Return True if a process exists and has not exited (a zombie has exited)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -1,1 +1,1 @@
-"""What hostile or broken clients do to a daemon, and what a well-behaved camera notices of it: `make attack`."""
+"""Run hostile or broken clients against a daemon and measure how a well-behaved camera fares: `make attack`."""

@@ -1,9 +1,9 @@
-"""`make attack`: what a good camera notices while clients abuse the daemon, each abuse in turn.
+"""`make attack`: measure the answer times of a well-behaved camera while clients abuse the daemon, one abuse at a time.
 
-The camera's p50 and p99 are compared with its own while nothing else happens. Exit status 1 when the daemon dies, an
-answer fails, or a p99 is twice as far from its idle value as the goal allows, also when the abuse is tried again: the
-abuser has the same processors as the daemon, so that a ratio alone proves little. A goal of - is a flood that only a
-firewall can limit (docs/security.md). Loopback and unix sockets only.
+The camera's p50 and p99 are compared with its own values on an idle daemon. The exit status is 1 if the daemon dies, an
+answer fails, or a p99 is more than twice its goal. A failed abuse is tried a second time, because the abuser shares the
+processors with the daemon and one ratio proves little. A goal of - means that only a firewall can limit the flood
+(docs/security.md). Uses loopback and unix sockets only.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests.integration.daemon import Daemon
 from tests.waiting import is_running
 
 _IDLE_SECONDS = 12.0
-_TIMES_GOAL = 2.0  # from here on a ratio is no noise
-_LEAST_IDLE_MS = 10.0  # below, the clock of the box counts more than the daemon
+_TIMES_GOAL = 2.0  # up to this multiple of its goal, a ratio may be noise
+_LEAST_IDLE_MS = 10.0  # below this, the machine's clock counts more than the daemon
 _LOOK_SECONDS = 0.1
 _HEADER = f"{'abuse':34} {'p50 ms':>8} {'p99 ms':>8} {'ratio':>6} {'goal':>5} {'failed':>6} {'RSS MiB':>8}"
 
 
 class AttackedDaemon(Daemon):
-    """Answers gRPC, HTTP and metrics with the default limits."""
+    """A daemon that serves gRPC, HTTP and metrics with the default limits."""
 
     def __init__(self) -> None:
         config = '[http]\nlisten = "127.0.0.1:0"\n[metrics]\nlisten = "127.0.0.1:0"\n'
@@ -46,7 +46,7 @@ class AttackedDaemon(Daemon):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What the camera noticed in one stretch of time, and the daemon's memory at most, in MiB."""
+    """What the camera measured in one period, and the daemon's largest resident memory in MiB."""
 
     p50: float
     p99: float
@@ -58,7 +58,7 @@ class Seen(msgspec.Struct, frozen=True):
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
     parser.add_argument("names", nargs="*", help="the abuses (all)", metavar="ABUSE")
-    parser.add_argument("--list", action="store_true", help="tell the names and end")
+    parser.add_argument("--list", action="store_true", help="print the names and exit")
     arguments = parser.parse_args()
     known = abuses()
     if arguments.list:
@@ -69,7 +69,7 @@ def main() -> int:
     with AttackedDaemon() as daemon:
         for model in (NUMBERS, DETECTOR):
             daemon.ready(model)
-        watch(daemon, 3.0)  # what is met first is loaded then
+        watch(daemon, 3.0)  # warm up: code that runs first is loaded first
         idle = watch(daemon, _IDLE_SECONDS)
         print(f"{_HEADER}\n{_row('idle', idle, idle, 1.0)}", flush=True)
         for abuse in chosen:
@@ -92,9 +92,9 @@ def main() -> int:
 
 
 def attack(daemon: AttackedDaemon, abuse: Abuse) -> Seen:
-    """The camera during an abuse, and the answers that it got later."""
+    """Run an abuse; return what the camera measured during it."""
     command = [sys.executable, "-m", "tests.attack.abuse", abuse.name, msgspec.json.encode(daemon.target).decode()]
-    # At a low priority: on a box the abuser's processor is another machine's.
+    # At a low priority: in the field the abuser runs on another machine.
     client = subprocess.Popen(["nice", "-n", "10", *command, str(abuse.seconds)], stderr=subprocess.PIPE, text=True)
     try:
         return watch(daemon, abuse.seconds)
@@ -103,11 +103,11 @@ def attack(daemon: AttackedDaemon, abuse: Abuse) -> Seen:
         _, output = client.communicate()
         if output.strip():
             print(f"  {abuse.name}: {output.strip().splitlines()[-1][:200]}", file=sys.stderr)
-        time.sleep(1.0)  # until what it left is cleaned up
+        time.sleep(1.0)  # the daemon cleans up after the abuser
 
 
 def watch(daemon: Daemon, seconds: float) -> Seen:
-    """What a camera notices of the daemon for so long."""
+    """Return what a camera measures during `seconds`."""
     command = [sys.executable, "-m", "tests.attack.camera", daemon.tcp, DETECTOR, str(seconds)]
     resident = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as camera:
@@ -120,12 +120,12 @@ def watch(daemon: Daemon, seconds: float) -> Seen:
     taken = sorted(float(milliseconds) for _, milliseconds, _ in lines)
     failed = tuple(outcome.strip() for *_, outcome in lines if outcome.strip() != "ok")
     if not taken:
-        return Seen(0.0, 0.0, 0, ("the camera got nothing",), resident)
+        return Seen(0.0, 0.0, 0, ("the camera received no answer",), resident)
     return Seen(_at(taken, 0.5), _at(taken, 0.99), len(taken), failed, resident)
 
 
 def _problems(daemon: Daemon, abuse: Abuse, found: Seen, idle: Seen) -> list[str]:
-    """What must not be."""
+    """Return what went wrong during an abuse."""
     if not is_running(daemon.pid):
         return ["the daemon died"]
     problems = [f"{len(found.failed)} answers failed: {found.failed[0]}"] if found.failed else []
@@ -144,7 +144,7 @@ def _row(name: str, found: Seen, idle: Seen, goal: float | None) -> str:
 
 
 def _at(taken: Sequence[float], share: float) -> float:
-    """The value that so large a share of sorted values does not exceed."""
+    """Return the quantile `share` of sorted values."""
     return taken[min(len(taken) - 1, int(share * len(taken)))]
 
 

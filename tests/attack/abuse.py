@@ -1,4 +1,4 @@
-"""What an abuse is, and all of them by name. `python -m tests.attack.abuse NAME TARGET SECONDS` does one."""
+"""The abuse type, and all abuses by name. `python -m tests.attack.abuse NAME TARGET SECONDS` runs one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-# The model that multiplies FP32[n,4] `x` by three into `y`, and the embedded detector, which the good camera asks.
+# A model that multiplies FP32[n,4] `x` by three into `y`, and the embedded detector, which the good camera uses.
 NUMBERS, DETECTOR = "numbers", "shapes"
 
 
@@ -23,13 +23,13 @@ class Target(msgspec.Struct, frozen=True):
     pid: int
 
 
-# Abuses the daemon until about `until` (time.monotonic()). What it is refused is no error.
+# Abuses the daemon until about `until` (time.monotonic()). A refused call is not an error.
 Work: TypeAlias = Callable[[Target, float], None]
 
 
 class Abuse(msgspec.Struct, frozen=True):
-    """One thing that clients do. `goal` is the most that the good camera's p99 may be, in its idle p99s; None if only a
-    firewall can hold it (docs/security.md)."""
+    """One kind of abuse. `goal` is the highest accepted p99 of the good camera, as a multiple of its idle p99; None if
+    only a firewall can limit the abuse (docs/security.md)."""
 
     name: str
     work: Work
@@ -38,7 +38,7 @@ class Abuse(msgspec.Struct, frozen=True):
 
 
 def abuses() -> dict[str, Abuse]:
-    """Every abuse by its name, in the order in which they are done."""
+    """Return every abuse by name, in the order in which they run."""
     from tests.attack import early_close, headers, messages, web
 
     return {each.name: each for module in (messages, headers, web, early_close) for each in module.ABUSES}

@@ -1,8 +1,8 @@
-"""A well-behaved camera: `python -m tests.attack.camera ADDRESS MODEL SECONDS`, a process of its own.
+"""A well-behaved camera: `python -m tests.attack.camera ADDRESS MODEL SECONDS`, run as its own process.
 
-It sends a small JPEG at a steady rate on its own connection and wants every frame answered. It prints a line for each
-frame: when the frame was due (time.monotonic()), the milliseconds until its answer, and `ok` or the error. The time
-counts from when the frame was due, so that a stream that is read too slowly shows.
+It sends a small JPEG at a steady rate on its own connection and expects an answer for every frame. It prints one line
+per frame: when the frame was due (time.monotonic()), the milliseconds until its answer, and `ok` or the error. The time
+counts from when the frame was due, so that a slowly read stream counts as delay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edged.shapes import Scene
 from tests.integration.inference_calls import method
 
 FPS = 20
-_PATIENCE = 60.0  # for the answers that are missing at the end
+_PATIENCE = 60.0  # for the answers still missing at the end
 _PICTURE = cv2.imencode(".jpg", cv2.resize(Scene(3).frame(0)[0], (320, 240)))[1].tobytes()
 
 

@@ -1,7 +1,7 @@
-"""Calls that end early: every method, in every way that a client may leave, at every point of a call.
+"""Calls that end early: every method, with every way for a client to leave, at every point of a call.
 
-The daemon must live, answer afterwards, and keep nothing. `sweep` does it; `python -m tests.attack.early_close COUNT`
-does it for a daemon of its own.
+The daemon must survive, answer afterwards, and keep no resources. `sweep` runs the calls;
+`python -m tests.attack.early_close COUNT` runs them against its own daemon.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tests.integration import web
 from tests.integration.daemon import wait_for
 from tests.waiting import is_running
 
-# How a client leaves: it resets the stream, closes the channel, drops the socket, or its process is killed.
+# How a client leaves: it resets the stream, closes the channel, drops the socket, or is killed.
 Way: TypeAlias = Literal["cancel", "close", "drop", "kill"]
-# When: before its first message, after it, between messages, after its last one, and while it waits for the answer.
+# When it leaves: before or after its first message, between messages, after its last one, or waiting for the answer.
 Phase: TypeAlias = Literal["begun", "first", "between", "half-closed", "awaiting"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
@@ -45,7 +45,7 @@ PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 _AT_ONCE = 12  # calls of one killed process
 _CALM_SECONDS = 60.0
 _MORE_DESCRIPTORS, _MORE_THREADS, _MORE_TASKS, _MORE_MIB = 6, 4, 8, 150
-# Connects, sends a part on each connection, says so, and waits to be killed. Parts are in hexadecimal, one a line.
+# Sends one part per connection, prints "sent", and waits to be killed. Input: one part per line, in hexadecimal.
 _KILLED = """
 import socket, sys, time
 held = []
@@ -59,7 +59,7 @@ time.sleep(600)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One call: which method, when its client leaves, how, and what it sends before."""
+    """One call: its method, when and how its client leaves, and what it sends before."""
 
     method: Method
     phase: Phase
@@ -73,7 +73,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def wire(self) -> bytes:
-        """What the client sends on stream 1 after its greeting."""
+        """Return the bytes that the client sends, with the call on stream 1."""
         last = len(self.messages) - 1
         parts = [
             http2.message(1, each, ends=self.is_half_closed and at == last) for at, each in enumerate(self.messages)
@@ -82,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a daemon has while nothing is asked of it."""
+    """The resources that an idle daemon holds."""
 
     figures: Figures
     tasks: int
@@ -96,7 +96,7 @@ class Held(msgspec.Struct, frozen=True):
         return cls(Figures.of(daemon.pid), reported["edged_tasks"], calls, reported["edged_model_queue_depth"])
 
     def grown(self, before: Held) -> str:
-        """What is more than before and than chance explains; empty for nothing."""
+        """Describe what grew more than chance explains; empty if nothing did."""
         now, then = self.figures, before.figures
         found = [
             ("calls", self.calls, 0),
@@ -110,7 +110,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 def plans(count: int, random: Random) -> Iterator[Plan]:
-    """So many calls, every method with every way and phase in turn, each method as often as any other."""
+    """Yield `count` calls: every method with every way and phase in turn, all methods equally often."""
     every = list(itertools.product(goods.methods(), WAYS, PHASES))
     for number in range(count):
         if number % len(every) == 0:
@@ -122,8 +122,8 @@ def plans(count: int, random: Random) -> Iterator[Plan]:
 
 
 def sweep(daemon: FuzzedDaemon, count: int, seed: int = 0) -> str:
-    """Leaves so many calls early. AssertionError for a daemon that dies, answers wrongly afterwards, or keeps something
-    of them. Returns a line about it."""
+    """Leave `count` calls early; return a one-line summary. AssertionError if the daemon dies, gives a wrong answer
+    afterwards, or keeps resources of the calls."""
     random = Random(seed)
     everything = list(plans(count, random))
     by_way = {way: [plan for plan in everything if plan.way == way] for way in WAYS}
@@ -146,7 +146,7 @@ def sweep(daemon: FuzzedDaemon, count: int, seed: int = 0) -> str:
 
 
 def calm(daemon: FuzzedDaemon, before: Held | None) -> Held:
-    """Waits until the daemon answers rightly and has no more than before."""
+    """Wait until the daemon answers correctly and holds no more than `before`."""
     with daemon.channel() as channel, contextlib.suppress(grpc.RpcError):
         everything = operations.SelectEngines(selector=operations.Selector(everything=True))
         channel.unary_unary("/edged.v1.Operations/Cancel")(everything.SerializeToString(), timeout=20)
@@ -167,7 +167,7 @@ def calm(daemon: FuzzedDaemon, before: Held | None) -> Held:
 
 
 def services(daemon: FuzzedDaemon) -> set[str]:
-    """The names of the gRPC services that it has, as its reflection tells them."""
+    """Return the names of the daemon's gRPC services, by reflection."""
     path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     asked = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
     with daemon.channel() as channel:
@@ -182,7 +182,7 @@ def _messages(method: Method, most: int, random: Random) -> list[bytes]:
 
 
 def _commands(method: Method) -> list[Message]:
-    """What makes commands begin work that goes on, as the cause of what happens after their calls."""
+    """Return further requests; some start work that continues after the call."""
     victim = operations.Selector(model=goods.VICTIM)
     known: list[Message] = [
         operations.WatchEventsRequest(follow=True),
@@ -195,7 +195,7 @@ def _commands(method: Method) -> list[Message]:
 
 
 def _leave_all(addresses: tuple[str, str], chosen: Sequence[Plan]) -> None:
-    """At a unix socket, or by TCP if there is a pause and anyone may call by TCP."""
+    """Call over the unix socket, or over TCP if the plan has a pause and the method is open to anyone over TCP."""
     for plan in chosen:
         address = addresses[1 if plan.pause and not policy.is_audited(plan.method.path) else 0]
         if plan.way == "drop":
@@ -205,7 +205,7 @@ def _leave_all(addresses: tuple[str, str], chosen: Sequence[Plan]) -> None:
 
 
 def _leave(address: str, plan: Plan) -> None:
-    """As gRPC's own client: it cancels the call or closes the channel."""
+    """Leave as gRPC's own client does: cancel the call or close the channel."""
     left = threading.Event()
 
     def requests() -> Iterator[bytes]:
@@ -227,7 +227,7 @@ def _leave(address: str, plan: Plan) -> None:
 
 
 def _drop(address: str, plan: Plan) -> None:
-    """As a client whose machine goes away: over TCP with a reset."""
+    """Leave as a client whose machine disappears: over TCP, with a reset."""
     with contextlib.suppress(OSError), http2.connect(address) as connection:
         connection.sendall(plan.wire)
         time.sleep(plan.pause)
@@ -240,7 +240,7 @@ def _drop(address: str, plan: Plan) -> None:
 
 
 def _be_killed(unix: str, chosen: Sequence[Plan]) -> None:
-    """As a process that has several calls under way and gets SIGKILL."""
+    """Leave as a process that receives SIGKILL with several calls under way."""
     command = [sys.executable, "-S", "-E", "-c", _KILLED, unix.removeprefix("unix:")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -254,7 +254,7 @@ def _be_killed(unix: str, chosen: Sequence[Plan]) -> None:
 
 
 def _abuse(target: Target, until: float) -> None:
-    """As `sweep`, until then, without what operators command: that is work of its own."""
+    """As `sweep`, until `until`, without operators' commands: those start work that continues after the call."""
     random = Random(0)
     chosen = [plan for plan in plans(2000, random) if not policy.is_audited(plan.method.path)]
     for at in itertools.cycle(range(0, len(chosen), _AT_ONCE)):
@@ -270,7 +270,7 @@ ABUSES = (Abuse("calls that end early", _abuse),)
 
 
 def _metrics(daemon: FuzzedDaemon) -> dict[str, int]:
-    """Sums over all labels, by the name of the metric."""
+    """Return each metric's sum over all labels, by name."""
     text = web.ask(f"http+unix:{daemon.metrics}", "GET", "/metrics")[2].decode()
     found: dict[str, int] = {}
     for line in text.splitlines():
@@ -289,7 +289,7 @@ def main() -> int:
     with FuzzedDaemon() as daemon:
         for name in (goods.NUMBERS, goods.TEXTS, goods.SHAPES):
             daemon.ready(name)
-        sweep(daemon, 200, arguments.seed)  # what is met first is loaded then
+        sweep(daemon, 200, arguments.seed)  # warm up: code that runs first is loaded first
         print(sweep(daemon, arguments.count, arguments.seed + 1))
         return daemon.stop()
 

@@ -1,4 +1,4 @@
-"""Header blocks without end, and names that nothing has."""
+"""Endless header blocks, and requests for unknown models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONNECTIONS = 8
 
 
 def _continuations(piece: bytes) -> Callable[[Target, float], None]:
-    """Headers that go on in CONTINUATION frames for as long as the daemon reads them."""
+    """Send headers that continue in CONTINUATION frames for as long as the daemon reads them."""
 
     def work(target: Target, until: float) -> None:
         def client(number: int) -> None:
@@ -36,7 +36,7 @@ def _continuations(piece: bytes) -> Callable[[Target, float], None]:
 
 
 def _unknown_models(target: Target, until: float) -> None:
-    """Is a model ready that nobody has? Asked as fast as it is answered."""
+    """Ask whether an unknown model is ready, as fast as the daemon answers."""
 
     def client(number: int) -> None:
         with grpc.insecure_channel(target.tcp, [("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -53,7 +53,7 @@ def _unknown_models(target: Target, until: float) -> None:
 _FIELD = http2.block([(b"x-a", b"v" * 60)])
 
 ABUSES = (
-    Abuse("headers without end, many", _continuations(_FIELD * 200), goal=None),
-    Abuse("headers without end, one value", _continuations(b"v" * 16000), goal=None),
-    Abuse("models that nothing has", _unknown_models),
+    Abuse("endless headers, many fields", _continuations(_FIELD * 200), goal=None),
+    Abuse("endless headers, one value", _continuations(b"v" * 16000), goal=None),
+    Abuse("readiness of unknown models", _unknown_models),
 )

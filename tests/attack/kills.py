@@ -1,8 +1,8 @@
-"""Processes of a daemon are killed at random moments while 13 models answer: `python -m tests.attack.kills`.
+"""Kill a daemon's processes at random moments while 13 models answer: `python -m tests.attack.kills`.
 
-In each round an engine host, a build child or the tracker gets SIGKILL, or a host is stopped. Twelve models are asked
-in a steady rhythm, each answer is compared with what is right, and a camera has its objects followed. Exit status 1 if
-the daemon dies, a request fails or is answered wrongly, a model pauses for too long, or anything stays behind.
+In each round an engine host, a build child or the tracker gets SIGKILL, or a host gets SIGSTOP. Twelve models receive
+requests at a steady rate and every answer is checked; a camera streams with object tracking. The exit status is 1 if
+the daemon dies, a request fails or has a wrong answer, a model pauses for too long, or anything stays behind.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from tests.integration.inference_calls import method, request
 from tests.waiting import is_running
 
 DETECTOR = "detector"
-_PATIENCE = 30.0  # of a request
+_PATIENCE = 30.0  # timeout of a request
 _PERIOD = 0.075  # between two requests for a model
 _FPS = 5
-_MOST_HOSTS = 3  # the shared one, and one of suspects that two kills in a row found without an answer, coming and going
+# The shared host, and a host for suspects after two kills in a row, of which an old and a new one may overlap.
+_MOST_HOSTS = 3
 _VICTIMS = {"edged.host.main": 12, "edged.tracker.main": 3, "edged.jobs.main": 4, "stopped host": 1}
 
 
 class Seen(msgspec.Struct):
-    """What clients saw. Seconds."""
+    """What the clients saw. Times are in seconds."""
 
     answers: int = 0
     frames: int = 0
-    longest: float = 0.0  # between two answers of a model
+    longest: float = 0.0  # between two answers of one model
     failures: list[str] = msgspec.field(default_factory=list)
     kills: Counter[str] = msgspec.field(default_factory=Counter)
-    hosts: int = 0  # at most, at a time
+    hosts: int = 0  # most at one time
 
     def problems(self, longest: float) -> list[str]:
         found = self.failures[:10]
@@ -65,7 +66,7 @@ class Seen(msgspec.Struct):
 
 
 def prepared(models: int = 12) -> Daemon:
-    """A daemon with so many small models and the detector; nothing is built by itself."""
+    """Return a daemon with `models` small models and the detector. It builds no engines by itself."""
     daemon = Daemon("--model", f"{DETECTOR}={MODEL_PATH}", builds=False)
     for number in range(models):
         onnx_files.scale(daemon.models / f"m{number}.onnx", number + 2.0)
@@ -73,7 +74,7 @@ def prepared(models: int = 12) -> Daemon:
 
 
 async def torture(daemon: Daemon, rounds: int, period: float, seed: int = 1) -> Seen:
-    """Kills in so many rounds, `period` seconds apart on the average, while clients ask."""
+    """Kill a process in each of `rounds` rounds, on average `period` seconds apart, while clients send requests."""
     seen, over = Seen(), asyncio.Event()
     models = [file.stem for file in sorted(daemon.models.glob("m*.onnx"))]
     async with grpc.aio.insecure_channel(daemon.unix) as channel:
@@ -90,7 +91,7 @@ async def torture(daemon: Daemon, rounds: int, period: float, seed: int = 1) -> 
 
 
 def left_behind(daemon: Daemon) -> list[str]:
-    """What must not be there after the daemon has ended by a signal."""
+    """Stop the daemon with a signal; return what should not be left."""
     family = daemon.children()
     status = daemon.stop()
     log = daemon.log.read_text(errors="replace")
@@ -120,7 +121,7 @@ async def _ask(channel: grpc.aio.Channel, name: str, seen: Seen, over: asyncio.E
 
 
 async def _watch(daemon: Daemon, seen: Seen, over: asyncio.Event) -> None:
-    """A camera whose objects are followed."""
+    """Stream from a camera with tracking."""
     frame = Scene(5).frame(1)[0]
 
     async def frames() -> AsyncIterator[np.ndarray]:
@@ -149,7 +150,7 @@ async def _kill(daemon: Daemon, built: str, rounds: int, period: float, dice: ra
             while time.monotonic() < until and is_running(daemon.pid):
                 await asyncio.sleep(0.05)
                 seen.hosts = max(seen.hosts, len(_found(daemon, "edged.host.main")))
-            if not _found(daemon, victim):  # nothing is built, or the tracker has not been started again yet
+            if not _found(daemon, victim):  # no build or tracker runs
                 victim = "edged.host.main"
             if not is_running(daemon.pid):
                 seen.failures.append("the daemon died")
@@ -169,7 +170,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attack.kills", description=__doc__)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--period", type=float, default=2.0, help="seconds between two rounds, on the average")
-    parser.add_argument("--longest", type=float, default=_PATIENCE, help="seconds that a model may pause")
+    parser.add_argument("--longest", type=float, default=_PATIENCE, help="longest accepted pause of a model in s")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     with prepared() as daemon:
@@ -179,7 +180,7 @@ def main() -> int:
         seen = asyncio.run(torture(daemon, arguments.rounds, arguments.period, arguments.seed))
         print(f"{arguments.rounds} rounds: {seen.line()}", flush=True)
         problems = [*seen.problems(arguments.longest), *left_behind(daemon)]
-        print("\n".join(problems) or "nothing was lost")
+        print("\n".join(problems) or "no failure")
         if problems:
             print(daemon.log.read_text()[-6000:], file=sys.stderr)
     return 1 if problems else 0

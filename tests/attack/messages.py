@@ -1,4 +1,4 @@
-"""Large messages, packed ones that grow when they are unpacked, and ones that are costly to parse."""
+"""Large messages, compressed messages that expand, and messages that are costly to parse."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _DETECT = "/edged.v1.Cameras/Detect"
 _OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 _MIB = 1 << 20
-_LARGE = (Config().max_message_mb << 20) - 65536  # just accepted
+_LARGE = (Config().max_message_mb << 20) - 65536  # just below the limit
 
 
 def _raw(size: int) -> bytes:
-    """A good request of so many bytes."""
+    """Return a valid request of about `size` bytes, as raw contents."""
     rows = size // 16
     request = pb.ModelInferRequest(model_name=NUMBERS)
     request.inputs.add(name="x", datatype="FP32", shape=[rows, 4])
@@ -36,7 +36,7 @@ def _raw(size: int) -> bytes:
 
 
 def _typed(size: int) -> bytes:
-    """A good request whose values are in the message."""
+    """Return a valid request of about `size` bytes, as typed contents."""
     rows = size // 16
     request = pb.ModelInferRequest(model_name=NUMBERS)
     tensor = request.inputs.add(name="x", datatype="FP32", shape=[rows, 4])
@@ -45,12 +45,12 @@ def _typed(size: int) -> bytes:
 
 
 def _hollow(size: int) -> bytes:
-    """A message of empty inputs: two bytes each on the wire, many more as objects."""
+    """Return a message of empty inputs: two bytes each on the wire, many more as objects."""
     return b"\x2a\x00" * (size // 2)
 
 
 def _deep(size: int) -> bytes:
-    """One input that has a very long shape."""
+    """Return a request with one input of a very long shape."""
     shape = b"\x01" * (size - 32)
     tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32").SerializeToString()
     tensor += b"\x1a" + _varint(len(shape)) + shape
@@ -60,7 +60,7 @@ def _deep(size: int) -> bytes:
 def _calls(
     path: str, body: Callable[[], bytes], count: int, *, streams: bool = False
 ) -> Callable[[Target, float], None]:
-    """Calls of one client on `count` connections, as fast as they are answered."""
+    """Make calls on `count` connections, as fast as the daemon answers."""
 
     def work(target: Target, until: float) -> None:
         data = body()
@@ -83,7 +83,7 @@ def _calls(
 
 
 def _bombs(size: int) -> Callable[[Target, float], None]:
-    """Messages that are small until they are unpacked."""
+    """Send messages that are small until they are decompressed."""
 
     def work(target: Target, until: float) -> None:
         packer = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -110,7 +110,7 @@ def _bombs(size: int) -> Callable[[Target, float], None]:
 
 
 def _announced(target: Target, until: float) -> None:
-    """Streams on which the largest message is announced, and a little of it is sent now and then."""
+    """Open streams, announce the largest message on each, and send a little of it now and then."""
 
     def client(number: int) -> None:
         with contextlib.suppress(OSError), http2.greeted(target.tcp if number % 2 else target.unix) as connection:
@@ -137,14 +137,14 @@ def _varint(value: int) -> bytes:
     return bytes((*out, value))
 
 
-# Each holds the event loop for about 35 ms while gRPC's library copies it, and several may be complete at once.
+# Each message holds the event loop for about 35 ms while gRPC's library copies it, and several may complete at once.
 _COPIED = 10.0
 
 ABUSES = (
     Abuse("messages beyond the limit", _calls(_INFER, lambda: _raw(250 * _MIB), 9)),
     Abuse("messages at the limit", _calls(_INFER, lambda: _raw(_LARGE), 9), goal=_COPIED),
     Abuse("streamed messages at the limit", _calls(_STREAM, lambda: _raw(_LARGE), 9, streams=True), goal=_COPIED),
-    Abuse("frames at the limit that are none", _calls(_DETECT, lambda: bytes(_LARGE), 9, streams=True), goal=_COPIED),
+    Abuse("invalid frames at the limit", _calls(_DETECT, lambda: bytes(_LARGE), 9, streams=True), goal=_COPIED),
     Abuse("values in messages at the limit", _calls(_INFER, lambda: _typed(_LARGE), 4), goal=_COPIED),
     Abuse("empty inputs up to the limit", _calls(_INFER, lambda: _hollow(_LARGE), 4), goal=_COPIED),
     Abuse("a shape up to the limit", _calls(_INFER, lambda: _deep(_LARGE), 4), goal=_COPIED),

@@ -1,4 +1,4 @@
-"""Bodies over HTTP that never come, grow, or are costly to read."""
+"""HTTP bodies that never complete, expand, or are costly to parse."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATH = f"/v2/models/{NUMBERS}/infer"
 
 
 def _trickle(target: Target, until: float) -> None:
-    """Sockets that announce large bodies and send little of them."""
+    """Open sockets that announce large bodies and send a few bytes at a time."""
     with contextlib.ExitStack() as ends:
         sockets = [ends.enter_context(_post(target, 60 * _MIB)) for _ in range(16)]
         while time.monotonic() < until:
@@ -28,7 +28,7 @@ def _trickle(target: Target, until: float) -> None:
 
 
 def _bodies(body: Callable[[], bytes], headers: str = "") -> Callable[[Target, float], None]:
-    """One body, on several connections, as fast as it is answered."""
+    """Post one body on several connections, as fast as the daemon answers."""
 
     def work(target: Target, until: float) -> None:
         data = body()

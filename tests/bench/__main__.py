@@ -1,4 +1,4 @@
-"""Print the table of speed as Markdown: ratios measured in turns in one run (docs/performance.md)."""
+"""Print the performance table as Markdown: ratios, with the alternatives measured in turns (docs/performance.md)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PACKAGES = ("edged", "grpcio", "numpy", "onnxruntime", "openvino", "opencv-pyth
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", action="append", choices=ROWS, help="a row; all if none is named")
+    parser.add_argument("--only", action="append", choices=ROWS, help="a row to measure (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each turn")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON, too")
-    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout with its own .venv")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table as JSON")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout to compare, with its own .venv")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _not_a_checkout(folder: Path) -> str:
-    """Why the daemon of a folder cannot be run, or the empty string. An installed edged must not stand in for it."""
+    """Return why the daemon of a folder cannot run, or "". An installed edged must not be measured in its place."""
     python = folder / ".venv" / "bin" / "python"
     if not python.exists():
         return f"{python} does not exist"

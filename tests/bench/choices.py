@@ -1,4 +1,4 @@
-"""The row of choices: what the daemon chose for a model against what each of its runtimes gives alone."""
+"""The row of choices: the engine that the daemon chose for a model, against each runtime alone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ _NETS = NETS[1:]
 
 
 def choices(bench: Bench) -> list[Line]:
-    """Requests a second of a model with every runtime allowed / of the same with the better of ONNX Runtime and
-    OpenVINO alone."""
+    """Requests per second of a model with all runtimes allowed / with the better of ONNX Runtime and OpenVINO alone."""
     lines: list[Line] = []
     with bench.daemons(_prepare) as found, contextlib.ExitStack() as stack:
         for daemon in found.values():
@@ -72,7 +71,7 @@ def _message(net: Net, way: str) -> bytes:
 
 
 def _rate(call: Callable[..., bytes], message: bytes, count: int, seconds: float) -> Figures:
-    """With `count` requests in flight."""
+    """Measure with `count` requests in flight."""
     answered, until = [0] * count, time.perf_counter() + seconds
 
     def work(number: int) -> None:

@@ -1,4 +1,4 @@
-"""A grpc.aio server whose one method gives its request back unread; prints its address.
+"""A grpc.aio server with one method, which returns its request unparsed. Prints its address.
 
 python -m tests.bench.empty_server SOCKET
 """

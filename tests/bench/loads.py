@@ -1,4 +1,4 @@
-"""What loads a daemon, and the same work done by hand without one."""
+"""Loads for a daemon, and the same work done in this process without a daemon."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ sys.stdin.read()
 
 
 def processor_seconds(pids: Sequence[int]) -> float:
-    """What processes have used so far."""
+    """Return the processor time that the processes have used so far."""
     used = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -46,7 +46,7 @@ def processor_seconds(pids: Sequence[int]) -> float:
 
 
 def pss_mb(pid: int) -> float:
-    """The proportional share of memory of a process, MiB."""
+    """Return a process's proportional set size in MiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("Pss:"))) / 1024
 
@@ -54,7 +54,7 @@ def pss_mb(pid: int) -> float:
 def cameras(
     client: edged.Client, model: str, pictures: Sequence[Picture], count: int, shared: bool, seconds: float
 ) -> Figures:
-    """Frames a second of `count` cameras that each have one frame in flight, and the 99th percentile in ms."""
+    """Return the frames per second and p99 in ms of `count` cameras, each with one frame in flight."""
     taken: list[float] = []
     problems: list[str] = []
     until = time.perf_counter() + seconds
@@ -87,9 +87,8 @@ def cameras(
 
 
 class ByHand:
-    """ONNX Runtime in this process: decode, fit, infer, boxes, by `workers` threads with a session of `threads` each.
-
-    It calls the same functions for pictures and boxes as the daemon, so that only what is between them differs."""
+    """ONNX Runtime in this process: decode, fit, infer and read boxes, in `workers` threads with a session of `threads`
+    threads each. It uses the daemon's functions for pictures and boxes, so that only the transport differs."""
 
     def __init__(self, path: Path, workers: int, threads: int) -> None:
         read = inspect(path)
@@ -104,7 +103,7 @@ class ByHand:
         ]
 
     def rate(self, pictures: Sequence[Picture], seconds: float) -> Figures:
-        """Frames a second, and the 99th percentile in ms."""
+        """Return frames per second and the 99th percentile in ms."""
         until, taken = time.perf_counter() + seconds, list[float]()
         return _rate(taken, side_by_side(lambda s: self._work(s, pictures, until, taken), self._sessions))
 
@@ -128,7 +127,7 @@ class ByHand:
 
 
 def side_by_side(work: Callable[[Any], object], items: Iterable[object]) -> float:
-    """Do the work on each item in a thread of its own; return the seconds until all have ended."""
+    """Do the work on each item in its own thread; return the seconds until all have ended."""
     threads = [threading.Thread(target=work, args=(item,)) for item in items]
     began = time.perf_counter()
     for thread in threads:
@@ -139,18 +138,18 @@ def side_by_side(work: Callable[[Any], object], items: Iterable[object]) -> floa
 
 
 def _rate(taken: Sequence[float], elapsed: float) -> Figures:
-    """Frames a second, and the 99th percentile in ms, of frames that took so many seconds each."""
+    """Return frames per second and the 99th percentile in ms; `taken` has the seconds of each frame."""
     return {"frames/s": len(taken) / elapsed, "p99 ms": float(np.quantile(taken, 0.99)) * 1e3}
 
 
 @contextlib.contextmanager
 def program(command: list[str], folder: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A program that prints a line as soon as it is ready; ended afterwards. It runs in a folder, by default here."""
+    """Run a program in `folder` (default: the current one); yield once it prints a line. It is killed afterwards."""
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
         assert process.stdout is not None
         try:
             if not process.stdout.readline():
-                raise RuntimeError(f"{command[1:4]} ended at its start")
+                raise RuntimeError(f"{command[1:4]} exited while starting")
             yield process
         finally:
             process.kill()

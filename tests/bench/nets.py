@@ -1,4 +1,4 @@
-"""Networks that boxes serve, layer by layer, with drawn weights: a tiny CNN, MobileNetV3-small and YOLO11n.
+"""Typical edge networks, built layer by layer with random weights: a tiny CNN, MobileNetV3-small and YOLO11n.
 
 Sources: A. Howard et al., Searching for MobileNetV3, arXiv:1905.02244, table 2; the layers of yolo11.yaml at width 0.25
 and depth 0.5, https://docs.ultralytics.com/models/yolo11. Batch normalisation is folded into the convolutions.
@@ -19,22 +19,22 @@ from tests import models
 
 @dataclass(frozen=True)
 class Net:
-    """A network with the input images [N, 3, size, size] and the output out [N, *out], FP32."""
+    """A network with the input `images` [N, 3, size, size] and the output `out` [N, *out], FP32."""
 
     name: str
     size: int
     out: tuple[int, ...]
-    draw: Callable[[Graph, str], str]  # adds its layers behind an edge; the edge at their end
+    draw: Callable[[Graph, str], str]  # appends its layers to an edge; returns the last edge
 
 
 class Graph:
-    """Nodes and drawn weights, added layer by layer. Edges have no numbers of channels, so layers are given theirs."""
+    """Nodes and random weights, added layer by layer. Edges carry no channel counts, so each layer is given its own."""
 
     def __init__(self, seed: int) -> None:
         self._random, self.nodes, self.weights = np.random.default_rng(seed), list[onnx.NodeProto](), []
 
     def add(self, kind: str, *sources: str, **about: object) -> str:
-        """Add a node; the name of its output."""
+        """Add a node; return the name of its output."""
         name = f"{kind}{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, list(sources), [name], **about))
         return name
@@ -52,7 +52,7 @@ class Graph:
     def conv(
         self, x: str, before: int, after: int, kernel: int = 1, stride: int = 1, *, act: str = "", groups: int = 1
     ) -> str:
-        """A convolution with a bias that keeps the size, divided by the stride, and its activation."""
+        """Add a convolution with bias and activation. The size is kept, divided by the stride."""
         fan = before // groups * kernel * kernel
         drawn = self._random.standard_normal((after, before // groups, kernel, kernel)) * (2 / fan) ** 0.5
         weights, bias = self.constant(drawn, np.float32), self.constant(np.zeros(after), np.float32)
@@ -71,7 +71,7 @@ def _tiny(g: Graph, x: str) -> str:
     return g.add("Flatten", g.add("GlobalAveragePool", x))
 
 
-# Kernel, expanded and last channels, whether it squeezes and excites, activation, stride.
+# Kernel, expanded and last channels, squeeze-and-excite, activation, stride.
 _MOBILE = (
     (3, 16, 16, True, "Relu", 2),
     (3, 72, 24, False, "Relu", 2),
@@ -132,7 +132,7 @@ def _pooled(g: Graph, x: str) -> str:
 
 
 def _attending(g: Graph, x: str, side: int) -> str:
-    """C2PSA: half of the channels attend to each other's places."""
+    """C2PSA: half of the channels attend to each other's positions."""
     kept, y = g.split(g.conv(x, 256, 256, act="SiLU"), 128, 128)
     heads = g.add("Reshape", g.conv(y, 128, 256), g.constant([0, 2, 128, side * side]))
     query, key, value = g.split(heads, 32, 32, 64, axis=2)
@@ -147,7 +147,7 @@ def _attending(g: Graph, x: str, side: int) -> str:
 
 
 def _detected(g: Graph, levels: list[tuple[str, int, int]]) -> str:
-    """The head: for each place four sides, each the mean of a distribution over 16 distances, and 80 scores."""
+    """The head: for each position, four sides (each the mean of a distribution over 16 distances) and 80 scores."""
     boxes, scores = list[str](), list[str]()
     for x, channels, side in levels:
         y = g.conv(g.conv(x, channels, 64, 3, act="SiLU"), 64, 64, 3, act="SiLU")
@@ -191,7 +191,7 @@ NETS = (
 
 
 def save(net: Net, path: Path, seed: int = 0) -> None:
-    """Write a network; other seeds draw other weights."""
+    """Write a network. `seed` selects the random weights."""
     graph = Graph(seed)
     graph.nodes.append(helper.make_node("Identity", [net.draw(graph, "images")], ["out"]))
     inputs = [models.value("images", "FP32", ["N", 3, net.size, net.size])]

@@ -1,4 +1,4 @@
-"""The cost of preparing a picture: JPEGs at a reduced scale, regions, rotation. Prints ratios measured in one run.
+"""The cost of preparing pictures: reduced JPEG decoding, regions, rotation. Prints ratios measured in one run.
 
 python tests/bench/pixels.py [SECONDS]
 """
@@ -25,14 +25,14 @@ _SIDES = (320, 640)
 
 
 def report(title: str, works: dict[str, Callable[[], object]], seconds: float) -> None:
-    """Print the least milliseconds of each."""
+    """Print each one's lowest time in ms, and its speed relative to the first."""
     least = {name: min(times) * 1e3 for name, times in in_turns(works, seconds).items()}
     first = next(iter(least.values()))
     print(f"{title:32}" + "".join(f"  {name} {value:6.2f} ms ({first / value:4.2f}x)" for name, value in least.items()))
 
 
 def reduced(seconds: float) -> None:
-    """Decode and prepare, JPEG of quality 85."""
+    """Decode and prepare JPEGs of quality 85."""
     for (width, height), side in itertools.product(_RESOLUTIONS, _SIDES):
         encoded = cv2.imencode(".jpg", Scene(1, width, height).frame(0)[0], [cv2.IMWRITE_JPEG_QUALITY, 85])[1].tobytes()
         preparer = Preparer(Preprocess(side, side, fit=Fit.LETTERBOX, reduce=True))
@@ -46,7 +46,7 @@ def reduced(seconds: float) -> None:
 
 
 def views(seconds: float) -> None:
-    """Prepare alone, from pixels."""
+    """Prepare decoded pixels."""
     picture = Scene(1, 1920, 1080).frame(0)[0]
     preparer = Preparer(Preprocess(640, 640, fit=Fit.LETTERBOX, reduce=True))
     out = np.empty(preparer.preprocess.shape, np.float32)
@@ -61,7 +61,7 @@ def views(seconds: float) -> None:
 
 
 def packing(seconds: float) -> None:
-    """Detections between processes, there and back."""
+    """Pack and unpack detections, as between processes."""
     n = 100
     boxes = Detections.of(np.ones((n, 4)), np.ones(n), np.ones(n))
     disc = cv2.circle(np.zeros((200, 200), np.uint8), (100, 100), 90, 1, cv2.FILLED).astype(bool)

@@ -1,4 +1,4 @@
-"""The row of raw frames: pixels as bytes and by shared memory, against a bare loop on the same engine."""
+"""The row of raw frames: pixels as bytes and in shared memory, against a loop in one process on the same runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.integration.daemon import Daemon
 if TYPE_CHECKING:
     from tests.bench.rows import Bench
 
-_SETTLES = 300.0  # seconds for engines to be made
+_SETTLES = 300.0  # seconds until the engines are built
 _WIDTH, _HEIGHT = 1280, 720
 _CLIENT = Path(__file__).with_name("raw_client.py")
 _BARE = {"bare, 1 x 1 thread": (1, 1), "bare, 1 x 2 threads": (1, 2), "bare, 2 x 1 thread": (2, 1)}
@@ -36,7 +36,7 @@ _GOALS = {"bytes": 0.6, "shared": 0.9}
 
 
 def raw(bench: Bench) -> list[Line]:
-    """Raw frames of 1280x720, as bytes and by shared memory / the best loop in one process, with ONNX Runtime."""
+    """Raw frames of 1280x720, as bytes and in shared memory / the best loop in one process, with ONNX Runtime."""
     scene, lines = Scene(1, _WIDTH, _HEIGHT), list[Line]()
     pictures = [np.ascontiguousarray(scene.frame(number)[0]) for number in range(8)]
     with bench.daemons(onnxruntime_only) as found, contextlib.ExitStack() as stack:
@@ -69,7 +69,7 @@ def raw(bench: Bench) -> list[Line]:
 
 
 def _refuses(send: Callable[..., Figures], request: dict[str, Any]) -> bool:
-    """Whether an older client cannot send this way."""
+    """Return True if this client, which may be an older one, cannot send this way."""
     return "error" in send(request, 0.1)
 
 
@@ -99,7 +99,7 @@ def _bare(loop: ByHand, pictures: list[np.ndarray], seconds: float) -> Figures:
 
 
 def onnxruntime_only(daemon: Daemon) -> None:
-    """Give a daemon the embedded detector, for ONNX Runtime alone."""
+    """Give a daemon the embedded detector, restricted to ONNX Runtime."""
     folder = daemon.models / "shapes"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.onnx").write_bytes(Path(MODEL_PATH).read_bytes())
@@ -107,6 +107,6 @@ def onnxruntime_only(daemon: Daemon) -> None:
 
 
 def _client(target: str, folder: Path | None) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    """A process with cameras, of this checkout or of another."""
+    """Start a process with cameras, from this checkout or from `folder`."""
     python = sys.executable if folder is None else str(folder / ".venv" / "bin" / "python")
     return program([python, str(_CLIENT), target, "shapes", str(_WIDTH), str(_HEIGHT)], folder)

@@ -1,8 +1,8 @@
-"""Cameras that send raw frames to a daemon, as a program of its own, so that another checkout's client can be measured.
+"""Cameras that send raw frames to a daemon. A separate program, so that another checkout's client can be measured.
 
-python raw_client.py TARGET MODEL WIDTH HEIGHT. Each line of standard input is a JSON object: `cameras`, `seconds`, and
-the arguments of `Client.stream`. Each line of output has the number of `frames`, the `seconds` that they took and those
-of processor time in the `client`, or an `error`.
+python raw_client.py TARGET MODEL WIDTH HEIGHT. Each line of standard input is a JSON object with `cameras`, `seconds`,
+and arguments of `Client.stream`. Each line of output has the number of `frames`, the `seconds` that they took and the
+processor seconds of the `client`, or an `error`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edged.shapes import Scene
 def measure(
     client: edged.Client, model: str, pictures: list[np.ndarray], cameras: int, seconds: float, **options: Any
 ) -> dict[str, float]:
-    """Send frames for so many seconds; each camera waits for its answers. RuntimeError if a frame fails."""
+    """Send frames for `seconds`; each camera waits for its answers. RuntimeError if a frame fails."""
     answered: list[int] = []
     problems: list[str] = []
     until = time.perf_counter() + seconds

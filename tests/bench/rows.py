@@ -1,4 +1,4 @@
-"""The rows of the table. A row starts what it needs, measures its ways in turns and returns lines."""
+"""The rows of the table. A row starts its daemons, measures the alternatives in turns and returns lines."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from tests.system.perf_analyzer.__main__ import cache_folder
 from tests.system.perf_analyzer.fetched import Program, fetch
 from tests.system.perf_analyzer.runs import run
 
-_SETTLES = 300.0  # seconds for engines to be made
-_FORMS = ((1, 1), (1, 2), (2, 1))  # workers and threads each, by hand
+_SETTLES = 300.0  # seconds until the engines are built
+_FORMS = ((1, 1), (1, 2), (2, 1))  # workers and threads per worker, by hand
 
 
 @dataclass(frozen=True)
 class Bench:
-    """How to measure: `seconds` of each turn. `before` is another checkout with its own .venv."""
+    """How to measure: `seconds` per measurement. `before` is another checkout with its own .venv."""
 
     rounds: int
     seconds: float
@@ -51,7 +51,7 @@ class Bench:
 
     @contextlib.contextmanager
     def daemons(self, prepare: Callable[[Daemon], None], *arguments: str) -> Iterator[dict[str, Daemon]]:
-        """The daemon of this tree, and of the other; `prepare` fills the folder of models of each."""
+        """Start the daemon of this tree and the one of `before`; `prepare` fills each one's models folder."""
         with contextlib.ExitStack() as stack:
             found = {"edged": Daemon(*arguments)}
             if self.before is not None:
@@ -92,7 +92,7 @@ def tensors(bench: Bench) -> list[Line]:
 
 
 def cameras_jpeg(bench: Bench) -> list[Line]:
-    """JPEGs of 640x480 of cameras with one frame in flight each / the best loop by hand, in the same rounds."""
+    """JPEGs of 640x480 from cameras with one frame in flight each / the best loop by hand, in the same rounds."""
     scene, lines = Scene(1), list[Line]()
     pictures = [cv2.imencode(".jpg", scene.frame(number)[0])[1].tobytes() for number in range(20)]
     with bench.daemons(lambda _: None, "--model", f"shapes={MODEL_PATH}") as found, contextlib.ExitStack() as stack:
@@ -107,7 +107,7 @@ def cameras_jpeg(bench: Bench) -> list[Line]:
             }
             ways |= {name: partial(form.rate, pictures, bench.seconds) for name, form in forms.items()}
             measured = in_rounds(ways, bench.rounds, warm_up=False)
-            # One frame in flight is served by one worker at a time, so it is compared with one worker.
+            # A single frame in flight keeps one worker busy, so it is compared with one worker.
             fair = [name for name, (w, _) in zip(forms, _FORMS, strict=True) if w <= count]
             row = f"cameras, JPEG 640x480, {count} in flight"
             lines += [compare(row, measured, name, fair, "frames/s", 0.8) for name in found]
@@ -157,7 +157,7 @@ def overload(bench: Bench) -> list[Line]:
 
 
 def many(bench: Bench) -> list[Line]:
-    """CPU of the daemon and its hosts for a JPEG of 640x480, of 64 cameras / of one camera, at the same rate in all."""
+    """CPU time of the daemon and its hosts per 640x480 JPEG, with 64 cameras / with one, at the same total rate."""
     jpeg, fps = cv2.imencode(".jpg", Scene(1).frame(0)[0])[1].tobytes(), 64.0
     with bench.daemons(lambda _: None, "--model", f"shapes={MODEL_PATH}") as found:
 
@@ -181,7 +181,7 @@ def many(bench: Bench) -> list[Line]:
 
 
 def memory(bench: Bench) -> list[Line]:
-    """PSS with one model and four cameras: the daemon, the host / a bare program with the same runtime and model."""
+    """PSS with one model and four cameras: the daemon and the host / a bare program with the same runtime and model."""
     jpeg = cv2.imencode(".jpg", Scene(1).frame(0)[0])[1].tobytes()
     with program([sys.executable, "-c", BARE, str(MODEL_PATH)]) as bare, bench.daemons(onnxruntime_only) as found:
         for daemon in found.values():
@@ -206,7 +206,7 @@ def memory(bench: Bench) -> list[Line]:
 
 
 def http(bench: Bench) -> list[Line]:
-    """An identity model by HTTP, with JSON and with binary tensors / the same by gRPC."""
+    """An identity model over HTTP, with JSON and with binary tensors / the same over gRPC."""
     values, lines = np.ones((1024, 4), np.float32), list[Line]()
     head = {"name": "x", "datatype": "FP32", "shape": list(values.shape)}
     text = json.dumps({"inputs": [{**head, "data": values.ravel().tolist()}]}).encode()
@@ -241,7 +241,7 @@ def http(bench: Bench) -> list[Line]:
 
 
 def tracing(bench: Bench) -> list[Line]:
-    """Requests of which one in 1000, or each, is traced / without tracing."""
+    """Requests with one in 1000 traced, and with all traced / without tracing."""
     message = request("id", np.ones((2, 4), np.float32)).SerializeToString()
     levels = {"off": ([], []), "one in 1000 traced": (["TIMESTAMPS"], ["1000"]), "each traced": (["TIMESTAMPS"], ["1"])}
     with Daemon() as daemon:
@@ -259,9 +259,9 @@ def tracing(bench: Bench) -> list[Line]:
 
 
 def triton(bench: Bench) -> Iterator[Line]:
-    """perf_analyzer against edged with its own choice of engines / against the best form of Triton.
+    """perf_analyzer against edged with its own choice of engines / against the best variant of Triton.
 
-    Triton's Python backend runs ONNX Runtime with the same model; each form of it is measured in each round."""
+    Triton's Python backend runs ONNX Runtime with the same model; every variant is measured in each round."""
     program, folder = fetch(cache_folder()), fetch_triton(cache_folder() / "triton")
     with tempfile.TemporaryDirectory(prefix="eb-") as home, contextlib.ExitStack() as stack:
         peer = Triton(folder)
@@ -319,21 +319,21 @@ ROWS: Mapping[str, Callable[[Bench], Iterable[Line]]] = {
 
 
 def _absolute(row: str, measured: object, way: str, figure: str, unit: str, goal: float, more: bool) -> Line:
-    """A figure that is a ratio already."""
+    """Make a line of a figure that is a ratio already."""
     values = [turn[figure] for turn in measured[way]]  # type: ignore[index]
     middle = statistics.median(values)
     return Line(row, way, figure, unit, middle, 1.0, middle, min(values), max(values), len(values), goal, more)
 
 
 def _calls(call: Callable[..., bytes], message: bytes, pids: list[int], seconds: float) -> Figures:
-    """One call after the other: the median, and the processor time of the serving processes for each."""
+    """Make calls one after another; return the median, and the processor time of the serving processes per call."""
     for _ in range(20):
         call(message, timeout=60)
     taken, used, until = list[float](), processor_seconds(pids), time.perf_counter() + seconds
     while (began := time.perf_counter()) < until:
         call(message, timeout=60)
         taken.append(time.perf_counter() - began)
-    # At least one tick of the kernel's clock, so that a ratio exists.
+        # At least one tick of the kernel's clock, to avoid a ratio of zero.
     used = max(processor_seconds(pids) - used, 0.01)
     return {"p50 ms": statistics.median(taken) * 1e3, "CPU ms": used / len(taken) * 1e3}
 

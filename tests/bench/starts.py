@@ -1,4 +1,4 @@
-"""The row of starts: how long until each model has answered, at a first start and with its engines."""
+"""The row of starts: the time until every model has answered, at a first start and with engines from before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NET = NETS[0]
 
 
 def starts(bench: Bench) -> list[Line]:
-    """Seconds for each model, until all have answered / a bare program with ONNX Runtime, started for one model."""
+    """Seconds per model until all have answered / a bare program with ONNX Runtime, started for one model."""
     lines: list[Line] = []
     for count in _COUNTS:
         names = [f"m{number:02}" for number in range(count)]
@@ -51,7 +51,7 @@ def _prepare(names: list[str], daemon: Daemon) -> None:
 
 
 def _start(daemon: Daemon, names: list[str]) -> Figures:
-    """Of a daemon without engines, and once more with those that it made."""
+    """Start a daemon without engines, then again with the engines that it built."""
     if daemon.is_started:
         daemon.stop(60)
     daemon.forget()

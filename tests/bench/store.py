@@ -1,9 +1,9 @@
-"""The time of store operations as the store grows: start, lists, plan, eviction. Prints how each grows.
+"""The time of store operations as the store grows: start, lists, plan, eviction.
 
 python tests/bench/store.py [ENGINES ...]
 
-Milliseconds are of this box; the last column compares each size with the one before: 10 for ten times the engines is
-linear.
+Prints milliseconds on this machine. The last column compares each size with the size before: x10 for ten times as many
+engines is linear growth.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from tests.waiting import run
 
 _SIZES = (50, 500, 5000)
 _BLOB = bytes(4096)
-_MODELS = 10  # whose engines are needed; those of all others, and of the device as it was, are not
+_MODELS = 10  # their engines are needed; those of other models, and for earlier states of the device, are not
 _MB = 1 << 20
 
 
 def of(name: str, read: Model) -> Model:
-    """A model like another, of other content."""
+    """Return a copy of a model with different content."""
     digest = hashlib.sha256(name.encode()).hexdigest()
     return Model.of(plain_entry(name, MODEL_PATH, {}), msgspec.structs.replace(read.inspection, digest=digest))
 
 
 def fill(root: Path, count: int, read: Model, facts: Fingerprint) -> None:
-    """Engines of many models, for the device as it is and as it was before each of nine upgrades."""
+    """Add engines of many models, for the present device and for its state before each of nine upgrades."""
     Store(root)
     made = 0
     for number in range(count):
@@ -71,7 +71,7 @@ def fill(root: Path, count: int, read: Model, facts: Fingerprint) -> None:
 
 
 def timed(work: Callable[[], object], times: int = 5) -> float:
-    """Milliseconds of the median call."""
+    """Return the median duration of a call in milliseconds."""
     took = []
     for _ in range(times):
         started = time.perf_counter()

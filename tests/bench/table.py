@@ -1,4 +1,4 @@
-"""Ways measured in turns, and the table of their ratios. No daemon is needed here."""
+"""Alternatives ("ways") measured in turns, and the table of their ratios. Needs no daemon."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Measured = Mapping[str, Sequence[Figures]]
 
 @dataclass(frozen=True)
 class Line:
-    """One figure of one way. `value` and `reference` are medians of all rounds; `ratio` is the median of the ratios of
-    the rounds, `low` and `high` are their extremes. `goal` is the ratio wanted: at least that if `more` is better,
-    else at most; None if there is no goal."""
+    """One figure of one way. `value` and `reference` are medians of all rounds; `ratio` is the median of the rounds'
+    ratios, `low` and `high` are their extremes. `goal` is the wanted ratio: a minimum if `more` is better, else a
+    maximum; None without a goal."""
 
     row: str
     way: str
@@ -57,7 +57,7 @@ def steady(measure: Callable[[float], Figures], seconds: float) -> Callable[[], 
 
 
 def in_rounds(ways: Mapping[str, Callable[[], Figures]], rounds: int, warm_up: bool = True) -> dict[str, list[Figures]]:
-    """Call each way once to warm up, then once in each round; every second round has the reverse order."""
+    """Call each way once to warm up, then once per round. Every second round runs in reverse order."""
     for measure in ways.values() if warm_up else ():
         measure()
     measured: dict[str, list[Figures]] = {name: [] for name in ways}
@@ -76,7 +76,7 @@ def compare(
     goal: float | None = None,
     more: bool = True,
 ) -> Line:
-    """Compare a way with the best of the references: the one with the best median."""
+    """Compare a way with the reference that has the best median."""
     medians = {name: statistics.median(turn[figure] for turn in measured[name]) for name in (way, *references)}
     best = (max if more else min)(references, key=medians.__getitem__)
     ratios = [a[figure] / b[figure] for a, b in zip(measured[way], measured[best], strict=True)]
@@ -97,7 +97,7 @@ def compare(
 
 
 def markdown(machine: Mapping[str, str], lines: Sequence[Line | Skipped]) -> str:
-    """The table, under the facts of the machine."""
+    """Return the table, below the facts of the machine."""
     text = [f"- {name}: {value}" for name, value in machine.items()]
     text += ["", "| row | way | figure | value | against | its value | ratio (low to high, rounds) | goal | met |"]
     text += ["|---|---|---|---:|---|---:|---:|---:|---|"]
@@ -115,6 +115,6 @@ def markdown(machine: Mapping[str, str], lines: Sequence[Line | Skipped]) -> str
 
 
 def as_json(machine: Mapping[str, str], lines: Sequence[Line | Skipped]) -> dict[str, object]:
-    """The same for programs."""
+    """Return the same data for programs."""
     done = [{**asdict(line), "met": line.met} for line in lines if isinstance(line, Line)]
     return {"machine": dict(machine), "lines": done, "skipped": [asdict(s) for s in lines if isinstance(s, Skipped)]}

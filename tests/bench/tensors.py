@@ -2,9 +2,9 @@
 
 python tests/bench/tensors.py [MEBIBYTES]
 
-First the codec alone: requests read and responses written as protobuf does it, and as the daemon does, with one copy
-between gRPC and the memory of the engine host in each direction. Then a real daemon with a model that gives back what
-it gets, asked with contents in the message and with both tensors in shared memory.
+First the codec alone: reading requests and writing responses with protobuf, and as the daemon does it, with one copy
+per direction between gRPC and the arena of the engine host. Then a real daemon with an identity model, called with
+contents in the message and with both tensors in shared memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def median_seconds(*ways: Callable[[], object]) -> list[float]:
 
 
 def codec(size: int) -> None:
-    """Reading into, and writing from, memory like the arena's."""
+    """Compare reading requests into, and writing responses from, memory like the arena's."""
     arena = memoryview(bytearray(size))
     data = request(size).SerializeToString()
     head = pb.ModelInferResponse(model_name="m")
@@ -69,7 +69,7 @@ def request(size: int) -> pb.ModelInferRequest:
 
 
 def in_memory(size: int) -> pb.ModelInferRequest:
-    """The same with its input and its output in the two halves of the region `r`."""
+    """Return the same request with its input and output in the two halves of the region `r`."""
     message = pb.ModelInferRequest(model_name="same")
     tensors = (message.inputs.add(name="x", datatype="UINT8", shape=[size // 4, 4]), message.outputs.add(name="y"))
     for number, tensor in enumerate(tensors):

@@ -1,9 +1,9 @@
-"""What it costs to follow objects, beside what a frame costs anyway. Prints ratios measured in one run.
+"""The cost of tracking, compared with the cost of a frame. Prints ratios measured in one run.
 
 python tests/bench/tracking.py [SECONDS]
 
-A frame is 640x480x3 bytes that go through the arena to an engine host that does nothing and answers at once. Detections
-are figures that move. Processor time is that of this process, which stands for the daemon.
+A frame is 640x480x3 bytes that pass through the arena to an engine host that answers at once. The detections move from
+frame to frame. Processor time is that of this process, which takes the daemon's role.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PICTURE = bytes(640 * 480 * 3)
 
 
 async def cost(frame: Callable[[], Awaitable[object]], seconds: float) -> tuple[float, float]:
-    """Microseconds of a frame: on the clock, and of this process's processor time."""
+    """Return the wall-clock and processor time of a frame in this process, in microseconds."""
     for _ in range(20):
         await frame()
     count, wall, processor = 0, time.perf_counter(), time.process_time()
@@ -83,7 +83,7 @@ async def measure(seconds: float) -> None:
 
 
 async def start(tracking: Tracking) -> float:
-    """Seconds until it gives ids."""
+    """Return the seconds until the tracker gives ids."""
     began = time.perf_counter()
     found = Detections.of([[0, 0, 9, 9]], [1], [0]).pack()
     for moment in itertools.count():
@@ -94,7 +94,7 @@ async def start(tracking: Tracking) -> float:
 
 
 def megabytes(pid: int) -> float:
-    """Of a process's resident memory."""
+    """Return a process's resident memory."""
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * 4096 / (1 << 20)
 

@@ -1,6 +1,6 @@
-"""Triton Inference Server, fetched into a folder of its own, with its Python backend on ONNX Runtime.
+"""Triton Inference Server, downloaded into its own folder, with its Python backend on ONNX Runtime.
 
-The server comes inside the wheel nvidia-pytriton, which has no ONNX Runtime backend."""
+The server is part of the wheel nvidia-pytriton, which has no ONNX Runtime backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edged.proto import open_inference_pb2 as pb
 
 _WHEEL = "nvidia-pytriton==0.7.0"  # Triton 2.51 or newer
 _SECONDS = 300.0
-# Instances and threads of each, as an owner would try them; 0 threads: one for each core.
+# Instances, and threads of each, as an owner would try them; 0 threads: one per core.
 FORMS = {"Triton, 1 x all threads": (1, 0), "Triton, 2 x 1 thread": (2, 1)}
 
 _MODEL = """
@@ -53,11 +53,11 @@ instance_group [{{ count: {instances} kind: KIND_CPU }}]
 
 
 class Unavailable(Exception):
-    """Triton cannot be had or does not run here; one line that says why."""
+    """Triton cannot be downloaded or does not run here; the message is a one-line reason."""
 
 
 def fetch(folder: Path) -> Path:
-    """The folder with Triton's program, backend and libraries; fetched if `folder` lacks it. Unavailable."""
+    """Return the folder with Triton's program, backend and libraries; download it if `folder` lacks it. Unavailable."""
     home = folder / "pytriton" / "tritonserver"
     stub = home / "python_backend_stubs" / f"3.{sys.version_info.minor}" / "triton_python_backend_stub"
     if not stub.exists():
@@ -79,7 +79,7 @@ def fetch(folder: Path) -> Path:
 
 
 class Triton:
-    """A running server. Each model is there once for each of `FORMS`, see `name`."""
+    """A running server. It serves each model once per form in `FORMS`, see `name`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,12 +91,12 @@ class Triton:
 
     @staticmethod
     def name(model: str, form: str) -> str:
-        """The name under which a form of a model is served."""
+        """Return the name under which the server has a form of a model."""
         instances, threads = FORMS[form]
         return f"{model}-{instances}x{threads}"
 
     def add(self, model: str, path: Path, size: int, out: Sequence[int]) -> None:
-        """Add a model with the input images [N, 3, size, size] and the output out [N, *out], before the start."""
+        """Add a model with the input `images` [N, 3, size, size] and the output `out` [N, *out], before the start."""
         packages = [sysconfig.get_paths()["purelib"]]
         for form, (instances, threads) in FORMS.items():
             folder = self._home / "models" / self.name(model, form)
@@ -133,7 +133,7 @@ class Triton:
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait until it serves."""
+        """Wait until the server is ready."""
         end = time.monotonic() + _SECONDS
         with grpc.insecure_channel(self.address) as channel:
             ask = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")

@@ -1,4 +1,4 @@
-"""What tests under the stand-in driver share. They run in a child, see `runner.py`."""
+"""Fixtures for tests on the stand-in driver. These tests run in a child process, see `runner.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fake_cuda.control import Control
 
 @pytest.fixture
 def control() -> Iterator[Control]:
-    """The driver, as a discrete GPU that copies at once; nothing may be misused or left behind."""
+    """The driver, as a discrete GPU with instant copies. Afterwards no misuse and no leak may be recorded."""
     control = Control()
     control.configure(devices=1, integrated=0, can_map=1, copy_us=0, memory=64 << 20, driver_version=13000)
     control.recover()

@@ -1,4 +1,4 @@
-"""The CUDA contract where the driver can be told to fail: beside what must hold on every device."""
+"""Tests of the CUDA contract that need injected driver errors, in addition to those for every device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.cuda_conformance import SIZE, pattern
 from tests.fake_cuda.control import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, Control
 
 
-def test_properties_are_read_from_where_they_are(device: Device) -> None:
+def test_device_properties_match_the_stand_in(device: Device) -> None:
     properties = device.properties
     assert (properties.name, properties.pci_address) == ("Stand-in 0", "0000:01:00.0")
     assert properties.compute_capability == "8.7"
     assert not properties.is_integrated
 
 
-def test_the_second_device_is_the_second_on_the_bus_and_not_the_second_fastest(control: Control) -> None:
+def test_open_device_numbers_devices_by_bus_and_not_by_speed(control: Control) -> None:
     control.configure(devices=2)
     for number in (0, 1):
         device = open_device(number)
@@ -30,12 +30,12 @@ def test_the_second_device_is_the_second_on_the_bus_and_not_the_second_fastest(c
         device.close()
 
 
-def test_a_device_that_is_not_there_is_unusable(control: Control) -> None:
+def test_open_device_missing_device_is_unusable(control: Control) -> None:
     with pytest.raises(EngineUnusable, match=r"cuDeviceGet failed: .*INVALID_DEVICE"):
         open_device(3)
 
 
-def test_the_call_and_the_error_are_named(device: Device, control: Control) -> None:
+def test_failed_call_names_call_and_error(device: Device, control: Control) -> None:
     with device.current():
         control.fail("cuStreamCreate", INVALID_VALUE)
         with pytest.raises(EngineUnusable, match=r"^cuStreamCreate failed: CUDA_ERROR_INVALID_VALUE$"):
@@ -45,10 +45,10 @@ def test_the_call_and_the_error_are_named(device: Device, control: Control) -> N
             device.allocate_host(SIZE)
 
 
-def test_a_thread_in_which_the_device_is_not_current_is_refused(device: Device, control: Control) -> None:
+def test_call_without_a_current_device_is_refused(device: Device, control: Control) -> None:
     with pytest.raises(EngineUnusable, match=r"(?i)invalid.*context"):
         device.stream()
-    control.forget()  # that it was tried
+    control.forget()  # the refused attempt is recorded as misuse
 
 
 def test_mapped_memory_that_the_device_cannot_see_is_given_back(device: Device, control: Control) -> None:
@@ -61,7 +61,7 @@ def test_mapped_memory_that_the_device_cannot_see_is_given_back(device: Device, 
 def test_waiting_does_not_hold_the_interpreter(
     current: Device, stream: Stream, memory: DeviceMemory, control: Control
 ) -> None:
-    """While one thread waits for 100 ms of copying, another counts."""
+    """While one thread waits for a copy of 100 ms, another thread counts."""
     control.configure(copy_us=100_000)
     block, event, turns = current.allocate_host(SIZE), current.event(), 0
     stream.copy_in(memory, block, SIZE)
@@ -81,7 +81,7 @@ def _wait(device: Device, event: Event) -> None:
         event.synchronize()
 
 
-def test_a_copy_returns_before_it_is_done(
+def test_stream_copy_returns_before_it_is_done(
     current: Device, stream: Stream, memory: DeviceMemory, control: Control
 ) -> None:
     control.configure(copy_us=100_000)
@@ -115,7 +115,7 @@ def test_two_streams_work_at_the_same_time(current: Device, control: Control) ->
         lane.close()
 
 
-def test_a_failed_capture_gives_back_what_it_made(current: Device, stream: Stream, control: Control) -> None:
+def test_failed_capture_frees_its_graph(current: Device, stream: Stream, control: Control) -> None:
     control.fail("cuGraphInstantiate", OUT_OF_MEMORY)
     with pytest.raises(EngineUnusable, match="cuGraphInstantiate"):
         stream.capture(lambda: None)
@@ -124,8 +124,8 @@ def test_a_failed_capture_gives_back_what_it_made(current: Device, stream: Strea
         stream.capture(lambda: None)
 
 
-# Last: a process whose context is broken has no CUDA any more.
-def test_an_error_of_submitted_work_is_told_by_who_waits_for_it(control: Control) -> None:
+# Last: once the context is broken, CUDA does not work in this process any more.
+def test_event_error_of_submitted_work_is_raised_by_synchronize(control: Control) -> None:
     device = open_device()
     with device.current():
         stream, event = device.stream(), device.event()

@@ -1,4 +1,4 @@
-"""The stand-in driver's own functions: what it is, what it shall refuse, what it has done. For its process only."""
+"""Control functions of the stand-in driver: configuration, injected errors, recorded work. For this process only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Trace(ctypes.Structure):
 
 
 class Trace(NamedTuple):
-    """One operation as a stream did it: its kind, its stream's handle, bytes or elements, nanoseconds."""
+    """One operation that a stream did: kind, stream handle, bytes or elements, begin and end in nanoseconds."""
 
     what: str
     stream: int
@@ -34,7 +34,7 @@ class Trace(NamedTuple):
 
 
 class Control:
-    """The loaded stand-in; AttributeError when `libcuda.so.1` is another one."""
+    """The loaded stand-in; AttributeError if `libcuda.so.1` is a different library."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -43,19 +43,19 @@ class Control:
         self.left = self.alive
 
     def configure(self, **settings: int) -> None:
-        """`devices`, `integrated`, `can_map`, `copy_us`, `memory`, `driver_version`."""
+        """Set any of `devices`, `integrated`, `can_map`, `copy_us`, `memory`, `driver_version`."""
         for name, value in settings.items():
             assert self._library.fakeConfigure(name.encode(), ctypes.c_long(value)) == 0, name
 
     def fail(self, call: str, error: int, skip: int = 0) -> None:
-        """The call after the next `skip` ones is refused, once. Calls are named without `_v2`."""
+        """Refuse one call, after the next `skip` ones. Calls are named without `_v2`."""
         self._library.fakeFail(call.encode(), ctypes.c_long(skip), error)
 
     def calls(self, name: str) -> int:
         return int(self._library.fakeCalls(name.encode()))
 
     def traces(self, *kinds: str) -> list[Trace]:
-        """What was done so far, of the given kinds: copy, compute, record, wait, launch, break."""
+        """Return the operations done so far, of the given kinds: copy, compute, record, wait, launch, break."""
         first = ctypes.POINTER(_Trace)()
         count = self._library.fakeTraces(ctypes.byref(first))
         found = [Trace(t.what.decode(), t.stream, t.size, t.begin, t.end) for t in first[:count]]
@@ -63,20 +63,20 @@ class Control:
 
     @property
     def alive(self) -> int:
-        """Allocations, streams, events and graphs that nobody has given back."""
+        """Allocations, streams, events and graphs that are not freed yet."""
         return int(self._library.fakeAlive())
 
     @property
     def misuse(self) -> str:
-        """The latest thing that should not have been done; empty where all is well."""
+        """The latest misuse of the driver; empty if there was no misuse."""
         return str(self._library.fakeMisuse().decode())
 
     def forget(self) -> None:
-        """Clears counts, traces, misuse and errors that are still to come."""
+        """Clear counts, traces, misuse and injected errors that are still pending."""
         self._library.fakeForget()
 
     def affine(self, stream: int, target: int, source: int, count: int, microseconds: int) -> int:
-        """Submits target = 2 * source + 1 over `count` floats of device memory; CUDA's error."""
+        """Submit target = 2 * source + 1 over `count` floats of device memory; return CUDA's error."""
         return int(
             self._library.fakeAffine(
                 *(ctypes.c_void_p(stream), ctypes.c_uint64(target), ctypes.c_uint64(source)),
@@ -85,13 +85,13 @@ class Control:
         )
 
     def break_context(self, stream: int, error: int = ILLEGAL_ADDRESS) -> None:
-        """Submits work that fails after 50 ms and leaves the process without CUDA, as a bad kernel does."""
+        """Submit work that fails after 50 ms and breaks CUDA in this process, as a faulty kernel does."""
         self._library.fakeBreak(ctypes.c_void_p(stream), error, ctypes.c_long(50_000))
 
     def recover(self) -> None:
-        """Lets a broken context work again, which no real one does: so that a test can give back what it made."""
+        """Make a broken context work again, so that a test can free what it made. A real context cannot recover."""
         self._library.fakeRecover()
 
     def leave(self) -> None:
-        """Counts what is alive as left behind on purpose."""
+        """Accept all live objects as left behind on purpose."""
         self.left = self.alive

@@ -1,4 +1,4 @@
-"""A small engine with the methods of TensorRT's: each output is 2 * x + 1 of the first input, done by the stand-in."""
+"""A small engine with TensorRT's methods. Each output is 2 * x + 1 of the first input, computed by the stand-in."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ Shape = tuple[int, ...]
 
 
 class FakeEngine:
-    """`tensors` maps a name to its mode, TensorRT's name of its dtype, and its shape with -1 where it is open.
-
+    """`tensors` maps a name to its mode, TensorRT's name of its dtype, and its shape with -1 for open dimensions.
     `profiles` has for each profile the smallest, usual and largest shape of each open input.
     """
 
@@ -56,12 +55,12 @@ class FakeEngine:
 
     @property
     def runs(self) -> int:
-        """How often an execution was submitted, or captured."""
+        """How often an execution was submitted or captured."""
         return sum(context.runs for context in self.contexts)
 
 
 class FakeContext:
-    """As strict as TensorRT: it runs only when every shape and address is set."""
+    """As strict as TensorRT: it runs only if every shape and address is set."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
@@ -69,7 +68,7 @@ class FakeContext:
         self.shapes: dict[str, Shape] = {}
         self.addresses: dict[str, int] = {}
         self.runs = self.shapes_set = 0
-        # What an execution does first, and whether it goes on.
+        # Called before an execution; False stops the execution.
         self.before_run: Callable[[int], bool] = lambda stream: True
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:

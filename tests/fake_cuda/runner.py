@@ -1,4 +1,4 @@
-"""Compiles the stand-in driver and runs tests under it, in a process of their own: a driver is loaded once."""
+"""Compile the stand-in driver and run tests on it in a child process: a process loads a driver only once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def compile_driver(folder: Path) -> Path:
-    """`libcuda.so.1` in the folder; skips the test where there is no C compiler."""
+    """Build `libcuda.so.1` in the folder; skip the test without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler to make the stand-in CUDA driver with")
@@ -32,7 +32,7 @@ def compile_driver(folder: Path) -> Path:
 
 
 def run(checks: str, library: Path) -> None:
-    """Run the tests of a file in this folder on the stand-in driver; fail with what they print."""
+    """Run the tests of a file in this folder on the stand-in driver; on failure show their output."""
     pytest.importorskip("cuda.bindings")
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "--no-header", str(HERE / checks)]
     ended = start(command, library)
@@ -43,7 +43,7 @@ def run(checks: str, library: Path) -> None:
 def start(
     command: list[str], library: Path, environment: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command in the repository with the stand-in as its driver."""
+    """Run a command in the repository with the stand-in as its CUDA driver."""
     inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     return subprocess.run(
         command,

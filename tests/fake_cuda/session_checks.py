@@ -1,4 +1,4 @@
-"""The TensorRT session over a stand-in driver and a small engine: what it answers, in which order it works."""
+"""The TensorRT session on the stand-in driver and a small engine: its answers, and the order of its work."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def values(seed: float, shape: tuple[int, ...] = (1, 3, 4)) -> np.ndarray:
 # -- answers --------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_a_session_that_stages(opened: Open, control: Control) -> None:
+def test_session_supports_staging(opened: Open, control: Control) -> None:
     session: Session = opened(FakeEngine(control, FIXED))
     assert isinstance(session, Staging)
 
 
-def test_it_answers_what_the_engine_computes_again_and_again(opened: Open, control: Control) -> None:
+def test_session_repeated_inferences_are_right(opened: Open, control: Control) -> None:
     session = opened(FakeEngine(control, FIXED, compute_us=300))
     control.configure(copy_us=300)
     for seed in range(12):
         np.testing.assert_array_equal(session.infer({"x": values(seed)})["y"], expected(values(seed)))
 
 
-def test_an_answer_stays_until_the_next_call_has_come_back(opened: Open, control: Control) -> None:
+def test_session_answer_is_valid_until_the_next_call_returns(opened: Open, control: Control) -> None:
     session = opened(FakeEngine(control, FIXED))
     before = session.infer({"x": values(0)})["y"]
     for seed in range(1, 6):
@@ -108,7 +108,7 @@ def test_inputs_that_the_caller_changes_after_staging_do_not_matter(opened: Open
     np.testing.assert_array_equal(session.infer_staged(staged)["y"], expected(values(3)))
 
 
-def test_an_array_of_the_session_is_zero_and_is_staged_from_where_it_is(opened: Open, control: Control) -> None:
+def test_session_array_is_zeroed_and_staged_in_place(opened: Open, control: Control) -> None:
     session = opened(FakeEngine(control, FIXED))
     ours = session.array((1, 3, 4), np.dtype(np.float32))
     assert ours.dtype == np.float32
@@ -121,8 +121,8 @@ def test_an_array_of_the_session_is_zero_and_is_staged_from_where_it_is(opened: 
 @pytest.mark.parametrize(
     ("made", "dtype"), [("HALF", np.float16), ("INT64", np.int64), ("BF16", np.uint16), ("BOOL", np.bool_)]
 )
-def test_bytes_of_every_dtype_go_through(opened: Open, control: Control, made: str, dtype: type) -> None:
-    """The engine computes in floats; what is of interest is how many bytes go where."""
+def test_session_copies_bytes_of_every_dtype(opened: Open, control: Control, made: str, dtype: type) -> None:
+    """The engine computes in floats; this test checks the number of bytes copied."""
     tensors = {"x": ("INPUT", made, (2, 8)), "y": ("OUTPUT", made, (2, 8))}
     engine = FakeEngine(control, tensors)
     session, given = opened(engine), np.ones((2, 8), dtype)
@@ -139,7 +139,7 @@ def test_empty_tensors_are_not_copied(opened: Open, control: Control) -> None:
     assert control.traces("copy") == []
 
 
-def test_an_engine_without_inputs_runs(opened: Open, control: Control) -> None:
+def test_session_engine_without_inputs_runs(opened: Open, control: Control) -> None:
     engine = FakeEngine(control, {"y": ("OUTPUT", "FLOAT", (2,))})
     session = opened(engine)
     engine.contexts[0].execute_async_v3 = lambda stream: True  # type: ignore[method-assign]
@@ -149,7 +149,7 @@ def test_an_engine_without_inputs_runs(opened: Open, control: Control) -> None:
 # -- shapes ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_shape_of_the_profile_is_taken(opened: Open, control: Control) -> None:
+def test_session_accepts_every_shape_of_the_profile(opened: Open, control: Control) -> None:
     session = opened(FakeEngine(control, OPEN, [UP_TO_8]))
     for batch in (1, 8, 3, 3, 2, 8):
         given = values(batch, (batch, 4))
@@ -157,7 +157,7 @@ def test_every_shape_of_the_profile_is_taken(opened: Open, control: Control) -> 
     assert control.traces("launch") == []
 
 
-def test_a_shape_is_set_when_it_is_another(opened: Open, control: Control) -> None:
+def test_session_sets_a_shape_only_when_it_changes(opened: Open, control: Control) -> None:
     engine = FakeEngine(control, OPEN, [UP_TO_8])
     session, count = opened(engine), engine.contexts[0].shapes_set
     for batch in (2, 2, 2, 3, 3, 2):
@@ -165,14 +165,14 @@ def test_a_shape_is_set_when_it_is_another(opened: Open, control: Control) -> No
     assert engine.contexts[0].shapes_set == count + 3
 
 
-def test_a_device_with_memory_of_its_own_maps_none(opened: Open, control: Control) -> None:
+def test_session_on_discrete_device_maps_no_memory(opened: Open, control: Control) -> None:
     opened(FakeEngine(control, FIXED)).array((1,), np.dtype(np.float32))
     assert control.calls("cuMemHostAlloc") == 5
     assert control.calls("cuMemHostGetDevicePointer") == 0
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (0, 4), (1, 5), (4,), (1, 4, 1)])
-def test_a_shape_outside_the_profile_is_the_callers_mistake(
+def test_session_shape_outside_the_profile_is_invalid_input(
     opened: Open, control: Control, shape: tuple[int, ...]
 ) -> None:
     session = opened(FakeEngine(control, OPEN, [UP_TO_8]))
@@ -182,12 +182,12 @@ def test_a_shape_outside_the_profile_is_the_callers_mistake(
     np.testing.assert_array_equal(session.infer({"x": values(1, (2, 4))})["y"], expected(values(1, (2, 4))))
 
 
-def test_another_shape_than_the_fixed_one_is_the_callers_mistake(opened: Open, control: Control) -> None:
+def test_session_other_shape_than_the_fixed_one_is_invalid_input(opened: Open, control: Control) -> None:
     with pytest.raises(InvalidInput, match=r"'x' has the shape \[3, 4\]; the engine takes \[1, 3, 4\]$"):
         opened(FakeEngine(control, FIXED)).infer({"x": np.zeros((3, 4), np.float32)})
 
 
-def test_another_dtype_is_the_callers_mistake(opened: Open, control: Control) -> None:
+def test_session_wrong_dtype_is_invalid_input(opened: Open, control: Control) -> None:
     with pytest.raises(InvalidInput, match="'x'"):
         opened(FakeEngine(control, FIXED)).infer({"x": np.zeros((1, 3, 4))})
 
@@ -212,8 +212,8 @@ def test_shapes_that_no_single_profile_takes_together_are_named(opened: Open, co
         session.infer({"x": np.zeros((1, 4), np.float32), "w": np.zeros(2, np.float32)})
 
 
-def test_an_output_may_be_largest_where_its_input_is_not(opened: Open, control: Control) -> None:
-    """Where the runtime can tell how large; else it is refused before anything is written beyond the end."""
+def test_session_allocates_the_runtimes_largest_output(opened: Open, control: Control) -> None:
+    """Outputs up to the runtime's own maximum fit; a larger output is refused before it could overrun the buffer."""
     engine = FakeEngine(control, OPEN, [UP_TO_8])
     FakeContext.get_max_output_size = lambda self, name: 4096  # type: ignore[attr-defined]
     try:
@@ -229,7 +229,7 @@ def test_an_output_may_be_largest_where_its_input_is_not(opened: Open, control: 
         session.infer({"x": values(1, (3, 4))})
 
 
-# -- what is refused at opening -------------------------------------------------------------------------------------
+# -- errors at opening ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_an_output_may_be_largest_where_its_input_is_not(opened: Open, control: 
         ),
     ],
 )
-def test_an_engine_that_does_not_fit_the_model_is_refused_and_nothing_is_left(
+def test_session_engine_of_another_model_is_refused_and_leaves_nothing(
     device: Device, control: Control, tensors: dict, declared: Signature, problem: str
 ) -> None:
     with pytest.raises(EngineUnusable, match=problem) as raised:
@@ -260,14 +260,14 @@ def test_an_engine_that_does_not_fit_the_model_is_refused_and_nothing_is_left(
     assert "\n" not in str(raised.value)
 
 
-def test_a_tensor_that_tells_a_shape_is_unsuitable(device: Device, control: Control) -> None:
+def test_session_with_shape_tensor_is_unsuitable(device: Device, control: Control) -> None:
     engine = FakeEngine(control, FIXED)
     engine.is_shape_inference_io = lambda name: name == "x"  # type: ignore[attr-defined]
     with pytest.raises(Unsuitable, match="'x'"):
         TensorRtSession(engine, signature(engine), device)
 
 
-def test_no_context_is_told_with_the_runtimes_reason(device: Device, control: Control) -> None:
+def test_session_without_context_raises_the_runtimes_reason(device: Device, control: Control) -> None:
     engine = FakeEngine(control, FIXED)
     engine.makes_contexts = False
     with pytest.raises(EngineUnusable, match=r"cannot create an execution context.*: out of everything"):
@@ -276,7 +276,7 @@ def test_no_context_is_told_with_the_runtimes_reason(device: Device, control: Co
 
 @pytest.mark.parametrize("call", ["cuStreamCreate", "cuEventCreate", "cuMemAlloc", "cuMemHostAlloc"])
 @pytest.mark.parametrize("skip", [0, 1, 3])
-def test_whatever_fails_while_opening_nothing_is_left(device: Device, control: Control, call: str, skip: int) -> None:
+def test_session_failed_open_leaves_nothing(device: Device, control: Control, call: str, skip: int) -> None:
     if (call, skip) == ("cuStreamCreate", 3):
         pytest.skip("a session has two streams")
     engine = FakeEngine(control, FIXED)
@@ -288,7 +288,7 @@ def test_whatever_fails_while_opening_nothing_is_left(device: Device, control: C
 # -- order ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_next_inputs_are_copied_while_the_current_ones_are_computed(opened: Open, control: Control) -> None:
+def test_session_copies_next_inputs_during_the_current_inference(opened: Open, control: Control) -> None:
     session = opened(FakeEngine(control, FIXED, compute_us=200_000))
     control.configure(copy_us=5_000)
     first = session.stage({"x": values(1)})
@@ -306,11 +306,11 @@ def test_the_next_inputs_are_copied_while_the_current_ones_are_computed(opened: 
     inward = [trace for trace in copies if trace.stream != computing.stream]
     assert len(inward) == 2
     assert inward[0].end <= computing.begin
-    assert inward[1].overlaps(computing), "the second copy runs beside the first computation"
+    assert inward[1].overlaps(computing), "the second copy overlaps the first computation"
     assert inward[1].end <= last.begin
 
 
-def test_a_third_inference_is_staged_when_the_first_is_done(opened: Open, control: Control) -> None:
+def test_session_stages_a_third_inference_after_the_first_ends(opened: Open, control: Control) -> None:
     session = opened(FakeEngine(control, FIXED))
     waiting = [session.stage({"x": values(seed)}) for seed in (1, 2)]
     thread = threading.Thread(target=lambda: waiting.append(session.stage({"x": values(3)})))
@@ -351,20 +351,18 @@ def test_two_threads_with_every_delay_never_mix_up_inferences(
 # -- graphs ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_fixed_shape_is_captured_once_for_each_buffer_set_and_then_launched(
-    opened: Open, control: Control, device: Device
-) -> None:
+def test_session_fixed_shape_is_captured_once_per_buffer_set(opened: Open, control: Control, device: Device) -> None:
     engine = FakeEngine(control, FIXED)
     session = opened(engine)
     for seed in range(10):
         np.testing.assert_array_equal(session.infer({"x": values(seed)})["y"], expected(values(seed)))
     assert session.why_no_graphs == ""
-    assert engine.runs == 4, "one run and one capture for each of two sets"
+    assert engine.runs == 4, "one run and one capture for each of the two buffer sets"
     assert len(control.traces("launch")) == 8
 
 
 @pytest.mark.parametrize("how", ["cuStreamBeginCapture", "cuGraphInstantiate", "engine", "wait"])
-def test_where_capturing_fails_it_goes_on_without_and_remembers_why(
+def test_session_failed_capture_continues_and_keeps_the_reason(
     opened: Open, control: Control, device: Device, how: str
 ) -> None:
     engine = FakeEngine(control, FIXED)
@@ -384,7 +382,7 @@ def test_where_capturing_fails_it_goes_on_without_and_remembers_why(
     assert engine.runs == 6 + (how != "cuStreamBeginCapture"), "one attempt"
 
 
-def test_an_engine_that_cannot_be_captured_is_believed(opened: Open, control: Control, device: Device) -> None:
+def test_session_engine_that_denies_capture_is_not_captured(opened: Open, control: Control, device: Device) -> None:
     engine = FakeEngine(control, FIXED)
     session = opened(engine)
     engine.contexts[0].is_stream_capturable = lambda stream: False  # type: ignore[attr-defined]
@@ -425,7 +423,7 @@ def test_on_shared_memory_the_engine_reads_the_callers_array(
     assert len(addresses) == 3
 
 
-def test_an_integrated_device_that_cannot_map_copies(control: Control, request: pytest.FixtureRequest) -> None:
+def test_session_on_integrated_device_without_mapping_copies(control: Control, request: pytest.FixtureRequest) -> None:
     control.configure(integrated=1, can_map=0)
     session: TensorRtSession = request.getfixturevalue("opened")(FakeEngine(control, FIXED))
     np.testing.assert_array_equal(session.infer({"x": values(1)})["y"], expected(values(1)))
@@ -438,7 +436,7 @@ def test_an_integrated_device_that_cannot_map_copies(control: Control, request: 
 @pytest.mark.parametrize(
     "call", ["cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuEventRecord", "cuStreamWaitEvent", "cuEventSynchronize"]
 )
-def test_after_a_call_that_failed_the_next_inference_is_right(opened: Open, control: Control, call: str) -> None:
+def test_session_next_inference_after_a_failed_call_is_right(opened: Open, control: Control, call: str) -> None:
     session = opened(FakeEngine(control, FIXED, compute_us=2000))
     for seed in range(6):
         control.fail(call, INVALID_VALUE)
@@ -447,7 +445,7 @@ def test_after_a_call_that_failed_the_next_inference_is_right(opened: Open, cont
         np.testing.assert_array_equal(session.infer({"x": values(seed)})["y"], expected(values(seed)))
 
 
-def test_an_engine_that_does_not_start_is_told_with_the_runtimes_reason(opened: Open, control: Control) -> None:
+def test_session_failed_start_raises_the_runtimes_reason(opened: Open, control: Control) -> None:
     engine = FakeEngine(control, FIXED)
     session = opened(engine, lambda: "a tactic is gone")
     engine.contexts[0].before_run = lambda stream: False
@@ -456,7 +454,7 @@ def test_an_engine_that_does_not_start_is_told_with_the_runtimes_reason(opened: 
             session.infer({"x": values(1)})
 
 
-def test_what_broke_before_an_engine_did_not_start_is_told_with_it(opened: Open, control: Control) -> None:
+def test_session_failed_start_names_the_earlier_device_error(opened: Open, control: Control) -> None:
     engine = FakeEngine(control, FIXED)
     session = opened(engine)
     engine.contexts[0].before_run = lambda stream: control.break_context(stream) is not None
@@ -465,7 +463,7 @@ def test_what_broke_before_an_engine_did_not_start_is_told_with_it(opened: Open,
     control.recover()
 
 
-def test_a_kernel_that_breaks_the_device_is_told_and_closing_is_quiet(opened: Open, control: Control) -> None:
+def test_session_broken_device_raises_and_close_does_not(opened: Open, control: Control) -> None:
     engine = FakeEngine(control, OPEN, [UP_TO_8])
     session = opened(engine)
     given = values(1, (2, 4))
@@ -476,11 +474,11 @@ def test_a_kernel_that_breaks_the_device_is_told_and_closing_is_quiet(opened: Op
     for _ in range(3):
         with pytest.raises(EngineUnusable, match="ILLEGAL_ADDRESS"):
             session.infer({"x": given})
-    control.recover()  # so that what is left behind can be counted
+    control.recover()  # so that the fixture can count leaks
 
 
-def test_a_broken_device_refuses_to_free_and_closing_goes_on(device: Device, control: Control) -> None:
-    """The stand-in lets everything go afterwards; what counts is that closing raises nothing and tries everything."""
+def test_session_close_on_broken_device_tries_every_free(device: Device, control: Control) -> None:
+    """Each kind of call fails once. Closing raises nothing and still calls every free."""
     engine = FakeEngine(control, FIXED)
     session = TensorRtSession(engine, signature(engine), device)
     for call in ("cuMemFreeHost", "cuMemFree", "cuStreamSynchronize", "cuEventDestroy", "cuStreamDestroy"):
@@ -491,7 +489,7 @@ def test_a_broken_device_refuses_to_free_and_closing_goes_on(device: Device, con
     control.leave()
 
 
-def test_closing_waits_for_what_is_staged(opened: Open, control: Control) -> None:
+def test_session_close_waits_for_staged_inputs(opened: Open, control: Control) -> None:
     control.configure(copy_us=20_000)
     session = opened(FakeEngine(control, FIXED))
     session.stage({"x": values(1)})
@@ -499,11 +497,11 @@ def test_closing_waits_for_what_is_staged(opened: Open, control: Control) -> Non
     assert len(control.traces("copy")) == 1
 
 
-# -- who ends where -------------------------------------------------------------------------------------------------
+# -- the device on which objects end --------------------------------------------------------------------------------
 
 
 class Ending:
-    """Notes on which device it ends, as TensorRT's objects free what they have: "engine 1", -1 for none at all."""
+    """Records the current device when deleted, as TensorRT's objects free memory then: "engine 1", -1 for none."""
 
     def __init__(self, what: str, ended: list[str]) -> None:
         self._what, self._ended = what, ended
@@ -522,7 +520,7 @@ class EndingContext(FakeContext):
 
 
 class EndingEngine(FakeEngine):
-    """It does not know its contexts, so that each ends as soon as nobody else does."""
+    """An engine that holds no reference to its contexts, so that a context ends when its session drops it."""
 
     def __init__(self, control: Control, ended: list[str]) -> None:
         super().__init__(control, FIXED)
@@ -539,7 +537,7 @@ class Verbosity(enum.Enum):
 
 @pytest.fixture
 def second(control: Control, monkeypatch: pytest.MonkeyPatch) -> Iterator[Order]:
-    """An order for the second of two devices; a plan of any bytes is loaded."""
+    """An order for the second of two devices; any bytes are a valid plan."""
     control.configure(devices=2)
     monkeypatch.setattr(load, "read_plan", lambda order, kind, version: b"plan")
     yield Order("", signature(FakeEngine(control, FIXED)), Recipe("tensorrt", "cuda:1", options="workspace_mb=64"))
@@ -548,7 +546,7 @@ def second(control: Control, monkeypatch: pytest.MonkeyPatch) -> Iterator[Order]
 
 @pytest.fixture
 def ended(control: Control, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What ended where, of an engine that any plan is."""
+    """What ended on which device; every plan gives an EndingEngine."""
     found: list[str] = []
 
     def deserialise(trt: object, data: bytes, kind: str, dla_core: int | None) -> load.Loaded:
@@ -568,8 +566,9 @@ def test_context_engine_and_runtime_end_on_their_device(second: Order, ended: li
 
 
 @pytest.mark.parametrize("call", ["cuMemAlloc", "cuMemHostAlloc", "cuEventCreate"])
-def test_they_do_so_where_opening_fails_too(control: Control, second: Order, ended: list[str], call: str) -> None:
+def test_failed_open_ends_on_the_device(control: Control, second: Order, ended: list[str], call: str) -> None:
     control.fail(call, INVALID_VALUE, skip=1)
     with pytest.raises(EngineUnusable, match="INVALID_VALUE") as raised:
         open_engine(SimpleNamespace(), "TensorRT", "10.0.0.0", second)  # type: ignore[arg-type]
-    assert ended == ["context 1", "engine 1", "runtime 1"], raised  # which still holds the frames
+    # `raised` holds the frames, which refer to all three objects.
+    assert ended == ["context 1", "engine 1", "runtime 1"], raised

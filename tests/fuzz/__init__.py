@@ -1,1 +1,1 @@
-"""What no client should send: structured nonsense for every call, and bytes that are no protocol at all."""
+"""Invalid input of every kind: structured nonsense for every call, and bytes that follow no protocol."""

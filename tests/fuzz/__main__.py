@@ -1,5 +1,5 @@
-"""`make fuzz`: nonsense for every call of a daemon, by its handlers and over its sockets. Exit status 1 for a failure,
-with the seed that replays it."""
+"""`make fuzz`: send nonsense to every call of a daemon, to its handlers and over its sockets. Exit status 1 after a
+failure; the printed seed replays it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _reported(what: str, work: object, count: int, seed: int) -> bool:
-    """Does it, prints the figures; whether all was right."""
+    """Do the work and print its figures; return True if there was no failure."""
     tally, began = Tally(seed), time.monotonic()
     lines = work(count, tally)  # type: ignore[operator]
     print(f"{what}: {tally.total} messages in {time.monotonic() - began:.0f} s")

@@ -1,4 +1,4 @@
-"""What is no HTTP/2, or is HTTP/2 that nobody means: frames that lie, streams that are reset at once, noise."""
+"""Bytes that are not HTTP/2, or are HTTP/2 that no client sends: false lengths, streams reset at once, noise."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAMS = 100  # resets of one connection
-_SHORT = 0.05  # seconds that are waited for an answer that may never come
+_SHORT = 0.05  # seconds to wait for an answer that may never come
 
 
 def frames(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> None:
-    """Connections of a few frames each, most of them good and one not."""
+    """Open connections and send a few frames on each: good ones mixed with bad ones."""
     body = goods.truth().SerializeToString()
     for _ in range(count):
         address = random.choice((daemon.unix, daemon.tcp))
@@ -36,7 +36,7 @@ def frames(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> No
 
 
 def resets(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> None:
-    """Streams that are opened and reset at once, as many as one connection can, as in CVE-2023-44487."""
+    """Open streams and reset them at once, many per connection, as in CVE-2023-44487."""
     body = goods.truth().SerializeToString()
     for _ in range(max(1, count // _STREAMS)):
         output = bytearray(http2.PREFACE + http2.settings())
@@ -52,7 +52,7 @@ def resets(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> No
 
 
 def everywhere(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> None:
-    """Noise, silence, and other protocols, at every address."""
+    """Send noise, nothing, and other protocols to every address."""
     listeners = (daemon.unix, daemon.tcp, f"unix:{daemon.http}", f"unix:{daemon.metrics}")
     sockets = tuple(f"unix:{each.removeprefix('ipc://')}" for each in (daemon.frames, daemon.frigate))
     other = (
@@ -68,7 +68,7 @@ def everywhere(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -
 
 
 def _say(address: str, data: bytes) -> None:
-    """Sends bytes, and reads for a moment what comes; whether the other end hangs up is its business."""
+    """Send bytes and read the reply for a moment. The other end may hang up."""
     with contextlib.suppress(OSError), http2.connect(address) as connection:
         connection.sendall(data)
         connection.settimeout(_SHORT)

@@ -1,4 +1,4 @@
-"""All methods, read from the descriptors, and for each what a good client would send."""
+"""All methods, read from the descriptors, and good requests for each."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from edged.proto import operations_pb2 as operations
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration import onnx_files
 
-# Models that stay, and one that commands may take away.
+# Models that stay, and one that commands may remove.
 NUMBERS, TEXTS, SHAPES, VICTIM = "numbers", "texts", "shapes", "victim"
 PICTURE: Final[bytes] = cv2.imencode(".jpg", cv2.resize(Scene(3).frame(0)[0], (160, 120)))[1].tobytes()
 SEGMENT = "/edged-fuzz"  # in /dev/shm
 
 _MODELS = (NUMBERS, TEXTS, SHAPES, VICTIM, "nobody", "")
-_STAYING = ("nobody", VICTIM, "")  # for commands that take away: never those that are asked for the truth
+_STAYING = ("nobody", VICTIM, "")  # for commands that remove models: never the models whose answers are checked
 _TAKING = ("RemoveModel", "RepositoryModelUnload", "AddModel", "RepositoryModelLoad", "Evict")
 
 
 class Method(msgspec.Struct, frozen=True):
-    """A call: `path` as gRPC has it, what its messages are, and whether there are many of them."""
+    """A call: its `path` as in gRPC, the request type, and whether requests and responses are streams."""
 
     path: str
     request: type[Message]
@@ -45,7 +45,7 @@ class Method(msgspec.Struct, frozen=True):
 
 
 def methods() -> list[Method]:
-    """Every method of every service that the daemon has."""
+    """Return every method of every service of the daemon."""
     found = []
     for file in (inference, cameras, operations, health_pb2, reflection_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
@@ -54,7 +54,7 @@ def methods() -> list[Method]:
 
 
 def words(method: Method) -> Mapping[str, Sequence[str]]:
-    """Text that means something to a method, by the name of its field."""
+    """Return valid values for text fields of a method's requests, by field name."""
     models = _STAYING if method.name in _TAKING else _MODELS
     return {
         **dict.fromkeys(("model", "model_name"), models),
@@ -73,7 +73,7 @@ def words(method: Method) -> Mapping[str, Sequence[str]]:
 
 
 def write_models(folder: Path) -> None:
-    """The models that are asked, into an empty repository."""
+    """Write the models that requests use into an empty repository."""
     onnx_files.identity(folder / f"{NUMBERS}.onnx", "FP32")
     onnx_files.identity(folder / f"{TEXTS}.onnx", "BYTES")
     (folder / f"{SHAPES}.onnx").write_bytes(MODEL_PATH.read_bytes())
@@ -85,14 +85,14 @@ def write_victim(folder: Path) -> None:
 
 
 def truth(rows: int = 1) -> inference.ModelInferRequest:
-    """A request whose answer is known: its own bytes."""
+    """Return a request whose right answer is its own bytes."""
     values = np.linspace(-1, 1, 4 * rows, dtype=np.float32).tobytes()
     tensor = inference.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[rows, 4])
     return inference.ModelInferRequest(model_name=NUMBERS, id="truth", inputs=[tensor], raw_input_contents=[values])
 
 
 def good(method: Method) -> list[Message]:
-    """Messages that a method takes, or would in the right order."""
+    """Return requests that a method accepts, at least in the right order."""
     typed, text = truth(), inference.ModelInferRequest(model_name=TEXTS)
     del typed.raw_input_contents[:]
     typed.inputs[0].contents.fp32_contents.extend([1, 2, 3, 4])

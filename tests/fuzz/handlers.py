@@ -1,4 +1,4 @@
-"""A whole daemon in this process, whose handlers are called directly: field by field, far faster than over a wire."""
+"""A whole daemon in this process. Its handlers are called directly, which is far faster than calls over a socket."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from tests.fuzz.tally import Figures, Tally
 from tests.waiting import until
 
 _AT_ONCE = 8
-_PATIENCE = 60.0  # seconds for one call, whatever it is asked
-_LISTENS = 0.02  # seconds that a stream without an end is listened to
+_PATIENCE = 60.0  # seconds for any call
+_LISTENS = 0.02  # seconds to listen to an endless stream
 _MOST_PARTS = 8  # messages of one stream
 
-# How often a method is called, against 1 of the others. Some start children or read the box; few of those go far.
+# How often each method is called; the default is 1. Methods that start children or probe the box are called less often.
 _WEIGHTS = {"ModelInfer": 14, "ModelStreamInfer": 8, "DetectOne": 2, "Detect": 2, "SystemSharedMemoryRegister": 2}
 _WEIGHTS |= {"AddModel": 0.3, "RepositoryModelLoad": 0.1, "Rebuild": 0.03, "Verify": 0.03, "RefreshDevice": 0.01}
 _WEIGHTS |= {"Reload": 0.05, "Evict": 0.2, "GetLoad": 0.1}
 
 
 class World:
-    """Calls every method of a daemon with messages of chance, and counts what it answers."""
+    """Calls every method of a daemon with random messages, and counts the answers."""
 
     def __init__(self, servers: GrpcServers, models: Path, tally: Tally) -> None:
         (address,) = servers.addresses
@@ -56,10 +56,10 @@ class World:
             if method.path in registered:
                 self.methods.append(method)
             else:
-                tally.fail(f"{method.path} is registered nowhere")
+                tally.fail(f"{method.path} is not registered")
 
     async def run(self, count: int) -> None:
-        """So many messages, some calls at a time; each worker has chance of its own, so that a seed replays it."""
+        """Send `count` messages, several calls at a time. Each worker has its own generator, for replay by seed."""
         weights = [_WEIGHTS.get(method.name, 1) for method in self.methods]
 
         async def work(seed: str) -> None:
@@ -75,12 +75,12 @@ class World:
         ticking.cancel()
 
     async def every(self) -> None:
-        """Every method once, whatever its weight, so that none is left out of a short run."""
+        """Call every method once, whatever its weight, so that a short run covers all."""
         for method in self.methods:
             await self.call(method, Random(f"{self._tally.seed}.every.{method.path}"))
 
     async def call(self, method: Method, random: Random) -> None:
-        """One call with messages of chance."""
+        """Make one call with random messages."""
         writer, good = Writer(random, goods.words(method)), goods.good(method)
         parts = random.randint(0, _MOST_PARTS) if method.takes_many else 1
         sent = [writer.message(method.request, good) for _ in range(parts)]
@@ -104,14 +104,14 @@ class World:
         self._tally.fail(what, f"{reported}\n{[each.SerializeToString().hex()[:400] for each in sent]}")
 
     async def truth(self) -> None:
-        """A real inference is as it was before."""
+        """Check that a real inference still has the right answer."""
         wanted = goods.truth(3)
         reported = pb.ModelInferResponse.FromString(await self.answer("ModelInfer", wanted))
         if list(reported.raw_output_contents) != list(wanted.raw_input_contents):
-            self._tally.fail("an inference is not what it was before", str(reported)[:500])
+            self._tally.fail("an inference has a wrong answer", str(reported)[:500])
 
     async def answer(self, name: str, request: Message) -> bytes:
-        """The answer of a method of the inference protocol; empty if it fails."""
+        """Return the answer of a method of the inference protocol; empty if the call fails."""
         call = FakeCall(INFERENCE + name, [request.SerializeToString()], seconds=30.0)
         await asyncio.wait_for(self._guard.run(cast(Call, call)), _PATIENCE)
         return b"".join(call.written)
@@ -123,9 +123,9 @@ class World:
         seconds: float | None,
         metadata: tuple[tuple[str, str], ...],
     ) -> tuple[str, str]:
-        """The status of a call, by name, and its words. What is none is `hung`, or an exception by its type."""
+        """Return the name and message of a call's status; `hung` without a status, or the type of an exception."""
         call = FakeCall(method.path, [each.SerializeToString() for each in sent], metadata, seconds=seconds)
-        # A feed may go on as long as it has a client.
+        # A feed continues for as long as it has a client.
         is_endless = method.gives_many and not method.takes_many
         try:
             await asyncio.wait_for(self._guard.run(cast(Call, call)), _LISTENS if is_endless else _PATIENCE)
@@ -139,7 +139,7 @@ class World:
         return status.name, message
 
     async def _keep_victim(self) -> None:
-        """What was removed comes again."""
+        """Restore the victim model whenever it was removed."""
         while True:
             await asyncio.sleep(1.0)
             if not list(self._models.glob(f"{goods.VICTIM}*")):
@@ -147,13 +147,13 @@ class World:
 
 
 def _is_right(method: Method, code: str, details: str) -> bool:
-    """Whether a method may answer so: an allowed status and, with an error, one line that says why."""
+    """Return True if a method may answer so: an allowed status and, for an error, a one-line message."""
     allowed = {each.name for each in ALLOWED[method.path]}
     return code in allowed and (code == "OK" or (0 < len(details) < 2000 and "\n" not in details))
 
 
 async def _smallest(message: Message, is_still: Callable[[Message], Coroutine[Any, Any, bool]]) -> Message:
-    """`smaller`, for what is to be awaited: each trial is asked in its turn."""
+    """As `smaller`, for an asynchronous check: run one check at a time and start over with its answer."""
     answers: dict[bytes, bool] = {}
 
     def known(trial: Message) -> bool:
@@ -177,7 +177,7 @@ class _Unknown(Exception):
 
 
 class _Overheard(logging.Handler):
-    """What a daemon logs as an error of its own."""
+    """Counts errors that the daemon logs as failures."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__(logging.ERROR)
@@ -190,7 +190,7 @@ class _Overheard(logging.Handler):
 
 @contextlib.asynccontextmanager
 async def world(tally: Tally) -> AsyncIterator[World]:
-    """A daemon in this process, with its hosts and children, until the end of the `async with`."""
+    """Run a daemon in this process, with its hosts and children, until the end of the `async with`."""
     made: list[GrpcServers] = []
 
     class Kept(GrpcServers):
@@ -242,7 +242,7 @@ async def _until_all_serve(found: World) -> None:
 
 @contextlib.contextmanager
 def _segment() -> Any:
-    """Shared memory that requests may name."""
+    """Create the shared memory that requests may name."""
     path = Path("/dev/shm") / goods.SEGMENT.lstrip("/")
     path.write_bytes(bytes(1 << 16))
     try:
@@ -252,14 +252,14 @@ def _segment() -> Any:
 
 
 async def run(count: int, tally: Tally) -> list[str]:
-    """Calls handlers with so many messages. Returns lines about the process; failures are in the tally."""
+    """Call handlers with `count` messages. Return lines about the process; failures are in the tally."""
     lines = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, what: tally.fail(f"unhandled: {what['message']}", repr(what.get("exception"))))
     async with world(tally) as found:
         await found.truth()
         await found.every()
-        await found.run(max(count // 4, 1))  # after which caches are warm and pools are filled
+        await found.run(max(count // 4, 1))  # fills caches and pools
         before, began = Figures.of(os.getpid()), time.monotonic()
         await found.run(count)
         await found.truth()

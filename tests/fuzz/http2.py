@@ -1,5 +1,5 @@
-"""The frames of HTTP/2 by hand (RFC 9113), for what no library would send. Headers are literals without Huffman codes
-and without the dynamic table (RFC 7541, 6.2.2), so that every byte is known."""
+"""HTTP/2 frames built by hand (RFC 9113), for input that no library sends. Header fields are literals without Huffman
+coding and without the dynamic table (RFC 7541, 6.2.2), so that every byte is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 ACK, END_STREAM, END_HEADERS, PADDED = 0x1, 0x1, 0x4, 0x8
-LARGEST_FRAME = 16384  # bytes of payload that may be sent without being told more
+LARGEST_FRAME = 16384  # largest payload in bytes unless the peer allows more
 WINDOW = 4  # the setting SETTINGS_INITIAL_WINDOW_SIZE
 _CANCEL = 8
 
@@ -19,7 +19,7 @@ Header = tuple[bytes, bytes]
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"", length: int | None = None) -> bytes:
-    """One frame; `length` lies about the payload's."""
+    """Return one frame. `length` replaces the true length of the payload."""
     size = len(payload) if length is None else length
     return (
         struct.pack(">I", size & 0xFFFFFF)[1:]
@@ -30,19 +30,18 @@ def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"", leng
 
 
 def settings(**values: int) -> bytes:
-    """A SETTINGS frame; names are `s1` to `s65535`, by the number of the setting."""
+    """Return a SETTINGS frame. Names are `s1` to `s65535`, by the number of the setting."""
     return frame(SETTINGS, payload=b"".join(struct.pack(">HI", int(key[1:]), v) for key, v in values.items()))
 
 
 def block(headers: Sequence[Header]) -> bytes:
-    """A header block."""
     return b"".join(b"\x00" + _text(name) + _text(value) for name, value in headers)
 
 
 def call(
     stream: int, path: str, extra: Sequence[Header] = (), *, authority: str = "edged", flags: int = END_HEADERS
 ) -> bytes:
-    """What begins a gRPC call."""
+    """Return the HEADERS frame that begins a gRPC call."""
     headers = [
         *((b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", authority.encode())),
         *((b"content-type", b"application/grpc"), (b"te", b"trailers")),
@@ -52,7 +51,7 @@ def call(
 
 
 def message(stream: int, body: bytes, *, announced: int | None = None, ends: bool = True, compressed: int = 0) -> bytes:
-    """A gRPC message in DATA frames; `announced` lies about its length."""
+    """Return a gRPC message in DATA frames. `announced` replaces the true length of the message."""
     size = len(body) if announced is None else announced
     data = bytes((compressed,)) + struct.pack(">I", size) + body
     pieces = [data[at : at + LARGEST_FRAME] for at in range(0, len(data), LARGEST_FRAME)]
@@ -69,12 +68,12 @@ def ping(number: int = 0) -> bytes:
 
 
 def update(stream: int, size: int) -> bytes:
-    """A WINDOW_UPDATE frame: so many bytes more may be sent to us."""
+    """Return a WINDOW_UPDATE frame: the peer may send `size` more bytes."""
     return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size))
 
 
 def connect(address: str, seconds: float = 10.0) -> socket.socket:
-    """A connection to `unix:PATH` or `HOST:PORT`."""
+    """Connect to `unix:PATH` or `HOST:PORT`."""
     if address.startswith("unix:"):
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(seconds)
@@ -89,7 +88,7 @@ def connect(address: str, seconds: float = 10.0) -> socket.socket:
 
 
 def greeted(address: str, *more: bytes, seconds: float = 10.0) -> socket.socket:
-    """A connection that said what every HTTP/2 client says first, and `more`."""
+    """Connect, send the client preface and empty SETTINGS, then `more`."""
     connection = connect(address, seconds)
     try:
         connection.sendall(PREFACE + settings() + b"".join(more))
@@ -100,7 +99,7 @@ def greeted(address: str, *more: bytes, seconds: float = 10.0) -> socket.socket:
 
 
 def frames(connection: socket.socket) -> Iterator[tuple[int, int, int, bytes]]:
-    """What comes, as (kind, flags, stream, payload), until the other end closes or says nothing for the timeout."""
+    """Yield received frames as (kind, flags, stream, payload), until the peer closes or the timeout passes."""
     held = b""
     with contextlib.suppress(OSError):
         while piece := connection.recv(1 << 16):
@@ -114,7 +113,7 @@ def frames(connection: socket.socket) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 def _text(value: bytes) -> bytes:
-    """A string literal of HPACK, its length as an integer with a prefix of seven bits (RFC 7541, 5.1)."""
+    """Return a string literal of HPACK: the length with a 7-bit prefix (RFC 7541, 5.1), then the text."""
     size = len(value)
     if size < 127:
         return bytes((size,)) + value

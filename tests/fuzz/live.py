@@ -1,4 +1,4 @@
-"""A real daemon on real sockets, in phases of different nonsense; after each it is asked the truth and looked at."""
+"""A real daemon on real sockets, in phases of different nonsense. After each phase, answers and memory are checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHANNELS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_p
 
 
 class FuzzedDaemon(Daemon):
-    """A daemon with every listener that there is."""
+    """A daemon with every kind of listener."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -42,7 +42,7 @@ class FuzzedDaemon(Daemon):
         goods.write_models(self.models)
 
     def run_by(self, command: str) -> None:
-        """Has a command of the shell done in its process before it begins."""
+        """Run a shell command in the daemon's process before the daemon starts, for example to set a limit."""
         script = self.home / "python"
         script.write_text(f'#!/bin/sh\n{command} && exec {sys.executable} "$@"\n')
         script.chmod(0o755)
@@ -50,18 +50,18 @@ class FuzzedDaemon(Daemon):
 
     @contextlib.contextmanager
     def channel(self, address: str = "") -> Iterator[grpc.Channel]:
-        """A connection of its own."""
+        """Open a new connection."""
         with grpc.insecure_channel(address or self.unix, options=_CHANNELS) as channel:
             yield channel
 
     def is_right(self) -> bool:
-        """`truth`, or False for an error."""
+        """Return `truth()`, or False if a call fails."""
         with contextlib.suppress(grpc.RpcError):
             return self.truth()
         return False
 
     def truth(self, rows: int = 3, address: str = "") -> bool:
-        """Whether it answers, and what it always answered."""
+        """Return True if the daemon is live and an inference has the right answer."""
         request = goods.truth(rows)
         with self.channel(address) as channel:
             live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=_PATIENCE)
@@ -71,7 +71,7 @@ class FuzzedDaemon(Daemon):
 
 
 def run(count: int, tally: Tally) -> list[str]:
-    """All phases, so many messages in all. Returns a line about the process after each."""
+    """Run all phases, about `count` messages in total. Return a line about the process after each."""
     from tests.fuzz import garbage, rest, zmq_messages
 
     phases: Sequence[tuple[str, float, Phase]] = (
@@ -91,9 +91,9 @@ def run(count: int, tally: Tally) -> list[str]:
         with FuzzedDaemon() as daemon:
             for name in (goods.NUMBERS, goods.TEXTS, goods.SHAPES):
                 daemon.ready(name)
-            if count >= 5000:  # a short run looks at no figures that take long to settle
+            if count >= 5000:  # a short run checks no figures that take long to settle
                 daemon.settled(goods.SHAPES, 200)
-            for name, _, phase in phases:  # what is met first is loaded then
+            for name, _, phase in phases:  # warm up: code that runs first is loaded first
                 phase(daemon, Random(f"{tally.seed}.first.{name}"), 4, tally)
             start = Figures.of(daemon.pid)
             lines.append(f"  at the start: {start}")
@@ -104,23 +104,23 @@ def run(count: int, tally: Tally) -> list[str]:
             pid = daemon.pid
             _see_log(daemon, tally)
             if daemon.stop() != 0:
-                tally.fail("the daemon did not end well", daemon.log.read_text()[-2000:])
+                tally.fail("the daemon exited with an error", daemon.log.read_text()[-2000:])
             if Path(f"/proc/{pid}").exists():
-                tally.fail("the daemon is still there")
+                tally.fail("the daemon is still running")
     finally:
         segment.unlink(missing_ok=True)
     return lines
 
 
 def _calm(daemon: FuzzedDaemon, name: str, start: Figures, tally: Tally) -> Figures:
-    """What the daemon takes once it is calm again; tells what it takes too much."""
+    """Wait until the daemon is idle; return its figures. Grown memory or descriptors count as failures."""
     if not Path(f"/proc/{daemon.pid}/fd").exists():
         tally.fail(f"the daemon died of {name}", daemon.log.read_text()[-4000:])
         raise SystemExit("\n".join(tally.reported()))
     try:
-        wait_for("it answers", daemon.is_right, 30)
+        wait_for("the daemon answers", daemon.is_right, 30)
     except AssertionError:
-        tally.fail(f"after {name} an inference is not what it was before", daemon.log.read_text()[-4000:])
+        tally.fail(f"after {name} an inference has a wrong answer", daemon.log.read_text()[-4000:])
     with contextlib.suppress(AssertionError):
         wait_for("few descriptors", lambda: Figures.of(daemon.pid).descriptors <= start.descriptors + 8, 15)
     now = Figures.of(daemon.pid)
@@ -143,11 +143,11 @@ def _see_log(daemon: FuzzedDaemon, tally: Tally) -> None:
             tally.fail(f"in the log: {line[:200]}", "\n".join(lines[max(0, at - 2) : at + 30]))
 
 
-# -- gRPC, by its own client ----------------------------------------------------------------------------------------
+# -- gRPC, with its own client --------------------------------------------------------------------------------------
 
 
 def spoiled_messages(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> None:
-    """Bytes that were a message, for every method that takes one."""
+    """Send corrupted messages to every method that takes a single message."""
     methods = [each for each in goods.methods() if not each.takes_many]
     weights = [
         {"ModelInfer": 8.0, "DetectOne": 4.0, "Reload": 0.1, "RefreshDevice": 0.02}.get(m.name, 1.0) for m in methods
@@ -164,7 +164,7 @@ def spoiled_messages(daemon: FuzzedDaemon, random: Random, count: int, tally: Ta
 
 
 def spoiled_streams(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> None:
-    """Streams that hold such bytes, that end early, or that nobody reads to the end."""
+    """Open streams that carry corrupted messages, end early, or are not read to the end."""
     methods = [each for each in goods.methods() if each.takes_many]
     with daemon.channel() as unix, daemon.channel(daemon.tcp) as tcp:
         sent = 0
@@ -178,7 +178,7 @@ def spoiled_streams(daemon: FuzzedDaemon, random: Random, count: int, tally: Tal
 
 
 def oversize(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> None:
-    """Messages and metadata that are too large, and some that just are not."""
+    """Send messages and metadata that are too large, and some just below the limit."""
     with daemon.channel() as channel:
         for _ in range(count):
             method = random.choice([each for each in goods.methods() if not each.gives_many])
@@ -199,7 +199,7 @@ def _bytes(method: Method, random: Random) -> bytes:
 
 
 def _metadata(random: Random) -> tuple[tuple[str, str | bytes], ...]:
-    """Headers that a client may add to a call."""
+    """Return metadata that a client may add to a call; mostly none."""
     if random.random() < 0.9:
         return ()
     return random.choice(
@@ -216,7 +216,7 @@ def _ask_one(channel: grpc.Channel, method: Method, data: bytes, metadata: Any) 
     try:
         if method.gives_many:
             call = channel.unary_stream(method.path)(data, timeout=_PATIENCE, metadata=metadata)
-            next(call, None)  # the rest may be long in coming
+            next(call, None)  # the rest may take long
             call.cancel()
         else:
             channel.unary_unary(method.path)(data, timeout=_PATIENCE, metadata=metadata)

@@ -1,7 +1,7 @@
-"""Messages of any type from their descriptors: from nothing, or from a good one that is changed here and there.
+"""Random messages of any type, from their descriptors: new ones, or changed copies of good ones.
 
-All chance comes from one `random.Random`: a seed replays a run, and Hypothesis's `randoms()` shrinks what it finds.
-Words that mean something here (models, tensors, datatypes) are frequent, because nonsense alone never gets far.
+All randomness comes from one `random.Random`, so that a seed replays a run and Hypothesis's `randoms()` can shrink it.
+Valid words (models, tensors, datatypes) are frequent, because pure nonsense is refused too early.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _BITS = {
 
 
 class Writer:
-    """Writes messages. `words` are the good values of text fields, by the field's name."""
+    """Writes random messages. `words` are valid values of text fields, by field name."""
 
     def __init__(self, random: Random, words: Mapping[str, Sequence[str]]) -> None:
         self.random, self._words = random, words
 
     def message(self, kind: type[M], good: Sequence[Message] = ()) -> M:
-        """A message: mostly one of the good ones of its type, changed in up to four places, or not at all."""
+        """Return a message: mostly a good one of its type with up to four changes, else a new one."""
         chance = self.random
         fitting = [each for each in good if isinstance(each, kind)]
         if not fitting or chance.random() < 0.3:
@@ -66,7 +66,7 @@ class Writer:
         return made
 
     def _change(self, message: Message) -> None:
-        """Changes one field, at any depth."""
+        """Change one field, at any depth."""
         chance, fields = self.random, message.DESCRIPTOR.fields
         if not fields:
             return
@@ -95,7 +95,7 @@ class Writer:
         return list(value) if field.is_repeated else [value] if message.HasField(field.name) else []
 
     def _shuffle(self, values: Any) -> None:
-        """Takes one away, says one again, or says others."""
+        """Remove one value, repeat one, change one, or append copies of several."""
         chance = self.random
         if not len(values):
             return
@@ -148,7 +148,7 @@ class Writer:
         return self.random.choice(_KEYS) if is_text else self._value(field)
 
     def _value(self, field: FieldDescriptor) -> Any:
-        """One value of a field that is no message."""
+        """Return a value for a field that is not a message."""
         chance = self.random
         if field.type in _BITS:
             return self._integer(*_BITS[field.type])
@@ -189,7 +189,7 @@ class Writer:
 
 
 def smaller(message: M, is_still: Callable[[M], bool]) -> M:
-    """A message with as few fields as still do what `is_still` asks. Fields of the outermost two levels are tried."""
+    """Return the message without the fields that `is_still` does not need. Tries the fields of the outer two levels."""
     found = type(message)()
     found.CopyFrom(message)
     for path in [(f,) for f, _ in message.ListFields()] + [

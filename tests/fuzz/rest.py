@@ -1,4 +1,4 @@
-"""HTTP: bodies of JSON and of binary tensors that were good once, and heads that play games."""
+"""HTTP requests with corrupted JSON and binary tensors, and with unusual heads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration import web
 if TYPE_CHECKING:
     from tests.fuzz.live import FuzzedDaemon
 
-# What may be answered: never 500, which says that edged was wrong.
+# Statuses that edged may return. Never 500, which would be a bug in edged.
 _ALLOWED = {200, 204, 400, 403, 404, 405, 408, 409, 411, 413, 414, 417, 429, 431, 501, 503, 504}
 _VALUES: tuple[Any, ...] = (
     *(
@@ -58,7 +58,7 @@ _HEAD_GAMES = (
 
 
 def requests(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> None:
-    """Requests of every kind, one connection after another."""
+    """Send requests of every kind, one after another."""
     connection = web.connection(f"http+unix:{daemon.http}")
     for _ in range(count):
         tally.messages["HTTP"] += 1
@@ -96,7 +96,7 @@ def _request(random: Random) -> tuple[str, bytes, dict[str, str]]:
 
 
 def _inference(random: Random) -> tuple[bytes, dict[str, str]]:
-    """An inference in JSON, with or without binary tensors behind it, in which some values are others."""
+    """Return an inference request in JSON, with or without binary tensors, with some values replaced."""
     raw = np.arange(4, dtype=np.float32).tobytes()
     tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 1, 2, 3]}
     is_binary = random.random() < 0.5
@@ -126,7 +126,7 @@ def _inference(random: Random) -> tuple[bytes, dict[str, str]]:
 
 
 def _raw(daemon: FuzzedDaemon, random: Random, tally: Tally) -> None:
-    """A head that no library sends; one answer is read, where there is one."""
+    """Send a request with a head that no library sends; read one answer if there is any."""
     body, _ = _inference(random)
     lines = [b"POST /v2/models/numbers/infer HTTP/1.1", b"host: localhost", b"content-length: %d" % len(body)]
     lines.insert(random.randrange(1, 4), random.choice(_HEAD_GAMES))
@@ -148,4 +148,4 @@ def _see(tally: Tally, status: int, reported: bytes, how: str, method: str) -> N
     if status not in _ALLOWED:
         tally.fail(f"HTTP {status}: {reported[:300]!r}", how)
     elif status >= 400 and method != "HEAD" and b'"error"' not in reported:
-        tally.fail(f"HTTP {status} without a word of why: {reported[:200]!r}", how)
+        tally.fail(f"HTTP {status} without an error message: {reported[:200]!r}", how)

@@ -1,16 +1,16 @@
-"""Bytes that were good once. Pure; all chance comes from the given source."""
+"""Corrupt valid bytes. Pure: all randomness comes from the given source."""
 
 from __future__ import annotations
 
 from random import Random
 
 _LONG_VARINT = b"\xff" * 9 + b"\x01"
-# A field with number 1 of every wire type, the two that are no more and the two that never were among them.
+# A field with number 1 of every wire type: the valid ones, the two deprecated ones, and the two that never existed.
 _FIELDS = (b"\x08\x01", b"\x09" + bytes(8), b"\x0a\x02hi", b"\x0b", b"\x0c", b"\x0d" + bytes(4), b"\x0e", b"\x0f")
 
 
 def spoiled(random: Random, data: bytes) -> bytes:
-    """The bytes with one to three things done to them."""
+    """Return the bytes with one to three corruptions."""
     made = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 3))):
         _spoil(random, made)
@@ -30,11 +30,11 @@ def _spoil(random: Random, data: bytearray) -> None:
         del data[at : at + random.randrange(1, 9)]
     elif what == 4:  # a piece comes twice
         data[at:at] = data[at : at + random.randrange(1, 65)]
-    elif what == 5:  # a length, a number or a tag that goes on
+    elif what == 5:  # a length, a number or a tag that is too long
         data[at:at] = _LONG_VARINT[: random.randrange(1, 11)]
     elif what == 6:  # a field of another type
         data[at:at] = random.choice(_FIELDS)
     elif what == 7:  # noise
         data[at:at] = random.randbytes(random.randrange(1, 33))
-    else:  # all else follows what was there
+    else:  # extra fields at the end
         data += random.choice(_FIELDS) * random.randrange(1, 4)

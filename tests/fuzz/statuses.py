@@ -1,5 +1,5 @@
-"""Which gRPC statuses each method may answer whatever it is asked. UNKNOWN and INTERNAL are never among them: they say
-that edged, not its caller, was wrong. Pure."""
+"""The gRPC statuses that each method may return for any request. UNKNOWN and INTERNAL are not allowed: they mean a bug
+in edged. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _S = grpc.StatusCode
 _OK: Final = frozenset({_S.OK})
 _WRONG = _OK | {_S.INVALID_ARGUMENT}
 _NAMED = _WRONG | {_S.NOT_FOUND}
-# What needs an engine: it may be loading, gone, full, too late.
+# Methods that need an engine: it may be loading, removed, at its limit, or too late.
 _ENGINE = _NAMED | {_S.UNAVAILABLE, _S.RESOURCE_EXHAUSTED, _S.DEADLINE_EXCEEDED, _S.FAILED_PRECONDITION}
 _COMMAND = _NAMED | {_S.FAILED_PRECONDITION, _S.UNAVAILABLE, _S.UNIMPLEMENTED}
 
@@ -69,7 +69,7 @@ ALLOWED: Final[dict[str, Codes]] = {
     _REFLECTION + "ServerReflectionInfo": _WRONG,
 }
 
-# Over a connection a call may also meet what its address gives, its own limits or its client's, or an end that it made.
+# Over a connection, a call may also fail by the address's access rules, a limit, a deadline, or a closed connection.
 OF_A_CONNECTION: Final = frozenset(
     {
         _S.RESOURCE_EXHAUSTED,

@@ -1,4 +1,4 @@
-"""What a run saw: messages and statuses of every method, failures, and what the process took."""
+"""The results of a run: messages and statuses of every method, failures, and the resources of the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_FAILURES = 20
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Of one process: resident memory in MiB, open descriptors, threads."""
+    """A process's resident memory in MiB, open descriptors and threads."""
 
     resident: int
     descriptors: int
@@ -20,7 +20,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pid: int) -> Figures:
-        """Now. ProcessLookupError or FileNotFoundError where there is no such process."""
+        """Read the present figures. ProcessLookupError or FileNotFoundError if the process does not exist."""
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         output = {key: value.split()[0] for key, _, value in (line.partition(":") for line in lines) if value.split()}
         return cls(int(output["VmRSS"]) >> 10, len(os.listdir(f"/proc/{pid}/fd")), int(output["Threads"]))
@@ -30,7 +30,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """Counts, and remembers what must not be."""
+    """Counts messages and statuses, and collects failures."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -39,7 +39,7 @@ class Tally:
         self.failures: dict[str, str] = {}
 
     def fail(self, what: str, how: str = "") -> None:
-        """Something that must not be; `how` replays it. The same twice counts once."""
+        """Add a failure; `how` helps to replay it. The same failure counts once."""
         if len(self.failures) < _MOST_FAILURES:
             self.failures.setdefault(what, how)
 
@@ -48,7 +48,7 @@ class Tally:
         return sum(self.messages.values())
 
     def reported(self) -> list[str]:
-        """Lines: every method's messages and statuses, then all together, then the failures."""
+        """Return lines: every method's messages and statuses, then the sums, then the failures."""
         lines = []
         for name in sorted(self.messages):
             statuses = ", ".join(f"{code} {count}" for code, count in self.statuses[name].most_common())

@@ -1,4 +1,4 @@
-"""Messages of several parts, over ZeroMQ, for the endpoints of frames and of Frigate."""
+"""Multipart messages over ZeroMQ, for the endpoints of frames and of Frigate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def frames(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> None:
-    """Frames whose headers or pictures are not what they should be, by peers that come and go."""
+    """Send frames with corrupted headers or pictures, from peers that reconnect now and then."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     peer = _peer(context, zmq.DEALER, daemon.frames)
     for number in range(count):
@@ -63,13 +63,13 @@ def frames(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> No
     good = {"camera": "last", "sequence": 1, "model": goods.SHAPES}
     asking.send_multipart([json.dumps(good).encode(), goods.PICTURE])
     if not asking.poll(_PATIENCE_MS) or b'"error"' in asking.recv_multipart()[0]:
-        tally.fail("the endpoint of frames no longer answers a good frame")
+        tally.fail("the frames endpoint does not answer a good frame any more")
     asking.close(0)
     context.term()
 
 
 def frigate(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> None:
-    """Requests of Frigate's detector that are none. Each gets an answer, whatever it is: REQ sockets wait for it."""
+    """Send corrupted requests of Frigate's detector. Each must get an answer of any kind: REQ sockets wait for it."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     peer = _peer(context, zmq.REQ, daemon.frigate)
     for _ in range(count):
@@ -93,7 +93,7 @@ def frigate(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> N
         _change(random, parts)
         peer.send_multipart(parts)
         if not peer.poll(_PATIENCE_MS):
-            tally.fail("Frigate waits in vain for an answer", repr([part[:300] for part in parts]))
+            tally.fail("Frigate's request got no answer", repr([part[:300] for part in parts]))
             break
         tally.statuses["Frigate"][f"{len(peer.recv_multipart()[0])} bytes"[:12]] += 1
     peer.close(0)
@@ -101,7 +101,7 @@ def frigate(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> N
 
 
 def _change(random: Random, parts: list[bytes]) -> None:
-    """Perhaps other bytes, perhaps other parts."""
+    """Corrupt bytes, add or replace a part, or change nothing."""
     what = random.random()
     if what < 0.3:
         at = random.randrange(len(parts))

@@ -1,4 +1,4 @@
-"""What tests on a real NVIDIA GPU share. Each is skipped, with a reason, where there is none."""
+"""Fixtures for tests on a real NVIDIA GPU. Without one, the tests are skipped with a reason."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Gpu(NamedTuple):
 
 @pytest.fixture(scope="session")
 def gpu() -> Gpu:
-    """The GPU that the tests run on, as its driver tells it; without one the test is skipped."""
+    """The GPU that the tests run on, as its driver reports it; skips the test if there is no GPU."""
     reading = nvml.read()
     if not reading.gpus:
-        pytest.skip(f"there is no NVIDIA GPU here{f' ({reading.state})' if reading.state else ''}")
+        pytest.skip(f"no NVIDIA GPU{f' ({reading.state})' if reading.state else ''}")
     found = reading.gpus[min(reading.gpus)]
     major, _, minor = found.compute_capability.partition(".")
     return Gpu(found.name, int(major), int(minor))

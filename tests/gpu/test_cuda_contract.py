@@ -1,4 +1,4 @@
-"""The CUDA contract on a real device: what the stand-in cannot show, and that the stand-in is right."""
+"""The CUDA contract on a real device: what the stand-in cannot show, and whether the stand-in behaves like a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _LARGE = 128 << 20
 
 @pytest.fixture
 def device() -> Iterator[Device]:
-    """The first GPU."""
     try:
         opened = open_device()
     except EdgedError as error:
@@ -29,7 +28,7 @@ def device() -> Iterator[Device]:
     opened.close()
 
 
-def test_the_device_is_the_one_that_nvml_calls_so(device: Device) -> None:
+def test_device_name_and_capability_match_nvml(device: Device) -> None:
     gpu = nvml.read().gpus.get(device.properties.pci_address)
     if gpu is None:
         pytest.skip("NVML knows no GPU at this address, as on a Jetson")
@@ -38,7 +37,7 @@ def test_the_device_is_the_one_that_nvml_calls_so(device: Device) -> None:
 
 
 class Lanes:
-    """Two streams that carry much, one each way."""
+    """Two streams with large copies, one in each direction."""
 
     def __init__(self, device: Device) -> None:
         with ExitStack() as undo:
@@ -60,7 +59,7 @@ class Lanes:
         self.streams[1].copy_out(self.host[1], self.memory[1], _LARGE)
 
     def seconds(self, *steps: Callable[[], None], each: bool) -> float:
-        """The best of some turns, waiting after each step or only at the end."""
+        """Return the shortest time of five runs, waiting after each step or only at the end."""
         best = float("inf")
         for _ in range(5):
             started = time.perf_counter()
@@ -86,7 +85,7 @@ def lanes(device: Device) -> Iterator[Lanes]:
 
 
 def test_two_streams_overlap(device: Device, lanes: Lanes) -> None:
-    """Copies in both directions at once take clearly less than one after the other."""
+    """Copies in both directions at once take clearly less time than one after the other."""
     if device.properties.is_integrated:
         pytest.skip("an integrated GPU copies within one memory, which both directions share")
     lanes.seconds(lanes.inward, lanes.outward, each=False)
@@ -106,7 +105,7 @@ def test_submitting_does_not_wait_for_the_work(device: Device, lanes: Lanes) -> 
     assert submitted < 0.5 * whole
 
 
-def test_a_graph_is_launched_in_less_time_than_its_parts(device: Device, stream: Stream) -> None:
+def test_graph_launch_takes_less_time_than_its_parts(device: Device, stream: Stream) -> None:
     memory, host = device.allocate(256), device.allocate_host(256)
 
     def work() -> None:
@@ -133,7 +132,7 @@ def test_a_graph_is_launched_in_less_time_than_its_parts(device: Device, stream:
 
 
 def test_device_writes_mapped_memory_in_place(device: Device, stream: Stream) -> None:
-    """A copy to its own address as the device knows it: no other memory is involved."""
+    """A device copy to the mapped block's own device address changes the host's array: no other memory is involved."""
     if not device.properties.can_map_host_memory:
         pytest.skip("the device cannot map host memory")
     mapped, source = device.allocate_host(4096, mapped=True), device.allocate_host(4096)
@@ -147,7 +146,7 @@ def test_device_writes_mapped_memory_in_place(device: Device, stream: Stream) ->
 
 
 class _Seen:
-    """Mapped memory as the device's own."""
+    """Mapped host memory, presented as device memory."""
 
     def __init__(self, host: HostMemory) -> None:
         self.address, self.size = host.device_address, host.size

@@ -1,4 +1,4 @@
-"""Whatever can build for the GPU that is here, through edged's own children: built, compared, timed, opened, served."""
+"""Every backend that can build for the present GPU, in edged's own children: build, compare, time, open, serve."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def box(gpu: Gpu) -> Fingerprint:
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, box: Fingerprint) -> str:
-    """A backend that has a candidate for the first GPU, as the facts of this box tell."""
+    """A backend that, by the facts of this box, has a candidate for the first GPU."""
     name: str = request.param
     if not wanted(read(MODEL_PATH), box, name):
-        pytest.skip(f"the facts of this box show nothing that {name} could use the GPU with")
+        pytest.skip(f"by the facts of this box, {name} cannot use the GPU")
     return name
 
 
@@ -60,7 +60,7 @@ def make(store: Store, model: Model, engine: DesiredEngine) -> EngineRecord:
 
 
 @pytest.mark.timeout(1800)
-def test_the_embedded_detector_is_right_in_every_precision_that_suits_the_gpu(
+def test_embedded_detector_is_right_in_every_precision_of_the_gpu(
     backend: str, box: Fingerprint, tmp_path: Path
 ) -> None:
     model, store = read(MODEL_PATH), Store(tmp_path)
@@ -76,7 +76,7 @@ def test_the_embedded_detector_is_right_in_every_precision_that_suits_the_gpu(
 
 
 @pytest.mark.timeout(900)
-def test_an_engine_of_open_shapes_takes_what_it_was_made_for(backend: str, box: Fingerprint, tmp_path: Path) -> None:
+def test_engine_of_open_shapes_takes_every_shape_of_its_profile(backend: str, box: Fingerprint, tmp_path: Path) -> None:
     path = models.save(models.dynamic(), tmp_path / "model.onnx")
     model = read(path, profile__x="1x3x8x8 1x3x16x16 4x3x32x32", precisions="fp32")
     store = Store(tmp_path / "cache")
@@ -96,7 +96,7 @@ def test_an_engine_of_open_shapes_takes_what_it_was_made_for(backend: str, box: 
 
 
 @pytest.mark.timeout(900)
-def test_an_altered_engine_is_not_opened(backend: str, box: Fingerprint, tmp_path: Path) -> None:
+def test_open_altered_engine_is_refused(backend: str, box: Fingerprint, tmp_path: Path) -> None:
     model, store = read(models.save(models.conv(), tmp_path / "model.onnx"), precisions="fp32"), Store(tmp_path / "c")
     (engine,) = wanted(model, box, backend)
     assert make(store, model, engine).verdict.accepted
@@ -111,7 +111,7 @@ def test_an_altered_engine_is_not_opened(backend: str, box: Fingerprint, tmp_pat
 
 
 def found(pipeline: Pipeline, prepared: Prepared) -> bytes:
-    """The packed detections of one picture."""
+    """Return the packed detections of one picture."""
     (outcome,) = pipeline.infer(prepared)
     assert isinstance(outcome, Outcome)
     assert outcome.detections is not None
@@ -140,9 +140,9 @@ def test_pictures_are_prepared_while_others_are_inferred(backend: str, box: Fing
 
 
 @pytest.mark.timeout(1800)
-def test_a_daemon_ends_with_an_engine_on_the_gpu_or_says_why_not(gpu: Gpu, box: Fingerprint) -> None:
+def test_daemon_serves_on_the_gpu_or_gives_a_reason(gpu: Gpu, box: Fingerprint) -> None:
     if not any(wanted(read(MODEL_PATH), box, name) for name in BACKENDS):
-        pytest.skip("the facts of this box show no runtime that could use the GPU")
+        pytest.skip("by the facts of this box, no runtime can use the GPU")
     with Daemon("--model", f"shapes={MODEL_PATH}") as daemon:
         engines = daemon.settled("shapes", 1500)
         for engine in engines:

@@ -1,4 +1,4 @@
-"""ONNX Runtime's CUDA provider for real: answers, which node runs where, and what is refused."""
+"""ONNX Runtime's CUDA provider on a real GPU: answers, node placement, refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def provider(gpu: Gpu) -> None:
 
 
 def build(folder: Path, proto: onnx.ModelProto, precision: str = "fp32", **more: object) -> tuple[Order, Composition]:
-    """The order that opens the engine on the first GPU, and its composition."""
+    """Build an engine for the first GPU; return the order that opens it, and its composition."""
     wanted = engines.order(folder, proto, "onnxruntime", device="cuda:0", precision=precision, **more)
     if precision in ("fp16", "int8"):
         (folder / precision).mkdir()
@@ -47,7 +47,7 @@ def reference(folder: Path, proto: onnx.ModelProto, inputs: dict[str, Array]) ->
 
 
 def apart(found: Array, expected: Array) -> float:
-    """The largest difference, relative to the largest value."""
+    """Return the largest difference, relative to the largest value."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
@@ -56,7 +56,7 @@ def product(size: int = 512) -> onnx.ModelProto:
 
 
 def partial() -> onnx.ModelProto:
-    """A determinant, which the CUDA provider has no kernel for, between operators that it has."""
+    """Return a graph with Det, for which the CUDA provider has no kernel, between operators that it supports."""
     nodes = [
         helper.make_node("Relu", ["x"], ["a"]),
         helper.make_node("Add", ["a", "a"], ["b"]),
@@ -67,7 +67,7 @@ def partial() -> onnx.ModelProto:
 
 
 def halved() -> onnx.ModelProto:
-    """The first half of a batch that is open: where to cut is computed from its size."""
+    """Return a graph for the first half of an open batch; the end of the slice is computed from the batch size."""
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
         helper.make_node("Shape", ["r"], ["s"]),
@@ -84,7 +84,7 @@ def halved() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("make", [models.conv, nets.chain, nets.relu])
-def test_an_engine_answers_as_the_reference_and_runs_wholly_on_the_gpu(tmp_path: Path, make: object) -> None:
+def test_engine_answers_as_the_reference_entirely_on_the_gpu(tmp_path: Path, make: object) -> None:
     proto = make()  # type: ignore[operator]
     order, composition = build(tmp_path, proto)
     assert list(composition.nodes) == [CUDA]
@@ -100,7 +100,7 @@ def test_an_engine_answers_as_the_reference_and_runs_wholly_on_the_gpu(tmp_path:
     session.close()
 
 
-def test_an_answer_stays_as_it_is_while_the_next_one_is_made(tmp_path: Path) -> None:
+def test_engine_answer_is_unchanged_by_the_next_inference(tmp_path: Path) -> None:
     session = opened(build(tmp_path, models.several())[0])
     ones = np.ones((1, 3), np.float32)
     first = session.infer({"a": ones, "b": ones})["sum"]
@@ -144,7 +144,7 @@ def test_external_weights_are_part_of_the_engine(tmp_path: Path) -> None:
 def test_tf32_differs_from_fp32(tmp_path: Path, gpu: Gpu) -> None:
     proto, x = product(), np.random.default_rng(0).standard_normal((1, 512)).astype(np.float32)
     expected = x.astype(np.float64) @ numpy_helper.to_array(proto.graph.initializer[0]).astype(np.float64)
-    batch = np.repeat(x, 64, axis=0)  # one row alone is a product of a vector, which tensor cores do not take
+    batch = np.repeat(x, 64, axis=0)  # one row does not use tensor cores
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 64
     proto.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 64
     errors = {}
@@ -159,7 +159,7 @@ def test_tf32_differs_from_fp32(tmp_path: Path, gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize(("precision", "most"), [("fp16", 5e-3), ("int8", 5e-2)])
-def test_a_converted_graph_answers_nearly_alike(tmp_path: Path, precision: Precision, most: float) -> None:
+def test_converted_graph_answers_within_tolerance(tmp_path: Path, precision: Precision, most: float) -> None:
     proto = nets.chain(4)
     order, composition = build(tmp_path, proto, precision)
     assert composition.fallback == ()
@@ -186,7 +186,7 @@ def test_operators_the_gpu_lacks_are_reported_and_served(tmp_path: Path) -> None
     assert apart(session.infer({"x": x})["y"], reference(tmp_path, proto, {"x": x})["y"]) < 1e-4
 
 
-def test_a_node_on_the_cpu_sees_every_frame_and_not_the_first_again(tmp_path: Path) -> None:
+def test_cpu_node_reads_the_input_of_every_frame(tmp_path: Path) -> None:
     nodes = [helper.make_node("Det", ["x"], ["d"]), helper.make_node("Mul", ["d", "d"], ["y"])]
     proto = models.model(nodes, [models.value("x", "FP32", [5, 3, 3])], [models.value("y", "FP32", [5])])
     session = opened(build(tmp_path, proto)[0])
@@ -195,7 +195,7 @@ def test_a_node_on_the_cpu_sees_every_frame_and_not_the_first_again(tmp_path: Pa
         assert apart(session.infer({"x": x})["y"], reference(tmp_path, proto, {"x": x})["y"]) < 1e-4
 
 
-def test_shapes_that_are_computed_on_the_cpu_are_no_fallback(tmp_path: Path) -> None:
+def test_shape_computation_on_the_cpu_is_no_fallback(tmp_path: Path) -> None:
     order, composition = build(tmp_path, halved())
     assert composition.nodes[CPU].keys() <= {"Shape", "Gather", "Div"}
     assert composition.fallback == ()
@@ -206,11 +206,11 @@ def test_shapes_that_are_computed_on_the_cpu_are_no_fallback(tmp_path: Path) -> 
         np.testing.assert_array_equal(session.infer({"x": x})["y"], x[: batch // 2])
 
 
-def test_nodes_that_ran_on_the_gpu_when_it_was_built_and_do_no_longer(tmp_path: Path) -> None:
+def test_open_engine_whose_nodes_moved_to_the_cpu_is_refused(tmp_path: Path) -> None:
     order, _ = build(tmp_path, partial())
     assert order.artefact is not None
     place = Path(order.artefact.root) / "placement.json"
-    for is_whole in (True, False):  # as if the determinant had been the GPU's
+    for is_whole in (True, False):  # as if Det had run on the GPU
         place.write_text(json.dumps({"provider": CUDA, "is_whole": is_whole, "on_cpu": {}}))
         with pytest.raises(EngineUnusable, match=r"^1 Det ran on cuda:0 when this engine was built but would run on"):
             opened(msgspec.structs.replace(order, artefact=Artefact.seal(place.parent)))

@@ -1,4 +1,4 @@
-"""How to ask a daemon for its health and its metrics."""
+"""Calls that read a daemon's health and metrics."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def put(daemon: Daemon, name: str, proto: onnx.ModelProto) -> Path:
-    """Puts a model into the daemon's folder of models."""
+    """Save a model in the daemon's models folder."""
     return models.save(proto, daemon.models / name / "1" / "model.onnx")
 
 
 def check(channel: grpc.Channel, service: str) -> int:
-    """What grpc.health.v1 says of a service now; SERVICE_UNKNOWN where it answers NOT_FOUND."""
+    """Return the status of a service by grpc.health.v1; SERVICE_UNKNOWN for NOT_FOUND."""
     try:
         stub = health_pb2_grpc.HealthStub(channel)
         answer: int = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status
@@ -38,7 +38,7 @@ def check(channel: grpc.Channel, service: str) -> int:
 
 
 def model_ready(channel: grpc.Channel, name: str) -> bool | tuple[grpc.StatusCode, str]:
-    """Triton's ModelReady: its answer, or its status and line."""
+    """Return the answer of Triton's ModelReady, or the status and message of its error."""
     try:
         return bool(method(channel, "ModelReady")(pb.ModelReadyRequest(name=name), timeout=10).ready)
     except grpc.RpcError as error:
@@ -46,7 +46,7 @@ def model_ready(channel: grpc.Channel, name: str) -> bool | tuple[grpc.StatusCod
 
 
 def infer(channel: grpc.Channel, name: str, tensor: str, datatype: str, array: np.ndarray) -> grpc.StatusCode:
-    """One tensor request; the status it was answered with."""
+    """Send a request with one tensor; return its status."""
     try:
         method(channel, "ModelInfer")(request(name, array, tensor, datatype), timeout=30)
     except grpc.RpcError as error:
@@ -56,18 +56,18 @@ def infer(channel: grpc.Channel, name: str, tensor: str, datatype: str, array: n
 
 
 def scrape(address: str) -> Samples:
-    """What a daemon's metrics are now, by name and labels, as Prometheus' own parser reads them."""
+    """Return a daemon's metrics by name and labels, read by Prometheus' own parser."""
     with urllib.request.urlopen(address, timeout=20) as answer:
         text = answer.read().decode()
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             key = sample.name, frozenset(sample.labels.items())
-            assert key not in found, f"{key} is told twice"
+            assert key not in found, f"{key} appears twice"
             found[key] = sample.value
     return found
 
 
 def value(samples: Samples, name: str, **labels: str) -> float | None:
-    """One sample; None where there is none."""
+    """Return one sample, or None if it does not exist."""
     return samples.get((name, frozenset(labels.items())))

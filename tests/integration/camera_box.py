@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CameraBox(Daemon):
-    """Is asked by `api`, within `running`."""
+    """The daemon, with a client `api` while it is `running`."""
 
     api: Client
 

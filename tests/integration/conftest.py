@@ -1,4 +1,4 @@
-"""One daemon for the tests that only ask it things."""
+"""Fixtures for integration tests: one daemon for all tests that do not change it, and a store of built engines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(scope="session")
 def built() -> Iterator[Path]:
-    """A cache that holds every engine of the embedded detector, to be copied: building them takes longest of all."""
+    """A cache with every engine of the embedded detector, to be copied: building takes longest."""
     with Daemon("--model", f"shapes={MODEL_PATH}") as daemon:
         daemon.settled("shapes")
         daemon.stop()
@@ -31,7 +31,7 @@ def built() -> Iterator[Path]:
 
 @pytest.fixture
 def stored(built: Path) -> Daemon:
-    """One that was not started yet, and finds every engine of the embedded detector in its store."""
+    """A daemon, not yet started, that has every engine of the embedded detector in its store."""
     daemon = Daemon("--model", f"shapes={MODEL_PATH}")
     shutil.copytree(built, daemon.cache)
     return daemon
@@ -39,7 +39,7 @@ def stored(built: Path) -> Daemon:
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    """Serves the embedded detector as `shapes`, an identity model of every dtype, and some that cannot be served."""
+    """A daemon with the embedded detector as `shapes`, an identity model per dtype, and some broken models."""
     daemon = Daemon("--model", f"shapes={MODEL_PATH}", builds=False)
     for datatype in onnx_files.DTYPES:
         onnx_files.identity(daemon.models / f"id_{datatype}.onnx", datatype)
@@ -58,6 +58,6 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def channel(daemon: Daemon) -> Iterator[grpc.Channel]:
-    """To the daemon of the tests: this one, or that of their module."""
+    """A channel to the daemon of the test module."""
     with grpc.insecure_channel(daemon.unix) as channel:
         yield channel

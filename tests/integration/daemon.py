@@ -1,4 +1,4 @@
-"""A real daemon process on real sockets, for tests; started and stopped like systemd would."""
+"""A real daemon process on real sockets, for tests. It is started and stopped as systemd does."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
-# For a model to be read, examined and opened, on a box where much else goes on.
+# For a model to be read, examined and opened on a busy machine.
 _READY_SECONDS = 180.0
 
 
 def wait_for(what: str, probe: Callable[[], T], seconds: float = 60.0) -> T:
-    """Polls until `probe` answers something true; fails with `what` when it never does."""
+    """Poll until `probe` returns a true value, and return it; fail with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := probe():
@@ -41,7 +41,7 @@ def wait_for(what: str, probe: Callable[[], T], seconds: float = 60.0) -> T:
 
 
 class Daemon:
-    """`edged serve` in folders of its own. Use in a `with`; may be started again after it was stopped or killed."""
+    """`edged serve` in its own folders. Use it in a `with`; it may be started again after it was stopped or killed."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Daemon:
         listen: Sequence[str] = ("unix:HOME/edged.sock", "localhost:0"),
         endpoints: int = 0,
     ) -> None:
-        """`builds`: whether engines are built by themselves, which many tests have no use for, and which takes the
-        processors of all of them. `folder` is where it is started; with the `python` of another checkout it is that
-        checkout, whose code then runs. `config` is the text of a configuration file, `listen` the addresses of gRPC;
-        HOME in them is the daemon's folder. `endpoints`: how many other addresses it prints after gRPC's."""
+        """`builds`: whether the daemon builds engines by itself; many tests do not need them, and builds slow down all
+        tests. `folder` is the working directory; together with the `python` of another checkout, that checkout's code
+        runs. `config` is the text of a configuration file, `listen` has the addresses of gRPC; HOME in them stands for
+        the daemon's folder. `endpoints` is the number of further addresses that the daemon prints."""
         # Not pytest's tmp_path: a socket's path must stay below 108 bytes.
         self.home = Path(tempfile.mkdtemp(prefix="edt-"))
         self.state, self.cache = self.home / "state", self.home / "cache"
@@ -72,15 +72,15 @@ class Daemon:
         self._listen = [word for each in listen for word in ("--listen", each.replace("HOME", str(self.home)))]
         self._endpoints = endpoints
         self._environment = {**(os.environ if environment is None else environment)}
-        self._environment["XDG_CONFIG_HOME"] = str(self.home)  # not of whoever runs the tests
+        self._environment["XDG_CONFIG_HOME"] = str(self.home)  # not the configuration of the user who runs the tests
         self._builds = builds
-        # Operators use the socket; tests of the protocols ask for everything over TCP as well.
+        # Operators use the socket; tests of the protocols need every role over TCP as well.
         self._environment.setdefault("EDGED_ACCESS_LOOPBACK", "infer,read,operate")
         if not builds:
             self._environment["EDGED_ENGINES_BUILD"] = "command"
         self._process: subprocess.Popen[str] | None = None
         self.addresses: list[str] = []
-        self.killed = 0  # process id of the last one that was killed
+        self.killed = 0  # process id of the last killed process
 
     def start(self) -> Self:
         command = self.command("serve", "--state", str(self.state), "--cache", str(self.cache))
@@ -98,7 +98,7 @@ class Daemon:
         return self
 
     def command(self, *arguments: str) -> list[str]:
-        """A command line of the same edged."""
+        """Return a command line of the same edged."""
         return [str(self._python), "-m", "edged", *arguments]
 
     @property
@@ -122,14 +122,14 @@ class Daemon:
         return edged.Client(self.unix)
 
     def children(self) -> dict[int, str]:
-        """Command lines of the daemon's children by pid."""
+        """Return the command lines of the daemon's children by pid."""
         return children(self.pid)
 
     def hosts(self) -> list[int]:
         return [pid for pid, line in self.children().items() if "edged.host.main" in line]
 
     def ready(self, model: str) -> None:
-        """Waits until a model is served."""
+        """Wait until a model is served."""
         with self.client() as client:
             wait_for(
                 f"model {model} is ready",
@@ -138,7 +138,7 @@ class Daemon:
             )
 
     def settled(self, model: str, seconds: float = 180.0) -> list[edged.api_types.EngineInfo]:
-        """Waits until every engine of a model that is to be made has its outcome and the best serves; returns all."""
+        """Wait until every engine of a model has its outcome and the best one serves; return the engines."""
         ends = {"ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale"}
         ends |= set() if self._builds else {"absent"}
         with self.client() as client:
@@ -146,18 +146,18 @@ class Daemon:
             def done() -> list[edged.api_types.EngineInfo] | None:
                 try:
                     engines = list(client.engines(model))
-                except NotFound:  # the repository has not been looked at yet
+                except NotFound:  # the daemon has not scanned the repository yet
                     return None
                 return engines if all(e.state in ends for e in engines) and _best_serves(engines) else None
 
-            return wait_for(f"engines of {model} are made and the best serves", done, seconds)
+            return wait_for(f"engines of {model} are built and the best serves", done, seconds)
 
     @property
     def tokens(self) -> TokenFile:
         return TokenFile(self.state / "access" / "tokens.json")
 
     def token(self, name: str, *roles: str, days: float = 0.0) -> str:
-        """Makes a token; its secret. A daemon that runs knows it by then."""
+        """Add a token and return its secret. A running daemon has loaded it when this returns."""
         token, secret = make(name, parse_roles(roles), days)
         seen = self._looks()
         self.tokens.add(token)
@@ -169,7 +169,7 @@ class Daemon:
         return self.log.read_text().count("tokens changed") if self.log.exists() else 0
 
     def stop(self, seconds: float = 20.0) -> int:
-        """SIGTERM, as systemd does; returns the exit status."""
+        """Send SIGTERM, as systemd does; return the exit status."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         status = self._process.wait(seconds)
@@ -177,7 +177,7 @@ class Daemon:
         return status
 
     def forget(self) -> None:
-        """Delete all engines, and what is known about models, of a daemon that is stopped."""
+        """Delete all engines, and the known facts about models, of a stopped daemon."""
         assert self._process is None
         shutil.rmtree(self.cache, ignore_errors=True)
 
@@ -211,15 +211,14 @@ class Daemon:
 
 
 def is_of_the_past(engine: edged.api_types.EngineInfo) -> bool:
-    """Whether it serves although it was built for the device as it was."""
+    """Return True if the engine serves although it was built for an earlier state of the device."""
     return "until its successor" in engine.reason
 
 
 def _best_serves(engines: list[edged.api_types.EngineInfo]) -> bool:
-    """Whether no swap is due any more: what serves is within the margin, 5 %, of the least cost there is.
+    """Return True if no swap is due: the serving engine is within the margin (5 %) of the lowest cost.
 
-    Judged as the daemon judges, for the demand at the moment and the settings of the model, of which a client knows
-    neither: either will do.
+    The daemon decides by present demand and the model's settings. A client knows neither, so any combination will do.
     """
     able = [e for e in engines if e.state in ("ready", "serving")]
     serving = [e.key for e in able if e.state == "serving" and not is_of_the_past(e)]
@@ -236,7 +235,7 @@ def _best_serves(engines: list[edged.api_types.EngineInfo]) -> bool:
 
 
 def children(pid: int) -> dict[int, str]:
-    """Command lines of a process's children by pid."""
+    """Return the command lines of a process's children by pid."""
     found: dict[int, str] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""What modules of generated messages declare, as plain values."""
+"""The declarations in modules of generated messages, as plain values for comparison."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def declared(*modules: str) -> dict[str, Any]:
-    """Messages, enums and methods by full name."""
+    """Return messages, enums and methods by full name."""
     found: dict[str, Any] = {}
     for name in modules:
         file = importlib.import_module(name).DESCRIPTOR
@@ -32,7 +32,7 @@ def _take_message(message: Any, found: dict[str, Any]) -> None:
 
 
 def _field(field: Any) -> list[Any]:
-    """Number, name, type, whether it is repeated and packed, whose member it is, and of which message or enum."""
+    """Return number, name, type, the flags repeated, packed and has_presence, the oneof, and the message or enum."""
     kind = field.message_type or field.enum_type
     group = field.containing_oneof
     shape = [field.is_repeated, field.is_packed, field.has_presence]

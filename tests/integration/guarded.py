@@ -1,4 +1,4 @@
-"""A daemon with certificates and tokens, and clients that show them or something else."""
+"""A daemon with certificates and tokens, and clients that present good or bad ones."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ without_client_certificate = ["127.0.0.1:0"]
 
 
 class Guarded(Daemon):
-    """Listens at the two default sockets, at one port with TLS and one that asks for certificates as well.
-
-    `certificates` says which roles which names have. `more` are lines of the configuration.
+    """Listens on the two default sockets, on one port with TLS, and on one that also requires client certificates.
+    `certificates` maps names in certificates to roles. `more` are further lines of the configuration.
     """
 
     def __init__(self, *more: str, certificates: Mapping[str, Sequence[str]] | None = None, endpoints: int = 0) -> None:
@@ -40,7 +39,7 @@ class Guarded(Daemon):
             listen=("unix:HOME/edged.sock", "unix:HOME/operate.sock", "127.0.0.1:0", "localhost:0"),
             endpoints=endpoints,
         )
-        self._environment["RUNTIME_DIRECTORY"] = str(self.home)  # where the default sockets are
+        self._environment["RUNTIME_DIRECTORY"] = str(self.home)  # the folder of the default sockets
         self.authority = Authority(self.home / "tls")
         self.server = self.authority.sign("server", *LOCAL)[0]
 
@@ -61,33 +60,33 @@ class Guarded(Daemon):
         return self.addresses[3].removeprefix("tls:")
 
     def audited(self) -> list[dict[str, Any]]:
-        """What was written down so far."""
+        """Return the audit entries so far."""
         place = self.state / "audit" / "audit.jsonl"
         return [json.loads(line) for line in place.read_text().splitlines()] if place.exists() else []
 
     def channel(self, address: str, certificate: Path | None = None) -> grpc.Channel:
-        """To one of the addresses, showing a certificate."""
+        """Return a channel to one of the addresses, optionally with a client certificate."""
         if address.startswith("unix:"):
             return grpc.insecure_channel(address)
         ca = self.authority.ca.read_bytes()
         shown = (
             (certificate.with_suffix(".key").read_bytes(), certificate.read_bytes()) if certificate else (None, None)
         )
-        # Of its own: gRPC shares connections of channels that look the same, also across a change of certificates.
+        # A separate connection: gRPC shares connections between equal channels, also after a certificate has changed.
         return grpc.secure_channel(
             address, grpc.ssl_channel_credentials(ca, *shown), [("grpc.use_local_subchannel_pool", 1)]
         )
 
 
 def bearer(secret: str | None) -> tuple[tuple[str, str], ...]:
-    """The header that shows a token."""
+    """Return the metadata that presents a token."""
     return () if secret is None else (("authorization", f"Bearer {secret}"),)
 
 
 def outcome(
     channel: grpc.Channel, method: str, secret: str | None = None, request: bytes = b""
 ) -> grpc.RpcError | None:
-    """What a unary call ends with; None where it is answered."""
+    """Return the error of a unary call, or None if it succeeds."""
     try:
         channel.unary_unary(method)(request, metadata=bearer(secret), timeout=10)
     except grpc.RpcError as error:
@@ -96,6 +95,6 @@ def outcome(
 
 
 def code(channel: grpc.Channel, method: str, secret: str | None = None, request: bytes = b"") -> str:
-    """The name of the status that a unary call ends with."""
+    """Return the name of a unary call's status."""
     error = outcome(channel, method, secret, request)
     return "OK" if error is None else str(error.code().name)

@@ -1,4 +1,4 @@
-"""Runs in a process of its own: NVIDIA's HTTP client against the daemon. Prints one JSON object of what it saw."""
+"""NVIDIA's HTTP client against the daemon, in its own process. Prints one JSON object with the results."""
 
 from __future__ import annotations
 

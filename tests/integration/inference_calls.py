@@ -1,4 +1,4 @@
-"""Calls of the daemon's services with our own messages."""
+"""Calls of the daemon's services with edged's own messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _METHODS = {
 
 
 def method(channel: Any, name: str) -> Any:
-    """A method of inference.GRPCInferenceService, Cameras or Operations on a channel, blocking or not."""
+    """Return a method of GRPCInferenceService, Cameras or Operations on a channel, blocking or asynchronous."""
     found = _METHODS[name]
     given, got = ("stream" if many else "unary" for many in (found.client_streaming, found.server_streaming))
     return getattr(channel, f"{given}_{got}")(
@@ -37,7 +37,7 @@ def method(channel: Any, name: str) -> Any:
 
 
 def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
-    """The status of a call that must fail, and its words, which are one short line."""
+    """Return the status and message of a call that must fail. The message must be one short line."""
     with pytest.raises(grpc.RpcError) as caught:
         call(*arguments, **options)
     words = str(caught.value.details())
@@ -49,14 +49,14 @@ def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> tup
 
 
 def tell(parameters: Any, **values: bool | int | str | float) -> None:
-    """Adds parameters as clients send them: whole numbers signed."""
+    """Add parameters as clients send them: integers as signed values."""
     fields = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
     for key, value in values.items():
         setattr(parameters[key], fields[type(value)], value)
 
 
 def request(model: str, values: Any, name: str = "x", datatype: str = "FP32", **fields: Any) -> pb.ModelInferRequest:
-    """A request of one raw tensor."""
+    """Return a request with one raw tensor."""
     made = pb.ModelInferRequest(model_name=model, **fields)
     made.inputs.add(name=name, datatype=datatype, shape=values.shape)
     made.raw_input_contents.append(np.ascontiguousarray(values).tobytes())
@@ -64,13 +64,13 @@ def request(model: str, values: Any, name: str = "x", datatype: str = "FP32", **
 
 
 def infer(channel: grpc.Channel, message: pb.ModelInferRequest, timeout: float = 60) -> pb.ModelInferResponse:
-    """The answer to a request of tensors."""
+    """Send a tensor request and return its answer."""
     answer: pb.ModelInferResponse = method(channel, "ModelInfer")(message, timeout=timeout)
     return answer
 
 
 class Calls:
-    """Blocking calls of one daemon. Use in a `with`."""
+    """Blocking calls to one daemon. Use it in a `with`."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
@@ -82,7 +82,7 @@ class Calls:
         self._channel.close()
 
     def __call__(self, name: str, /, **fields: Any) -> Any:
-        """The answer of a method of GRPCInferenceService to a request with these fields."""
+        """Call a method of GRPCInferenceService with a request of these fields."""
         return method(self._channel, name)(getattr(pb, f"{name}Request")(**fields), timeout=60)
 
     def infer(self, message: pb.ModelInferRequest) -> pb.ModelInferResponse:
@@ -93,7 +93,7 @@ class Calls:
         return answer.model_stats
 
     def trace(self, model: str = "", **settings: Sequence[str]) -> dict[str, list[str]]:
-        """Changes trace settings; returns all."""
+        """Change trace settings; return all of them."""
         asked = pb.TraceSettingRequest(model_name=model)
         for name, values in settings.items():
             asked.settings[name].value.extend(values)
@@ -101,7 +101,7 @@ class Calls:
         return {name: list(value.value) for name, value in answer.settings.items()}
 
     def log(self, **settings: bool | int | str) -> dict[str, bool | int | str]:
-        """Changes log settings; returns all."""
+        """Change log settings; return all of them."""
         asked = pb.LogSettingsRequest()
         for name, value in settings.items():
             kind = "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else ""

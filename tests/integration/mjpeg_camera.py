@@ -1,4 +1,4 @@
-"""A camera on the loopback that sends JPEGs over HTTP, and behaves as a test says."""
+"""A camera on the loopback address that sends JPEGs over HTTP. Tests control its behaviour."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace;boundary=fr
 
 
 class MjpegCamera:
-    """Sends ten pictures a second to each client. `behaviour` may change at any time: `silent` keeps the connection and
-    sends nothing, `hangs up` ends it and each new one."""
+    """Sends ten pictures a second to each client. `behaviour` may change at any time: `silent` keeps connections open
+    and sends nothing, `hangs up` closes present and new connections."""
 
     def __init__(self) -> None:
         self.behaviour: Behaviour = "moves"

@@ -1,4 +1,4 @@
-"""Small ONNX files for tests, of the IR version and opset that the oldest runtimes take."""
+"""Small ONNX files for tests, with the IR version and opset that the oldest runtimes accept."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def write(
     domains: Mapping[str, int] | None = None,
     **options: object,
 ) -> Path:
-    """A graph in ONNX's textual syntax; options are those of `onnx.save`."""
+    """Write a graph in ONNX's textual syntax; options are those of `onnx.save`."""
     onnx.save(models.parse(graph, constants, opset=17, ir_version=9, domains=domains), path, **options)
     return path
 
 
 def identity(path: Path, datatype: str, operator: str = "Identity", domain: str = "") -> Path:
-    """y = x of any dtype, shape [n, 4]; or another operator of one input and one output."""
+    """Write y = x of any dtype, shape [n, 4], or another operator with one input and one output."""
     ends = (models.value(name, datatype, ["n", 4]) for name in "xy")
     node = onnx.helper.make_node(operator, ["x"], ["y"], domain=domain)
     domains = {domain: 1} if domain else None
@@ -35,18 +35,18 @@ def identity(path: Path, datatype: str, operator: str = "Identity", domain: str 
 
 
 def scale(path: Path, factor: float) -> Path:
-    """y = factor * x, FP32 [1, 4]: tells versions of a model apart."""
+    """Write y = factor * x, FP32 [1, 4]. Different factors distinguish versions of a model."""
     return write(path, f"(float[1,4] x) => (float[1,4] y) <float[1] f = {{{factor}}}> {{ y = Mul(x, f) }}")
 
 
 def pick(path: Path) -> Path:
-    """y = the x-th of four numbers, x INT64 [1]: fails at an index beyond them."""
+    """Write y = the x-th of four numbers, x INT64 [1]. An index out of range fails."""
     numbers = "<float[4] numbers = {0, 1, 2, 3}>"
     return write(path, f"(int64[1] x) => (float[1] y) {numbers} {{ y = Gather(numbers, x) }}")
 
 
 def convolutions(path: Path, layers: int = 4, external: bool = False) -> Path:
-    """A small stack of convolutions over pictures [1, 3, 64, 64]; weights optionally in `weights.bin` beside it."""
+    """Write a small stack of convolutions over pictures [1, 3, 64, 64]; `external` puts weights into `weights.bin`."""
     random = np.random.default_rng(layers)
     weights = {
         f"w{index}": random.standard_normal((8, 8 if index else 3, 3, 3)).astype(np.float32) / 6

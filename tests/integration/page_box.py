@@ -1,4 +1,4 @@
-"""A daemon with a page, a model and two cameras, of which one is disabled."""
+"""A daemon with a page, a model and two cameras, one of them disabled."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ enabled = false
 
 
 class PageBox(Daemon):
-    """A daemon with a page, which has started when its model is ready. `more`: lines of the configuration."""
+    """A daemon with a page; `start` returns when its model is ready. `more`: lines of the configuration."""
 
     def __init__(self, listen: str = "127.0.0.1:0", more: str = "", cameras: str = _CAMERAS) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class PageBox(Daemon):
         return web.ask(self.url, method, path, body, named)
 
     def streaming(self) -> CameraInfo:
-        """The camera, when its frames are answered."""
+        """Wait until the camera's frames are answered; return the camera."""
         with self.client() as client:
 
             def found() -> CameraInfo | None:

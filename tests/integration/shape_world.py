@@ -1,7 +1,7 @@
-"""A control room with real children and hosts in this process, and one model of open dimensions that is asked tensors.
+"""A controller with real children and hosts in this process, and one model with open dimensions for tensor requests.
 
-The model answers a zero for everything, which the `null` backend does as well: an engine of it is verified and serves,
-keeps to its range of shapes, and is faster than the reference.
+The model always answers zero, as the `null` backend does. A `null` engine of it is therefore verified and serves, keeps
+to its range of shapes, and is faster than the reference.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tests import models
 
 
 def zero(*inputs: str, dims: tuple[int | str, ...] = ("n", "w")) -> onnx.ModelProto:
-    """INT64 [1], always 0, from FP32 inputs of the same dimensions."""
-    # Zeroes that take the reference long to multiply, so that `null` is the faster of the two.
+    """Return a model with the output INT64 [1], always 0, and FP32 inputs of equal dimensions."""
+    # Multiplications of zeros that are slow in the reference, so that `null` is the faster engine.
     slow = " ".join(f"z{n + 1} = MatMul(z{n}, z0)" for n in range(8)) + " slow = ReduceSum<keepdims = 0>(z8)"
     sums = " ".join(f"{x}_none = Sub({x}, {x}) {x}_sum = ReduceSum<keepdims = 0>({x}_none)" for x in inputs)
     added = ", ".join(["slow", *(f"{name}_sum" for name in inputs)])
@@ -45,7 +45,7 @@ def zero(*inputs: str, dims: tuple[int | str, ...] = ("n", "w")) -> onnx.ModelPr
 
 
 def with_default(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with an input `offset`, 0 unless it is given, that is added to its answer."""
+    """Add the input `offset` to the model, with the default 0, which is added to the answer."""
     next(node for node in proto.graph.node if node.op_type == "Sum").input.append("offset")
     proto.graph.input.append(models.value("offset", "FP32", [1]))
     proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "offset"))
@@ -53,7 +53,7 @@ def with_default(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class World:
-    """One daemon's core without its sockets."""
+    """A daemon's core without its sockets."""
 
     def __init__(self, root: Path) -> None:
         repository, store = Repository(root / "state" / "models"), Store(root / "cache")
@@ -67,12 +67,12 @@ class World:
 
     @property
     def range(self) -> str:
-        """The range of the engine that serves, as text; "none" where none does."""
+        """The range of the serving engine, as text; "none" if no engine serves."""
         current = self.planned.slot.current
         return "none" if current is None else str(current.engine.profile)
 
     async def serves(self, backend: str, range_: str | None = None) -> None:
-        """Waits until an engine of a backend serves, of a range where one is given."""
+        """Wait until an engine of a backend serves, optionally one of a given range."""
 
         def does() -> bool:
             current = self.planned.slot.current
@@ -85,7 +85,7 @@ class World:
         await until(does, f"{backend} serves {range_ or ''}")
 
     async def ask(self, offset: float | None = None, **shapes: tuple[int, ...]) -> int:
-        """Asks with zeroes of these shapes, and an offset if one is given; the answer's one number."""
+        """Send zeros of these shapes, and an offset if given; return the single number of the answer."""
         message = pb.ModelInferRequest(model_name="m")
         raw = []
         for name, shape in shapes.items():
@@ -102,7 +102,7 @@ class World:
 
 
 async def until(happened: object, what: str, seconds: float = 150.0) -> None:
-    """Waits for something to become true."""
+    """Wait until `happened` returns True."""
     assert callable(happened)
     for _ in range(int(seconds / 0.02)):
         if happened():
@@ -113,7 +113,7 @@ async def until(happened: object, what: str, seconds: float = 150.0) -> None:
 
 @contextlib.asynccontextmanager
 async def world(root: Path, proto: onnx.ModelProto, **settings: str) -> AsyncIterator[World]:
-    """A core that runs, with the model `m`; started on what is left of one before where there is any."""
+    """Run a core with the model `m`. It continues with the state of an earlier one in the same folder."""
     made = World(root)
     if not made.controller.repository.entries():
         file = models.save(proto, root / "m.onnx")

@@ -1,4 +1,4 @@
-"""TensorRT for RTX with our own builder, and programs of their own that use it."""
+"""Helpers for TensorRT for RTX: edged's builder, and programs in child processes that use the runtime."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tests.waiting import run
 
 INSTALLED = pytest.mark.skipif(
     util.find_spec("tensorrt_rtx_bindings") is None or util.find_spec("tensorrt_rtx_libs") is None,
-    reason="TensorRT for RTX is not installed: there are wheels for x86-64 alone, and `make` installs them there",
+    reason="TensorRT for RTX is not installed; it has wheels for x86-64 only, which `make` installs",
 )
 RANDOM = np.random.default_rng(3)
-# Bits of the header's byte 32, as seen; so that an engine is shown to be for the one device that was asked for.
+# Bits of byte 32 of the header, as observed. They show that an engine is for the requested device only.
 TARGETS = {"7.5": 0x01, "8.0": 0x02, "8.6": 0x04, "8.9": 0x08, "12.0": 0x10, "12.1": 0x20}
 
 
@@ -63,7 +63,7 @@ async def plenty(need: int) -> int:
 def make(
     builder: Builder, model: Model, capability: str = "8.6", precision: str = "fp32"
 ) -> tuple[EngineRecord, str, list[Progress]]:
-    """Builds as `edged engines build --for` does; the record, its key, and what was told."""
+    """Build as `edged engines build --for` does; return the record, the key's digest and the reported progress."""
     from edged.engines.builder import Task
 
     reported: list[Progress] = []
@@ -80,7 +80,7 @@ def conv(folder: Path, **more: int) -> Path:
 
 
 def layered(folder: Path) -> Path:
-    """Three convolutions on a picture, so that a precision has something to change."""
+    """Save a model of three convolutions on a picture, so that a precision changes something."""
     nodes, weights, before = [], [], "images"
     for number, (reads, makes) in enumerate([(3, 16), (16, 16), (16, 8)]):
         array = (RANDOM.standard_normal((makes, reads, 3, 3)) / 8).astype(np.float32)
@@ -132,7 +132,7 @@ def opened(path, out):
 
 
 def ask(program: str, *folders: str) -> dict[str, object]:
-    """Runs a program in a process of its own, as a host is; what it leaves in `answer`. Folders precede packages."""
+    """Run a program in a child process, as a host is; return its variable `answer`. Folders precede packages."""
     path = os.pathsep.join([*folders, os.getcwd()])
     ended = subprocess.run(
         [sys.executable, "-c", f"{PROGRAM}\n{program}\nprint(json.dumps(answer))"],

@@ -1,6 +1,6 @@
-"""TensorRT's Python bindings without TensorRT: libraries of the names that they want, with functions that do nothing.
+"""TensorRT's Python bindings without TensorRT: stub libraries with the needed names and functions that do nothing.
 
-Good for looking at classes and signatures. What is created comes back as a null pointer.
+This is enough to inspect classes and signatures. Every created object is a null pointer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def has_compiler() -> bool:
 
 
 class Bindings:
-    """One folder that pip filled with `--target`, and stub libraries made until its module can be imported."""
+    """A folder that pip filled with `--target`, and stub libraries that make its module importable."""
 
     def __init__(self, folder: Path, scratch: Path) -> None:
         self._folder, self._stubs = folder, scratch / "stubs"
@@ -36,10 +36,10 @@ class Bindings:
                 return
             if not self._learn(ended.stderr):
                 raise AssertionError(ended.stderr)
-        raise AssertionError(f"{folder.name} wants ever more symbols")
+        raise AssertionError(f"{folder.name} needs ever more symbols")
 
     def ask(self, program: str) -> dict[str, object]:
-        """Runs a program that has the module as `trt` and leaves its answer in `answer`."""
+        """Run a program that has the module as `trt`; return its variable `answer`."""
         ended = self._run(f"import json, tensorrt_bindings as trt\n{program}\nprint(json.dumps(answer))")
         assert ended.returncode == 0, ended.stderr
         answer: dict[str, object] = json.loads(ended.stdout.splitlines()[-1])

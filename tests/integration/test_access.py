@@ -1,4 +1,4 @@
-"""Who may do what while the daemon runs: certificates and tokens that change, limits, what is written down, HTTP."""
+"""Access control in a running daemon: changes of certificates and tokens, limits, the audit log, HTTP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def daemon() -> Iterator[Guarded]:
 
 
 def _served(daemon: Guarded) -> bytes:
-    """The certificate that the daemon shows to whoever connects."""
+    """Return the certificate that the daemon presents."""
     host, port = daemon.tls.rsplit(":", 1)
     context = ssl.create_default_context(cafile=str(daemon.authority.ca))
     context.set_alpn_protocols(["h2"])
@@ -56,7 +56,7 @@ def _served(daemon: Guarded) -> bytes:
 
 
 def _replace(daemon: Guarded, made: Path) -> None:
-    """Puts another certificate and its key in the place of the daemon's, one after the other."""
+    """Replace the daemon's certificate, then its key."""
     for suffix in (".pem", ".key"):
         new = daemon.server.with_suffix(f"{suffix}.new")
         shutil.copy(made.with_suffix(suffix), new)
@@ -68,12 +68,12 @@ def _alarms(daemon: Guarded) -> list[str]:
         return [alarm.message for alarm in client.status().alarms]
 
 
-def test_sockets_are_their_groups_or_the_owners_alone(daemon: Guarded) -> None:
+def test_socket_modes_allow_owner_and_group_only(daemon: Guarded) -> None:
     modes = [stat.S_IMODE(Path(a.removeprefix("unix:")).stat().st_mode) for a in daemon.addresses[:2]]
     assert all(mode in (0o660, 0o600) for mode in modes), modes
 
 
-def test_call_of_an_operator_at_the_inference_socket_names_the_other(daemon: Guarded) -> None:
+def test_operator_call_at_the_inference_socket_names_the_operators_socket(daemon: Guarded) -> None:
     words = r"RemoveModel needs the role operate.*operate\.sock"
     with edged.Client(daemon.infer_socket) as client, pytest.raises(Forbidden, match=words):
         client.remove_model("m")
@@ -81,13 +81,13 @@ def test_call_of_an_operator_at_the_inference_socket_names_the_other(daemon: Gua
         client.remove_model("m")
 
 
-def test_another_certificate_is_shown_without_a_restart(daemon: Guarded) -> None:
+def test_new_certificate_is_presented_without_a_restart(daemon: Guarded) -> None:
     before, token = _served(daemon), daemon.token("rotation", "read")
     with daemon.channel(daemon.tls) as old:
         assert code(old, _MODELS, token) == "OK"
         _replace(daemon, daemon.authority.sign("second", *LOCAL)[0])
-        wait_for("the new certificate is shown", lambda: _served(daemon) != before, 15)
-        assert code(old, _MODELS, token) == "OK"  # connections from before go on
+        wait_for("the new certificate is presented", lambda: _served(daemon) != before, 15)
+        assert code(old, _MODELS, token) == "OK"  # existing connections continue
         with daemon.channel(daemon.tls) as new:
             assert code(new, _MODELS, token) == "OK"
 
@@ -96,15 +96,15 @@ def test_reload_unusable_certificate_reports_it_and_changes_nothing(daemon: Guar
     before, key = _served(daemon), daemon.server.with_suffix(".key").read_bytes()
     shutil.copy(daemon.authority.sign("other")[1], daemon.server.with_suffix(".key"))
     try:
-        (message,) = wait_for("it is told", lambda: [m for m in _alarms(daemon) if "does not match" in m], 15)
+        (message,) = wait_for("the alarm is raised", lambda: [m for m in _alarms(daemon) if "does not match" in m], 15)
         assert "tls.key" in message
         assert _served(daemon) == before
     finally:
         daemon.server.with_suffix(".key").write_bytes(key)
-    wait_for("it is over", lambda: not _alarms(daemon), 15)
+    wait_for("the alarm is cleared", lambda: not _alarms(daemon), 15)
 
 
-def test_certificates_of_clients_that_are_expired_or_anothers(daemon: Guarded, tmp_path: Path) -> None:
+def test_expired_or_foreign_client_certificate_is_refused(daemon: Guarded, tmp_path: Path) -> None:
     good, _ = daemon.authority.sign("camera", "DNS:camera.lan")
     expired, _ = daemon.authority.sign("expired", "DNS:camera.lan", days=-1)
     foreign, _ = Authority(tmp_path, "foreign").sign("camera", "DNS:camera.lan")
@@ -113,7 +113,7 @@ def test_certificates_of_clients_that_are_expired_or_anothers(daemon: Guarded, t
             assert code(channel, _MODELS) == expected, certificate
 
 
-def test_a_revoked_token_is_refused_and_its_streams_end(daemon: Guarded) -> None:
+def test_revoked_token_is_refused_and_its_streams_end(daemon: Guarded) -> None:
     secret = daemon.token("doomed", "read")
     with daemon.channel(daemon.tls) as channel:
         request = operations_pb2.WatchEventsRequest(follow=True).SerializeToString()
@@ -140,14 +140,14 @@ def test_tokens_by_command(daemon: Guarded) -> None:
 
     secret = tokens("new", "yard", "--role", "infer,read", "--days", "30").strip()
     with daemon.channel(daemon.tls) as channel:
-        wait_for("it is known", lambda: code(channel, _MODELS, secret) == "OK", 20)
+        wait_for("the token is known", lambda: code(channel, _MODELS, secret) == "OK", 20)
         listed = tokens("list")
         assert "yard" in listed
         assert secret not in listed
         assert "token yard already exists" in tokens("new", "yard", "--role", "read", status=1)
         assert "role 'root'" in tokens("new", "gate", "--role", "root", status=2)
         tokens("revoke", "yard")
-        wait_for("it is refused", lambda: code(channel, _MODELS, secret) == "UNAUTHENTICATED", 20)
+        wait_for("the token is refused", lambda: code(channel, _MODELS, secret) == "UNAUTHENTICATED", 20)
         assert "token 'yard' does not exist" in tokens("revoke", "yard", status=1)
     assert stat.S_IMODE(daemon.tokens.path.stat().st_mode) == 0o600
 
@@ -159,13 +159,13 @@ def test_operator_calls_are_audited(daemon: Guarded) -> None:
         assert code(channel, _REMOVE, secret, request) == "NOT_FOUND"
         load = pb.RepositoryModelLoadRequest(model_name="nothing-there").SerializeToString()
         code(channel, "/inference.GRPCInferenceService/RepositoryModelLoad", secret, load)
-        assert code(channel, _MODELS, secret) == "OK"  # which is no command
+        assert code(channel, _MODELS, secret) == "OK"  # a read is not audited
 
     def lines() -> list[dict[str, object]]:
         found = [line for line in daemon.audited() if line["who"] == "token keeper"]
         return found if len(found) >= 2 else []
 
-    removed, loaded = wait_for("both are written", lines, 10)
+    removed, loaded = wait_for("both are in the audit log", lines, 10)
     assert removed["method"] == _REMOVE
     assert removed["outcome"] == "NOT_FOUND"
     assert removed["about"] == {"name": "nothing-there"}
@@ -188,7 +188,7 @@ def test_no_secret_is_in_any_log(daemon: Guarded) -> None:
         error = outcome(channel, _MODELS, _WRONG)
         assert error is not None
         assert _WRONG not in str(error.details())
-    wait_for("it is written down", lambda: any(line["outcome"] == "UNAUTHENTICATED" for line in daemon.audited()), 10)
+    wait_for("it is audited", lambda: any(line["outcome"] == "UNAUTHENTICATED" for line in daemon.audited()), 10)
     reported = daemon.log.read_text() + (daemon.state / "audit" / "audit.jsonl").read_text()
     kept = daemon.tokens.path.read_text()
     for secret in (_WRONG, good, good[:-1]):
@@ -198,7 +198,7 @@ def test_no_secret_is_in_any_log(daemon: Guarded) -> None:
 
 
 class HttpGuarded(Guarded):
-    """Listens for HTTP as well, which gives nothing to whoever shows nothing; and one client may not do much."""
+    """Also listens for HTTP, gives no role to anonymous clients, and limits the requests per second of each client."""
 
     def __init__(self) -> None:
         limits = ("loopback = []", "client_per_second = 40")
@@ -237,11 +237,11 @@ def test_http_has_the_same_roles(limited: HttpGuarded) -> None:
     def loaded() -> list[object]:
         return [line["about"] for line in limited.audited() if line["who"] == "token http-operate"]
 
-    assert wait_for("it is written down", loaded, 10) == [{"model": "nothing-there"}]
+    assert wait_for("the call is in the audit log", loaded, 10) == [{"model": "nothing-there"}]
     assert infer not in limited.log.read_text()
 
 
-def test_one_client_may_make_so_many_requests_a_second(limited: HttpGuarded) -> None:
+def test_client_rate_limit_refuses_one_client_and_not_another(limited: HttpGuarded) -> None:
     secret, other = limited.token("eager", "read"), limited.token("patient", "read")
     with limited.channel(limited.tls) as channel:
         began = time.monotonic()
@@ -250,7 +250,7 @@ def test_one_client_may_make_so_many_requests_a_second(limited: HttpGuarded) -> 
         assert "RESOURCE_EXHAUSTED" in found
         assert 40 <= found.count("OK") <= 41 + 40 * passed
         assert code(channel, _METADATA, other) == "OK"
-        wait_for("it may again", lambda: code(channel, _METADATA, secret) == "OK", 10)
+        wait_for("the client is served again", lambda: code(channel, _METADATA, secret) == "OK", 10)
     status, headers, _ = ask(limited.web, "GET", "/v2/health/live")
     assert status == 200
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Who may call what: every method there is, by everybody, at every kind of address, against the table."""
+"""Access by method: every method, with every kind of caller, at every kind of address, against the table METHODS."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.integration.guarded import Guarded, bearer
 
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _ROLES = ("infer", "read", "operate")
-# What each kind of address gives to whoever reaches it, without anything shown.
+# The roles that each kind of address gives to an anonymous client.
 _GIVEN = {
     "infer socket": {"infer", "read"},
     "operate socket": {"infer", "read", "operate"},
     "tls": set(),
     "mtls": set(),
 }
-# These are what they are, whatever is sent; the rest takes one message and gives one answer.
+# Methods with streams. All other methods take one message and give one answer.
 _MANY_IN = ("AddModel", "Detect", "ModelStreamInfer", "ServerReflectionInfo")
 _MANY_OUT = ("Detect", "ModelStreamInfer", "ServerReflectionInfo", "Watch", "WatchEvents", "Rebuild", "Verify")
 
-Shown = tuple[Path | None, str | None]  # a certificate, a token
+Shown = tuple[Path | None, str | None]  # the certificate and token that a client presents
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def certificates(daemon: Guarded) -> dict[str, Path]:
 
 
 def _status(channel: grpc.Channel, method: str, secret: str | None) -> grpc.StatusCode | None:
-    """What a call of a method with nothing in it ends with, or has not ended with soon; None for an answer."""
+    """Call a method with an empty request; return the status of its error, or None if it succeeds."""
     name, metadata = method.rpartition("/")[2], bearer(secret)
     sent: bytes | Iterator[bytes] = iter(()) if name in _MANY_IN else b""
     try:
@@ -72,7 +72,7 @@ def _status(channel: grpc.Channel, method: str, secret: str | None) -> grpc.Stat
 
 
 def _is_there(channel: grpc.Channel, method: str) -> bool:
-    """Whether a method is registered; gRPC itself answers for those that are not."""
+    """Return True if a method is registered; gRPC itself answers calls of other methods."""
     call = channel.stream_stream(method)(iter((b"",)), timeout=10)
     try:
         next(call, None)
@@ -84,7 +84,7 @@ def _is_there(channel: grpc.Channel, method: str) -> bool:
 
 
 def _expected(method: str, has: set[str], is_known: bool, is_wrong: bool) -> grpc.StatusCode | None:
-    """The refusal that the table means; None where the call is let in."""
+    """Return the refusal that the table requires, or None if the call must be allowed."""
     if is_wrong:
         return grpc.StatusCode.UNAUTHENTICATED
     needed = METHODS[method]
@@ -94,7 +94,7 @@ def _expected(method: str, has: set[str], is_known: bool, is_wrong: bool) -> grp
 
 
 def _compare(channel: grpc.Channel, secret: str | None, has: set[str], is_known: bool, is_wrong: bool) -> list[str]:
-    """Every method, and where it is not as the table says."""
+    """Call every method; return the differences from the table."""
     wrong = []
     for method in METHODS:
         status = _status(channel, method, secret)

@@ -1,4 +1,4 @@
-"""A daemon whose sockets somebody else listens at, as systemd does: before it runs, while it does, and after."""
+"""Socket activation: calls before a daemon with passed sockets runs, while it runs, and after it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import edged
 from edged.errors import NotReady
 from tests.waiting import wait
 
-# Makes the named descriptors 3 and up, as systemd does, then runs the command.
+# Moves the given descriptors to 3 and up, as systemd does, then runs the command.
 _PASS = """
 import os, sys
 passed, *command = sys.argv[1:]
@@ -35,7 +35,7 @@ os.execv(command[0], command)
 
 
 class Manager:
-    """In systemd's place: listens at two paths, and starts the daemon with what it listens at."""
+    """Takes systemd's part: listens on two paths, and starts the daemon with these sockets."""
 
     def __init__(self) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="edt-"))
@@ -45,7 +45,7 @@ class Manager:
         self.listens(self.first)
 
     def listens(self, *paths: Path) -> None:
-        """Where the configuration says."""
+        """Write a configuration that listens on these paths."""
         named = ", ".join(f'"unix:{path}"' for path in paths)
         new = self.home / "edged.toml.new"
         new.write_text(f"listen = [{named}]\n")
@@ -67,7 +67,7 @@ class Manager:
             os.close(copy)
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until the daemon listens."""
         assert self._process is not None
         assert self._process.stdout is not None
         assert self._process.stdout.readline().startswith("listening on "), self.log()
@@ -111,7 +111,7 @@ def manager() -> Iterator[Manager]:
 
 
 class Call:
-    """Somebody who asks whether there is a daemon, by a connection of its own, from before there is one."""
+    """A client that calls ServerLive on its own connection, before a daemon runs."""
 
     def __init__(self, path: Path) -> None:
         options = (("grpc.use_local_subchannel_pool", 1),)
@@ -120,17 +120,17 @@ class Call:
         self._answer = self._ask.future(b"", timeout=30)
 
     def require(self) -> None:
-        """It is answered, and so is the next."""
+        """Check that the call and the next one are answered."""
         assert self._answer.result()
         assert self._ask(b"", timeout=30)
         self._channel.close()
 
 
 class Callers:
-    """Programs that call all the time with `wait_for_ready`, one connection each."""
+    """Clients that call all the time with `wait_for_ready`, one connection each."""
 
     def __init__(self, path: Path, count: int = 4) -> None:
-        self.answered: list[float] = []  # when the calls began
+        self.answered: list[float] = []  # start times of the calls
         self.failed: list[tuple[float, grpc.StatusCode]] = []
         self._path, self._is_done = path, threading.Event()
         self._threads = [threading.Thread(target=self._call) for _ in range(count)]
@@ -176,7 +176,7 @@ def test_activation_call_that_waits_for_ready_fails_only_if_the_daemon_had_it(
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_call_that_comes_while_no_daemon_runs_is_answered_by_the_next(manager: Manager, how: signal.Signals) -> None:
+def test_activation_call_without_a_daemon_is_answered_by_the_next(manager: Manager, how: signal.Signals) -> None:
     early = Call(manager.first)
     manager.start()
     early.require()
@@ -196,7 +196,7 @@ def is_served(client: edged.Client) -> bool:
     return True
 
 
-def test_an_address_that_is_not_configured_is_turned_away_until_a_reload_adds_it(manager: Manager) -> None:
+def test_activation_unconfigured_address_refuses_until_a_reload_adds_it(manager: Manager) -> None:
     manager.start()
     manager.wait()
     assert f"systemd listens on {manager.second}, which is not configured" in manager.log()
@@ -207,7 +207,7 @@ def test_an_address_that_is_not_configured_is_turned_away_until_a_reload_adds_it
         assert [(each.change, each.problem) for each in client.reload()] == [
             (f"listen: unix:{manager.second} added", "")
         ]
-        wait(lambda: is_served(other), "it is served there, too")
+        wait(lambda: is_served(other), "the added address is served")
         manager.listens(manager.first)
         assert [each.problem for each in client.reload()] == [""]
         with socket.socket(socket.AF_UNIX) as raw:

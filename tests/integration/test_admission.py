@@ -1,4 +1,4 @@
-"""What a user meets: the command as a process, and a daemon that is given models which would take its hosts along."""
+"""Admission as a user sees it: the command, and a daemon with models that would hang its hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """A home of its own."""
+    """Return an environment with its own home."""
     homes = {name: str(folder / "home") for name in ("HOME", "EDGED_CACHE", "EDGED_STATE", "XDG_RUNTIME_DIR")}
     return {**os.environ, **homes, **more}
 
@@ -59,7 +59,7 @@ def test_inspect_reports_problems_as_text_and_json(tmp_path: Path) -> None:
     assert (reported["ok"], reported["stage"], reported["category"]) == (False, "opset", "opset_too_new")
     assert reported["message"]
     assert reported["remedy"]
-    assert reported["inputs"], "the facts are told all the same"
+    assert reported["inputs"], "the facts are reported nevertheless"
     table = edged(tmp_path, "inspect", bad)
     assert table.returncode == 2
     assert "opset: opset too new" in table.stdout
@@ -85,7 +85,7 @@ def test_inspect_failure_is_one_line(tmp_path: Path) -> None:
     assert reported.count("\n") == 1
 
 
-def test_a_model_that_is_not_added_leaves_nothing(tmp_path: Path) -> None:
+def test_models_add_refused_model_leaves_no_files(tmp_path: Path) -> None:
     state = tmp_path / "state"
     path = models.save(ENDLESS, tmp_path / "model.onnx")
     refused = edged(tmp_path, "models", "add", "m", path, "--state", state, EDGED_ADMISSION_SECONDS="3")
@@ -96,7 +96,7 @@ def test_a_model_that_is_not_added_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_daemon_refuses_a_model_that_never_ends_and_serves_the_others(tmp_path: Path) -> None:
+def test_daemon_refuses_endless_model_and_serves_the_others(tmp_path: Path) -> None:
     config = tmp_path / "edged.toml"
     config.write_text("[admission]\nseconds = 4.0\n")
     models.save(models.matmul(), tmp_path / "good.onnx")

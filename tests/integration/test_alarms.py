@@ -1,4 +1,4 @@
-"""An engine that becomes slow while it serves is told of, everywhere where somebody may look, and when it is over."""
+"""A serving engine that becomes slow raises an alarm, visible in status, events and metrics, until it is fast again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.integration.daemon import Daemon, wait_for
 from tests.integration.test_engine_life import Cameras
 
-_STOPPED, _RUNNING = 0.04, 0.004  # seconds: more than ten times as long as it takes by itself
+_STOPPED, _RUNNING = 0.04, 0.004  # seconds: the engine takes over ten times as long
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def daemon(stored: Daemon) -> Iterator[Daemon]:
 
 
 class Throttled:
-    """A daemon's hosts get a tenth of the time, as on a processor that is too hot.
+    """Gives a daemon's hosts a tenth of the processor time, as on an overheated processor.
 
-    They are looked up anew every second: an engine that is timed again may be replaced by one in another host.
+    The hosts are looked up every second: after a new measurement, an engine in another host may serve.
     """
 
     def __init__(self, daemon: Daemon) -> None:
@@ -69,7 +69,7 @@ def status(daemon: Daemon) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_an_engine_that_becomes_slow_raises_an_alarm_until_it_is_fast_again(daemon: Daemon) -> None:
+def test_engine_that_becomes_slow_raises_an_alarm_until_it_is_fast_again(daemon: Daemon) -> None:
     daemon.settled("shapes")
     assert status(daemon).returncode == 0
     with daemon.client() as client, Cameras(daemon, 1):
@@ -77,14 +77,14 @@ def test_an_engine_that_becomes_slow_raises_an_alarm_until_it_is_fast_again(daem
         def slow() -> list[str]:
             return [alarm.message for alarm in client.status().alarms if alarm.kind == "slow"]
 
-        wait_for("its pace is known", lambda: client.load().models[0].baseline_ms, 30)
+        wait_for("the baseline is known", lambda: client.load().models[0].baseline_ms, 30)
         with Throttled(daemon):
             (message,) = wait_for("an alarm is raised", slow, 90)
             shown = status(daemon)
             assert shown.returncode == 1
             assert "instead of" in shown.stdout
             assert [alarm.kind for model in client.models() for alarm in model.alarms] == ["slow"]
-        wait_for("it is cleared", lambda: not slow(), 60)
+        wait_for("the alarm is cleared", lambda: not slow(), 60)
         kinds = [event.kind for event in client.events()]
     assert message.startswith("model shapes: inference takes ")
     assert kinds.index("alarm_raised") < kinds.index("alarm_cleared")

@@ -1,4 +1,4 @@
-"""Whatever is wrong gets one clear line with the right gRPC code, and the daemon serves on."""
+"""Invalid input gets a one-line error with the right gRPC code, and the daemon continues to serve."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_invalid_picture_is_refused(channel: grpc.Channel, daemon: Daemon, frame
     assert words in message.replace(",", "")
 
 
-def test_a_damaged_frame_in_a_stream_is_answered_and_the_stream_goes_on(daemon: Daemon) -> None:
+def test_stream_damaged_frame_gets_an_error_and_the_stream_continues(daemon: Daemon) -> None:
     good = Scene(3).frame(0)[0]
     with daemon.client() as client:
         answers: list[Any] = []
         for picture in (good, b"\xff\xd8\xff nothing", good):
-            # one at a time, so that none overtakes another
+            # one at a time, so that no frame replaces another
             answers += list(client.stream("shapes", [picture]))
     assert [a.error is None for a in answers] == [True, False, True]
     assert answers[1].error[0] == "INVALID_ARGUMENT"

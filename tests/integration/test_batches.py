@@ -1,4 +1,4 @@
-"""Frames of several cameras that go through a real engine together, each answered as if it had gone alone."""
+"""Frames of several cameras in one batch of a real engine: each gets its own result."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SIDE, _CELLS, _CAMERAS = 64, 84, 8
 
 
 def brightness_model(path: Path, batch: int | str) -> Path:
-    """One box in every picture, as wide as it is bright: 0 to 60 pixels. Its score is 0.3, and 0.1 for each picture
-    of its batch."""
+    """Write a model that gives one box per picture, 0 to 60 pixels wide by its brightness. The score is 0.3 plus 0.1
+    for each picture in the batch."""
     width, fixed, share = (np.zeros((1, 5, _CELLS), np.float32) for _ in range(3))
     width[0, 2, 0] = 60
     fixed[0, :, 0] = _SIDE / 2, _SIDE / 2, 0, 8, 0.3
@@ -54,7 +54,7 @@ def brightness(camera: int) -> int:
 
 
 @pytest.mark.parametrize(("batch", "settings"), [("batch", 'batch.max = "4"\n'), (4, "")], ids=["any", "fixed"])
-def test_cameras_that_go_together_get_their_own_boxes(batch: int | str, settings: str) -> None:
+def test_cameras_in_one_batch_get_their_own_boxes(batch: int | str, settings: str) -> None:
     daemon = Daemon(builds=False)
     folder = daemon.models / "bright" / "1"
     folder.mkdir(parents=True)

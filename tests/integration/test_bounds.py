@@ -1,5 +1,5 @@
-"""Models that go beyond their bounds, in a real daemon with real runtimes: they get errors, and what is served beside
-them loses not one request."""
+"""Models that exceed their bounds, in a real daemon with real runtimes: they get errors, and no request of another
+model fails."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 class Neighbour:
-    """Asks a good model all the time; use in a `with`."""
+    """Sends requests to a good model all the time; use it in a `with`."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon, self._stop = daemon, threading.Event()
@@ -85,7 +85,7 @@ def floats(answer: pb.ModelInferResponse, index: int = 0) -> list[float]:
     return [float(each) for each in np.frombuffer(answer.raw_output_contents[index], np.float32)]
 
 
-def test_a_request_is_stopped_at_its_limit_and_the_same_session_goes_on(daemon: Daemon) -> None:
+def test_request_is_stopped_at_its_limit_and_its_session_continues(daemon: Daemon) -> None:
     hosts = daemon.hosts()
     with Neighbour(daemon):
         for _ in range(2):
@@ -106,7 +106,7 @@ def test_abandoned_request_is_stopped_before_its_limit(daemon: Daemon) -> None:
     assert daemon.hosts() == hosts
 
 
-def test_an_output_beyond_its_limit_is_that_requests_error_and_never_reaches_the_daemon(daemon: Daemon) -> None:
+def test_output_beyond_its_limit_fails_its_request_and_never_reaches_the_daemon(daemon: Daemon) -> None:
     def peak() -> int:
         status = Path(f"/proc/{daemon.pid}/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) >> 10
@@ -123,7 +123,7 @@ def test_an_output_beyond_its_limit_is_that_requests_error_and_never_reaches_the
     assert len(answer.raw_output_contents[0]) == pytest.approx(size, rel=1e-3)
 
 
-def test_memory_that_the_box_does_not_have_is_one_requests_error(daemon: Daemon) -> None:
+def test_allocation_beyond_the_memory_fails_one_request_only(daemon: Daemon) -> None:
     hosts = daemon.hosts()
     with Neighbour(daemon):
         for _ in range(3):
@@ -134,7 +134,7 @@ def test_memory_that_the_box_does_not_have_is_one_requests_error(daemon: Daemon)
     assert daemon.hosts() == hosts
 
 
-def test_outputs_that_are_not_finite_are_counted_or_refused_or_let_be(daemon: Daemon) -> None:
+def test_outputs_that_are_not_finite_are_counted_refused_or_ignored(daemon: Daemon) -> None:
     def alarms(model: str) -> list[str]:
         with daemon.client() as client:
             return [a.message for a in client.status().alarms if a.kind == "not_finite" and a.model == model]
@@ -153,7 +153,7 @@ def test_outputs_that_are_not_finite_are_counted_or_refused_or_let_be(daemon: Da
 
 
 class Crasher:
-    """Ends, as a crash of a runtime would, every host that is as large as only the marked model makes it."""
+    """Crashes every host whose memory shows that it runs the marked model, as a faulty runtime would."""
 
     def __init__(self, daemon: Daemon, mark_mb: int) -> None:
         self._daemon, self._mark_mb, self._stop = daemon, mark_mb, threading.Event()
@@ -166,7 +166,7 @@ class Crasher:
                 if used_mb(pid) > self._mark_mb:
                     os.kill(pid, signal.SIGSEGV)
                     self.deaths += 1
-                    wait_for("it is gone", lambda pid=pid: not is_running(pid))
+                    wait_for("the crashed host has exited", lambda pid=pid: not is_running(pid))
 
     def __enter__(self) -> Crasher:
         self._thread.start()
@@ -178,17 +178,17 @@ class Crasher:
 
 
 def _until_quarantined(daemon: Daemon, model: str) -> str:
-    """The line that says so."""
+    """Send requests until the model is quarantined; return the error message."""
     for _ in range(10):
         code, line = refusal(ask, daemon, model, _ENDLESS, timeout=90)
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             return line
         assert code is grpc.StatusCode.UNAVAILABLE, line
-    raise AssertionError("it was never quarantined")
+    raise AssertionError("the model was never quarantined")
 
 
 @pytest.mark.long
-def test_a_model_that_kills_its_host_again_and_again_is_quarantined_alone_and_over_a_restart() -> None:
+def test_model_that_crashes_its_host_is_quarantined_alone_and_across_a_restart() -> None:
     with Daemon() as daemon:
         place(daemon.models, "good", models.conv())
         place(daemon.models, "killer", bounded.endless(_MARK_MB))
@@ -196,7 +196,7 @@ def test_a_model_that_kills_its_host_again_and_again_is_quarantined_alone_and_ov
             daemon.settled(name)
         with Neighbour(daemon), Crasher(daemon, _MARK_MB) as crasher:
             line = _until_quarantined(daemon, "killer")
-        assert 3 <= crasher.deaths <= 6  # three of one engine, two of the other, and one in company
+        assert 3 <= crasher.deaths <= 6  # three of one engine, two of the other, and one that hit several engines
         assert "model 'killer' is quarantined" in line
         assert "edged engines rebuild killer" in line
         with daemon.client() as client:
@@ -208,7 +208,7 @@ def test_a_model_that_kills_its_host_again_and_again_is_quarantined_alone_and_ov
         daemon.start()
         daemon.ready("good")
         wait_for(
-            "it is quarantined still",
+            "the model is still quarantined",
             lambda: refusal(ask, daemon, "killer", 5)[0] is grpc.StatusCode.FAILED_PRECONDITION,
         )
         with daemon.client() as client:

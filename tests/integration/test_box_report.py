@@ -1,4 +1,4 @@
-"""`edged report` as an owner runs it, on a box with a name, a user and a home that must not be in the file."""
+"""`edged report` as a user runs it. The host's name, the user and the home must not appear in the file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_report_of_a_box_is_shown_written_and_added(tmp_path: Path) -> None:
     home.mkdir()
     named = ("unshare", "-ru", "sh", "-c", f'hostname {HOST} && exec "$@"', "sh")
     if subprocess.run([*named, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("namespaces of its own are not permitted here")
+        pytest.skip("new namespaces are not permitted here")
     where = {"HOME": str(home), "EDGED_STATE": str(home / "models of ada"), "EDGED_CACHE": str(home / "cache")}
     done = report("-o", str(file), "--yes", "--by", "Ada L.", within=named, **where)
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_report_of_a_box_is_shown_written_and_added(tmp_path: Path) -> None:
     assert {"onnxruntime", "openvino"} <= {engine.runtime for engine in found.engines}
     assert all(engine.speed for engine in found.engines)
     page.write_text((ROOT / "jetson" / "VERIFIED.md").read_text())
-    if not found.failures:  # this machine may have some
+    if not found.failures:  # this machine may have failures
         assert verified.main([str(file)], page) == 0
         assert page.read_text().count(f"| {found.day} |") >= 2
 

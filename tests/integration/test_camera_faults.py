@@ -1,4 +1,4 @@
-"""Cameras of the configuration that go dark, freeze, change their size, fall silent or hang up, over HTTP and RTSP."""
+"""Configured cameras that go dark, freeze, change their size, fall silent or hang up, over HTTP and RTSP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ model = "shapes"
 
 
 class Box(CameraBox):
-    """A camera over HTTP and one over RTSP."""
+    """A daemon with one camera over HTTP and one over RTSP."""
 
     def __init__(self, yard: MjpegCamera, gate: RtspCamera) -> None:
         config = CONFIG.format(model=MODEL_PATH, mjpeg=yard.url, rtsp=gate.url)
@@ -49,19 +49,19 @@ def box() -> Iterator[Box]:
         yield made
 
 
-def test_dark_camera_is_an_alarm_until_it_sees_again(box: Box) -> None:
+def test_dark_camera_raises_an_alarm_until_it_is_bright_again(box: Box) -> None:
     box.yard.behaviour = "dark"
     box.until(lambda: box.alarms("yard") == ["camera_dark"])
     box.streams_well()
 
 
-def test_frozen_camera_is_an_alarm_until_it_moves_again(box: Box) -> None:
+def test_frozen_camera_raises_an_alarm_until_it_moves_again(box: Box) -> None:
     box.yard.behaviour = "frozen"
     box.until(lambda: box.alarms("yard") == ["camera_frozen"])
     box.streams_well()
 
 
-def test_camera_that_changes_its_size_streams_on(box: Box) -> None:
+def test_camera_that_changes_its_size_continues_to_stream(box: Box) -> None:
     assert (box.camera("yard").width, box.camera("yard").height) == (640, 480)
     box.yard.behaviour = "small"
     box.until(lambda: (box.camera("yard").width, box.camera("yard").height) == (320, 240))
@@ -87,6 +87,6 @@ def test_rtsp_camera_that_hangs_up_is_opened_again(box: Box) -> None:
     box.until(lambda: box.camera("gate").reconnections >= 1)  # its stream ends after four seconds
 
 
-def test_passwords_are_neither_told_nor_logged(box: Box) -> None:
+def test_camera_passwords_are_neither_reported_nor_logged(box: Box) -> None:
     assert "secret" not in "".join(str(each.json()) for each in box.api.cameras())
     assert "secret" not in box.log.read_text()

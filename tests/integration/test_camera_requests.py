@@ -1,4 +1,4 @@
-"""What a camera can ask for with its frames: a part of the picture, a turn, options; and how that is refused."""
+"""Options of a camera's frames: region, rotation, thresholds; and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def boxes(result: pb.Result, score: float = 0.5) -> np.ndarray:
 
 
 @pytest.mark.parametrize("degrees", [90, 180, 270])
-def test_a_camera_that_hangs_turned_gets_boxes_in_its_own_pixels(channel: grpc.Channel, degrees: int) -> None:
+def test_rotated_camera_gets_boxes_in_its_own_pixels(channel: grpc.Channel, degrees: int) -> None:
     upright = boxes(detect(channel, encoded=jpeg(_PICTURE)))
-    turned = cv2.rotate(_PICTURE, _TURNS[degrees])  # as the camera sees it; `degrees` clockwise make it upright
+    turned = cv2.rotate(_PICTURE, _TURNS[degrees])  # as the camera sees it; `degrees` clockwise turn it upright
     result = detect(channel, encoded=jpeg(turned), rotation=degrees)
     assert (result.width, result.height) == (turned.shape[1], turned.shape[0])
     width, height = 640, 480
@@ -46,7 +46,7 @@ def test_a_camera_that_hangs_turned_gets_boxes_in_its_own_pixels(channel: grpc.C
     assert boxes(result) == pytest.approx(np.array(sorted(map(tuple, there))), abs=1.0)
 
 
-def test_a_region_is_looked_at_alone_and_its_boxes_are_in_pixels_of_the_whole_picture(channel: grpc.Channel) -> None:
+def test_region_gets_only_its_boxes_in_pixels_of_the_whole_picture(channel: grpc.Channel) -> None:
     x, y, width, height = 200, 120, 320, 240
     whole = detect(channel, encoded=jpeg(_PICTURE), region=pb.Region(x=x, y=y, width=width, height=height))
     cut = detect(channel, encoded=jpeg(_PICTURE[y : y + height, x : x + width]))

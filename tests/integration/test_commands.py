@@ -1,4 +1,4 @@
-"""Operators' commands on a real daemon: engines made anew while they serve, kept, and evicted; status and events."""
+"""Operators' commands on a real daemon: rebuild while serving, verify, pin and evict; status and events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def own() -> Iterator[Daemon]:
 
 @pytest.fixture
 def daemon(own: Daemon) -> Daemon:
-    """Every test finds the engines made, and leaves the daemon running."""
+    """The daemon of this module, with all engines built."""
     own.settled(MODEL)
     return own
 
@@ -59,7 +59,7 @@ def serving(client: edged.Client) -> str:
 
 
 def spare(client: edged.Client) -> str:
-    """A built engine that does not serve."""
+    """Return a built engine that does not serve."""
     return next(key for key, engine in engines(client).items() if engine.state == "ready" and engine.bytes)
 
 
@@ -67,7 +67,7 @@ def spare(client: edged.Client) -> str:
 
 
 @pytest.mark.long
-def test_a_serving_engine_is_rebuilt_without_a_failed_request(stored: Daemon) -> None:
+def test_rebuild_of_a_serving_engine_fails_no_request(stored: Daemon) -> None:
     with stored as daemon, daemon.client() as client:
         (before,) = [engine for engine in daemon.settled("shapes") if engine.state == "serving"]
         with Cameras(daemon, 2) as cameras:
@@ -96,26 +96,26 @@ def test_rebuild_without_force_keeps_existing_engines(daemon: Daemon, client: ed
     assert {key: engine.created_unix_s for key, engine in engines(client).items()} == before
 
 
-def test_the_command_line_follows_to_the_end(daemon: Daemon, client: edged.Client) -> None:
+def test_rebuild_follow_command_prints_every_update(daemon: Daemon, client: edged.Client) -> None:
     before = engines(client)
     reported = command(daemon, "engines", "rebuild", MODEL, "--force", "--follow", "--json")
     assert (reported.returncode, reported.stderr) == (0, "")
     lines = [json.loads(line) for line in reported.stdout.splitlines()]
     assert {line["key"] for line in lines if line["done"] and line["succeeded"]} == set(before)
-    assert {line["key"] for line in lines[: len(before)]} == set(before), "all that were selected come first"
+    assert {line["key"] for line in lines[: len(before)]} == set(before), "all selected engines come first"
 
 
-def test_hanging_up_does_not_end_the_work(client: edged.Client) -> None:
+def test_rebuild_continues_after_its_client_disconnects(client: edged.Client) -> None:
     key = spare(client)
     before = engines(client)[key].created_unix_s
     client.rebuild(engine=key, force=True).close()
-    wait_for("the engine is rebuilt all the same", lambda: engines(client)[key].created_unix_s > before)
+    wait_for("the engine is rebuilt nevertheless", lambda: engines(client)[key].created_unix_s > before)
 
 
 def test_cancelling_leaves_good_engines_as_they_were(daemon: Daemon, client: edged.Client) -> None:
     before = {key: engine.created_unix_s for key, engine in engines(client).items()}
     with client.rebuild(MODEL, force=True) as updates:
-        (begun,) = wait_for("one is being made", lambda: client.status().building)
+        (begun,) = wait_for("a build runs", lambda: client.status().building)
         cancelled = client.cancel(MODEL)
         last = {update.key: update for update in updates}
     assert begun.key in cancelled
@@ -128,18 +128,16 @@ def test_cancelling_leaves_good_engines_as_they_were(daemon: Daemon, client: edg
 
 
 @pytest.mark.long
-def test_an_engine_whose_making_was_cancelled_is_left_alone_until_it_is_commanded(
-    daemon: Daemon, client: edged.Client
-) -> None:
+def test_cancelled_build_is_not_repeated_until_it_is_commanded(daemon: Daemon, client: edged.Client) -> None:
     client.add_model("fresh", onnx_files.convolutions(daemon.home / "fresh.onnx", layers=5))
     try:
         cancelled = client.cancel("fresh")
         assert cancelled
         making = {"absent", "queued", "building", "verifying"}
-        wait_for("all is quiet", lambda: not making & {each.state for each in engines(client, "fresh").values()})
+        wait_for("no build runs", lambda: not making & {each.state for each in engines(client, "fresh").values()})
         left = {engines(client, "fresh")[key].state for key in cancelled}
         assert "quarantined" in left
-        assert left <= {"quarantined", "serving"}, "the reference serves, whatever its figures"
+        assert left <= {"quarantined", "serving"}, "the reference serves, whatever its verdict"
         daemon.ready("fresh")
         assert not [alarm for alarm in client.status().alarms if alarm.model == "fresh"]
         updates = list(client.rebuild("fresh"))
@@ -159,7 +157,7 @@ def test_engines_are_verified_on_demand(daemon: Daemon, client: edged.Client) ->
     assert any(update.state == "verifying" for update in updates)
     after = engines(client)
     assert {key: e.created_unix_s for key, e in after.items()} == {key: e.created_unix_s for key, e in before.items()}
-    assert any(after[key].latency_ms != before[key].latency_ms for key in before), "nothing was timed again"
+    assert any(after[key].latency_ms != before[key].latency_ms for key in before), "no engine was timed again"
     reported = command(daemon, "engines", "verify", "--engine", serving(client)[:12])
     assert (reported.returncode, reported.stderr) == (0, "")
     assert reported.stdout.splitlines()[-1].endswith(": ready")
@@ -182,7 +180,7 @@ def test_evict_keeps_serving_engines_and_says_so(daemon: Daemon, client: edged.C
 
 
 def evicted(client: edged.Client, key: str) -> bool:
-    """Evicts an engine, unless it is just being compared with the one that serves."""
+    """Evict an engine; return False while it is compared with the serving engine and therefore needed."""
     try:
         return client.evict(engine=key) == [key]
     except Refused:
@@ -201,7 +199,7 @@ def test_evict_all_keeps_pinned_engines(daemon: Daemon, client: edged.Client) ->
     assert client.unpin(engine=key) == [key]
     assert not engines(client)[key].pinned
     if engines(client)[key].bytes:
-        wait_for("it is not needed, and evicted", lambda: evicted(client, key))
+        wait_for("the engine is not needed any more and is evicted", lambda: evicted(client, key))
     gone = engines(client)[key]
     assert (gone.state, gone.bytes) == ("evicted", 0)
     assert [e.what.bytes > 0 for e in client.events() if isinstance(e.what, events.EngineEvicted) and e.engine == key]
@@ -211,7 +209,7 @@ def test_evict_all_keeps_pinned_engines(daemon: Daemon, client: edged.Client) ->
 
 
 @pytest.mark.long
-def test_a_pin_outlives_the_daemon(daemon: Daemon) -> None:
+def test_pin_survives_a_restart(daemon: Daemon) -> None:
     with daemon.client() as client:
         key = spare(client)
         client.pin(engine=key)
@@ -223,11 +221,11 @@ def test_a_pin_outlives_the_daemon(daemon: Daemon) -> None:
         client.unpin(engine=key)
 
 
-# --- what cannot be commanded ---------------------------------------------------------------------------------------
+# --- invalid commands -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["rebuild", "verify", "cancel", "pin", "unpin", "evict"])
-def test_a_selection_that_fits_nothing_is_refused(client: edged.Client, verb: str) -> None:
+def test_command_without_a_matching_engine_is_refused(client: edged.Client, verb: str) -> None:
     act = getattr(client, verb)
     with pytest.raises(ModelNotFound, match="'nobody'"):
         act("nobody")
@@ -252,12 +250,12 @@ def test_status_agrees_with_the_lists(daemon: Daemon, client: edged.Client) -> N
     assert command(daemon, "status").returncode == 0
     key = spare(client)
     with client.rebuild(engine=key, force=True) as updates:
-        (making,) = wait_for("it is being made", lambda: client.status().building)
+        (making,) = wait_for("the build is reported", lambda: client.status().building)
         assert (making.key, making.model, making.done) == (key, MODEL, False)
         assert [update.succeeded for update in updates][-1]
 
 
-def test_a_model_that_cannot_be_served_is_an_alarm(daemon: Daemon, client: edged.Client) -> None:
+def test_model_that_cannot_be_served_raises_an_alarm(daemon: Daemon, client: edged.Client) -> None:
     broken = daemon.models / "broken.onnx"
     broken.write_text("This is not a model.\n")
     wait_for("the alarm is raised", lambda: [a for a in client.status().alarms if a.model == "broken"])
@@ -267,7 +265,7 @@ def test_a_model_that_cannot_be_served_is_an_alarm(daemon: Daemon, client: edged
     assert reported.returncode == 1
     assert "broken" in reported.stdout
     broken.unlink()
-    wait_for("the alarm is over", lambda: not client.status().alarms)
+    wait_for("the alarm is cleared", lambda: not client.status().alarms)
     kinds = [event.kind for event in client.events() if event.model == "broken"]
     assert [kind for kind in kinds if kind.startswith("alarm")] == ["alarm_raised", "alarm_cleared"]
 
@@ -288,7 +286,7 @@ def test_events_resume_after_a_restart(daemon: Daemon) -> None:
         assert "model small was read" in reported.stdout
 
 
-def test_a_command_is_an_event(client: edged.Client) -> None:
+def test_command_is_reported_as_an_event(client: edged.Client) -> None:
     key = spare(client)
     client.pin(engine=key)
     client.unpin(engine=key)
@@ -297,7 +295,7 @@ def test_a_command_is_an_event(client: edged.Client) -> None:
 
 
 @pytest.mark.long
-def test_build_by_command_only_serves_the_reference_until_then() -> None:
+def test_build_by_command_serves_the_reference_until_the_command() -> None:
     with Daemon(builds=False) as daemon, daemon.client() as client:
         onnx_files.scale(daemon.models / "scale.onnx", 2.0)
         daemon.ready("scale")

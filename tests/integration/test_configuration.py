@@ -1,4 +1,4 @@
-"""A real daemon whose configuration comes from everywhere at once."""
+"""A real daemon with a configuration from options, environment variables and a file at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.integration.daemon import Daemon
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("EDGED_")}
 
 
-def test_options_go_before_variables_before_the_file_also_after_a_reload(tmp_path: Path) -> None:
+def test_configuration_options_override_variables_override_the_file(tmp_path: Path) -> None:
     file = tmp_path / "edged.toml"
     file.write_text('state = "/nowhere"\n[engines]\nbudget_mb = 5\nkeep_free_mb = 1\n')
-    # Neither could be used: the options of the test's daemon go before them.
+    # The daemon could use neither address nor folder; the options of the test's daemon override them.
     environment = CLEAN | {
         "EDGED_STATE": "/proc/nowhere",
         "EDGED_LISTEN": "nonsense",
@@ -43,7 +43,7 @@ def test_options_go_before_variables_before_the_file_also_after_a_reload(tmp_pat
         )
 
 
-def test_a_daemon_does_not_start_with_a_variable_that_is_wrong(tmp_path: Path) -> None:
+def test_configuration_invalid_variable_prevents_the_start(tmp_path: Path) -> None:
     environment = CLEAN | {"EDGED_STATE": str(tmp_path), "EDGED_HOSTS_ARENA_MB": "lots"}
     command = [sys.executable, "-m", "edged", "serve"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""Cameras that the daemon opens itself, through real processes: states, zones, events, outputs, reload, commands."""
+"""Configured cameras that the daemon opens in child processes: states, zones, events, outputs, reload, commands."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_configured_camera_streams_with_zones(box: CameraBox) -> None:
     assert (box.camera("hall").width, box.camera("hall").height) == (640, 480)
 
 
-def test_lost_camera_is_an_alarm_without_its_password(box: CameraBox) -> None:
+def test_lost_camera_raises_an_alarm_without_its_password(box: CameraBox) -> None:
     gone = box.reaches("gone", "lost")
     assert gone.source == "rtsp://127.0.0.1:1/main"
     box.until(lambda: any(alarm.camera == "gone" for alarm in box.api.status().alarms))
@@ -134,7 +134,7 @@ def test_commands_add_change_and_remove(box: CameraBox) -> None:
         client.remove_camera("hall")
 
 
-def test_camera_of_a_missing_model_fails_and_works_once_it_exists(box: CameraBox) -> None:
+def test_camera_of_a_missing_model_fails_until_the_model_exists(box: CameraBox) -> None:
     client = box.api
     client.add_camera("later", {"source": "scene:3", "model": "later", "max_fps": "5"})
     assert "later" in box.reaches("later", "failed").reason
@@ -144,7 +144,7 @@ def test_camera_of_a_missing_model_fails_and_works_once_it_exists(box: CameraBox
     client.remove_model("later")
 
 
-def test_process_that_is_killed_is_started_again(box: CameraBox) -> None:
+def test_killed_capture_process_is_restarted(box: CameraBox) -> None:
     box.reaches("hall", "streaming")
     subprocess.run(["pkill", "-9", "-P", str(box.pid), "-f", "edged.capture.main"], check=True)
     box.until(lambda: "killed" in box.log.read_text() or "status -9" in box.log.read_text())

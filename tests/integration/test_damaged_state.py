@@ -1,4 +1,4 @@
-"""State on disk that does not prove itself: the daemon finds it out again and serves the right answers."""
+"""Damaged state on disk: the daemon determines it again and gives the right answers."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_start_with_a_flipped_bit_in_every_state_file_serves_the_same_answers(bu
 
 
 def replace_engine(place: Path, other: Path) -> str:
-    """Puts another model's files in the place of an engine's, with a record that fits them. Returns its edition."""
+    """Replace an engine's files with another model's, with a record that fits them. Return the record's edition."""
     record, foreign = (sealed.unseal((each / "record.json").read_bytes(), EngineRecord) for each in (place, other))
     for file in place.iterdir():
         file.unlink()
     for name in foreign.files:
         shutil.copy(other / name, place / name)
-    fast = Speed(1, 0, 0.1, 0.1, 1.0)  # the daemon opens the engine that it takes for the fastest
+    fast = Speed(1, 0, 0.1, 0.1, 1.0)  # the daemon opens the fastest engine
     record = msgspec.structs.replace(record, files=foreign.files, speeds=(fast,))
     (place / "record.json").write_bytes(sealed.seal(record, indent=2))
     return record.edition

@@ -1,4 +1,4 @@
-"""Files that change, appear and vanish under the daemon's hands: it never mistakes one content for another."""
+"""Files that change, appear and vanish while the daemon runs: it never mistakes one content for another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def with_weights(folder: Path, value: float) -> Path:
-    """y = x * w with w, 2000 times `value`, in `w.bin` beside the model: graphs of all values are the same bytes."""
+    """Write y = x * w, with w = `value` in `w.bin` next to the model. The graph file is the same for every value."""
     folder.mkdir(parents=True, exist_ok=True)
     graph = "(float[1,4] x) => (float[1,4] y) { y = Mul(x, w) }"
     outside = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
@@ -38,14 +38,14 @@ def with_weights(folder: Path, value: float) -> Path:
 
 
 @pytest.mark.long
-def test_weights_that_are_exchanged_while_engines_are_made_never_serve_under_the_wrong_name(daemon: Daemon) -> None:
+def test_weights_replaced_during_builds_never_answer_wrongly(daemon: Daemon) -> None:
     first = with_weights(daemon.home / "first", 100)
     second = with_weights(daemon.home / "second", 500)
     for path in (first.parent / "w.bin", first):
         shutil.copy(path, daemon.models / path.name)
-    wait_for("it is read", lambda: "model weighted: read" in daemon.log.read_text())
+    wait_for("the model is read", lambda: "model weighted: read" in daemon.log.read_text())
     shutil.copy(second.parent / "w.bin", daemon.home / "next.bin")
-    (daemon.home / "next.bin").rename(daemon.models / "w.bin")  # at once: golden answers and engines are not made yet
+    (daemon.home / "next.bin").rename(daemon.models / "w.bin")  # at once: golden answers and engines do not exist yet
     wait_for("the new weights answer", lambda: scaled(daemon, "weighted") == 500)
     daemon.settled("weighted")
     assert scaled(daemon, "weighted") == 500
@@ -58,7 +58,7 @@ def test_weights_that_are_exchanged_while_engines_are_made_never_serve_under_the
 
 
 @pytest.mark.long
-def test_a_model_replaced_right_after_it_was_read_is_not_judged_by_the_old_answers(daemon: Daemon) -> None:
+def test_model_replaced_after_reading_is_not_compared_with_old_answers(daemon: Daemon) -> None:
     place = daemon.models / "racing.onnx"
     for factor in (21.0, 22.0, 21.0, 22.0):
         onnx_files.scale(daemon.home / "next.onnx", factor).rename(place)
@@ -73,7 +73,7 @@ def resident_mb(pid: int) -> float:
 
 
 @pytest.mark.long
-def test_models_that_vanish_while_they_are_opened_are_not_kept_in_memory(daemon: Daemon) -> None:
+def test_models_removed_while_opening_are_not_kept_in_memory(daemon: Daemon) -> None:
     onnx_files.scale(daemon.models / "warm.onnx", 3)
     daemon.ready("warm")
     random = np.random.default_rng(1)
@@ -84,9 +84,9 @@ def test_models_that_vanish_while_they_are_opened_are_not_kept_in_memory(daemon:
         onnx_files.write(daemon.home / "next.onnx", graph, weights)
         name = f"churn{turn}"
         (daemon.home / "next.onnx").rename(daemon.models / f"{name}.onnx")
-        wait_for("it is read", lambda n=name: f"model {n}: read" in daemon.log.read_text())
+        wait_for("the model is read", lambda n=name: f"model {n}: read" in daemon.log.read_text())
         (daemon.models / f"{name}.onnx").unlink()
-        wait_for("it is gone", lambda n=name: f"model {n}: removed" in daemon.log.read_text())
+        wait_for("the model is removed", lambda n=name: f"model {n}: removed" in daemon.log.read_text())
         time.sleep(1.5)
         sizes.append(max(resident_mb(pid) for pid in daemon.hosts()))
     assert sizes[-1] < sizes[0] + 200, sizes
@@ -117,14 +117,14 @@ def test_file_and_folder_of_one_name_are_listed_and_removed_together(daemon: Dae
     (daemon.models / "both" / "1").mkdir(parents=True)
     onnx_files.scale(daemon.models / "both" / "1" / "model.onnx", 3)
     with daemon.client() as client:
-        wait_for("it is told", lambda: [m for m in client.models() if m.name == "both" and "both/" in m.reason])
+        wait_for("both are listed", lambda: [m for m in client.models() if m.name == "both" and "both/" in m.reason])
         client.remove_model("both")
-        wait_for("it is gone", lambda: all(m.name != "both" for m in client.models()))
+        wait_for("the model is removed", lambda: all(m.name != "both" for m in client.models()))
     assert not (daemon.models / "both.onnx").exists()
     assert not (daemon.models / "both").exists()
 
 
-def test_a_name_in_any_script_serves_and_can_be_removed(daemon: Daemon) -> None:
+def test_model_name_in_any_script_serves_and_can_be_removed(daemon: Daemon) -> None:
     onnx_files.scale(daemon.models / "модель 7.onnx", 7)
     daemon.ready("модель 7")
     assert scaled(daemon, "модель 7") == 7
@@ -132,7 +132,7 @@ def test_a_name_in_any_script_serves_and_can_be_removed(daemon: Daemon) -> None:
         client.remove_model("модель 7")
 
 
-def test_an_added_model_is_answered_with_its_digest(daemon: Daemon, tmp_path: Path) -> None:
+def test_models_add_prints_the_digest(daemon: Daemon, tmp_path: Path) -> None:
     file = onnx_files.scale(tmp_path / "fresh.onnx", 44)
     added = edged_command("models", "add", "fresh", str(file), "--json", "--target", daemon.unix)
     digest = subprocess.run(["sha256sum", str(file)], capture_output=True, text=True, check=True).stdout.split()[0]
@@ -149,12 +149,12 @@ def test_modules_in_the_callers_folder_are_not_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.1])
-def test_a_daemon_killed_while_a_host_starts_leaves_no_host(delay: float) -> None:
+def test_daemon_killed_while_a_host_starts_leaves_no_host(delay: float) -> None:
     with Daemon("--model", f"shapes={MODEL_PATH}", builds=False) as daemon:
         hosts = wait_for("a host appears", daemon.hosts)
         time.sleep(delay)
         daemon.kill()
-        wait_for("the host is gone", lambda: not any(is_running(pid) for pid in hosts), 20)
+        wait_for("the host has exited", lambda: not any(is_running(pid) for pid in hosts), 20)
         killed = daemon.killed
         daemon.start()
         daemon.ready("shapes")
@@ -163,7 +163,7 @@ def test_a_daemon_killed_while_a_host_starts_leaves_no_host(delay: float) -> Non
 
 def test_stopping_with_open_streams_ends_them_at_once(tmp_path: Path) -> None:
     config = tmp_path / "edged.toml"
-    config.write_text("stop_seconds = 600.0\n")  # far more than any machine needs to end two streams
+    config.write_text("stop_seconds = 600.0\n")  # far more than two streams need to close
     with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config), builds=False) as daemon:
         daemon.ready("shapes")
         with Cameras(daemon, 2):
@@ -171,12 +171,12 @@ def test_stopping_with_open_streams_ends_them_at_once(tmp_path: Path) -> None:
             began = time.monotonic()
             assert daemon.stop(400) == 0
             took = time.monotonic() - began
-        assert took < 300, "it waited for the cameras to stop by themselves"
+        assert took < 300, "the daemon waited for the cameras to stop"
         assert not list(daemon.home.glob("*.sock"))
 
 
 @pytest.mark.long
-def test_a_long_temporary_directory_does_not_keep_hosts_from_starting(tmp_path: Path) -> None:
+def test_hosts_start_with_a_long_temporary_directory(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     with Daemon("--model", f"shapes={MODEL_PATH}", environment={**os.environ, "TMPDIR": str(long)}) as daemon:

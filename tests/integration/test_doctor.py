@@ -1,4 +1,4 @@
-"""`edged doctor` as its users run it: on a healthy box, and with problems of folders, runtimes and models."""
+"""`edged doctor` as a command: on a healthy box, and with problems of folders, runtimes and models."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Printed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def doctor(*line: str | Path, within: Sequence[str] = (), environment: dict[str, str] | None = None) -> Printed:
-    """The report; `within` is a command that runs it. Every check has a message, and a remedy if one is needed."""
+    """Run the command, inside the command `within` if given; return its report. Checks that every entry has a message,
+    and a remedy if one is needed."""
     done = subprocess.run(
         [*within, *DOCTOR, *map(str, line)],
         capture_output=True,
@@ -79,14 +80,14 @@ def add(home: Path, name: str, proto: onnx.ModelProto) -> Path:
 
 
 def namespace(*commands: str) -> tuple[str, ...]:
-    """A command that runs a program in a mount namespace."""
+    """Return a command that runs a program in a mount namespace, after `commands`; skip the test if it cannot."""
     within = ("unshare", "-rm", "sh", "-c", " && ".join([*commands, 'exec "$@"']), "sh")
     if subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("namespaces of its own are not permitted here")
+        pytest.skip("new namespaces are not permitted here")
     return within
 
 
-# -- a box that is well ---------------------------------------------------------------------------------------------
+# -- a healthy box --------------------------------------------------------------------------------------------------
 
 
 def test_doctor_empty_box_is_ok(tmp_path: Path) -> None:
@@ -109,15 +110,15 @@ def test_doctor_daemon_and_its_models(daemon: Daemon) -> None:
     assert "the daemon may open" in found.one(Name.DESCRIPTORS).message
     assert found.one(Name.MODEL, "shapes").result is Result.OK
     assert {check.result for check in found.of(Name.ENGINE, "shapes")} <= {Result.OK, Result.WARNING}
-    # What cannot be served is wrong, by the daemon's word, by its alarm and by its file.
+    # A model that cannot be served is wrong in the daemon's answer, in its alarm and in the check of its file.
     for name in ("truncated", "text", "unknown_operator", "lost_weights"):
         assert found.one(Name.MODEL, name).result is Result.WRONG
         assert found.one(Name.ADMISSION, name).result is Result.WRONG
     assert {"model", "admission", "alarm", "external_data"} >= found.wrong() >= {"model", "admission", "alarm"}
-    assert any("shapes" in line and "--state" in line for line in found.left_out), "its file lies elsewhere"
+    assert any("shapes" in line and "--state" in line for line in found.left_out), "its file is in another folder"
 
 
-# -- a box in trouble -----------------------------------------------------------------------------------------------
+# -- a box with problems --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -166,7 +167,7 @@ def test_doctor_broken_runtime_and_hanging_package_are_reported(tmp_path: Path, 
     assert "extra media: the time limit of the report was reached" in found.left_out
 
 
-# -- models in trouble ----------------------------------------------------------------------------------------------
+# -- models with problems -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -185,7 +186,7 @@ def test_doctor_refused_model_and_stale_engine(tmp_path: Path) -> None:
 
 
 def of_another_box(store: Store) -> None:
-    """Change the processor in every engine's key."""
+    """Change the processor in every engine's key, as if another box had built the engines."""
     for key, record in store.records().items():
         parts = record.parts | {"cpu.isa": "0" * 16}
         with store.stage() as out:
@@ -204,7 +205,7 @@ def test_doctor_one_model_compares_levels(tmp_path: Path) -> None:
     assert check.result is Result.WARNING
     assert check.message.startswith("from level extended, the optimiser changes the answers: finite ")
     assert found.of(Name.ADMISSION, "other") == []
-    assert found.ok, "it is served all the same, at a lower level"
+    assert found.ok, "it is served nevertheless, at a lower level"
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
-"""Only the driver beneath changed: an engine of before is tried, and taken over or built anew.
+"""After a change of the driver alone, an engine from before is tried, and adopted or rebuilt.
 
-No driver is changed here. The engines of the store are moved to a box of another processor model instead, which is of
-the same kind: nothing in an engine says whether it still works there, and trying it does.
+These tests change no driver. They move the store's engines to a box with another processor model. The effect is the
+same: nothing in an engine says whether it still works, so the daemon has to try it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def daemon(stored: Daemon) -> Iterator[Daemon]:
 
 
 def elsewhere(daemon: Daemon) -> dict[str, str]:
-    """Moves every built engine to a box that differs by one fact; old keys by new ones."""
+    """Move every built engine to a box that differs by one fact; return the old keys by new ones."""
     moved = {}
     for folder in (daemon.cache / "engines").iterdir():
         record = msgspec.json.decode((folder / "record.json").read_bytes(), type=EngineRecord)
@@ -46,7 +46,7 @@ def configured(daemon: Daemon, text: str) -> None:
 
 
 @pytest.mark.long
-def test_an_engine_that_answers_rightly_is_taken_over_without_a_build(daemon: Daemon) -> None:
+def test_driver_change_adopts_engines_with_right_answers_without_a_build(daemon: Daemon) -> None:
     before = {e.key: e for e in daemon.settled("shapes")}
     daemon.stop()
     moved = elsewhere(daemon)
@@ -64,7 +64,7 @@ def test_an_engine_that_answers_rightly_is_taken_over_without_a_build(daemon: Da
 
 
 @pytest.mark.long
-def test_rebuild_as_a_policy_tries_nothing(daemon: Daemon) -> None:
+def test_driver_change_policy_rebuild_tries_no_engine(daemon: Daemon) -> None:
     before = {e.key: e for e in daemon.settled("shapes")}
     daemon.stop()
     elsewhere(daemon)
@@ -77,7 +77,7 @@ def test_rebuild_as_a_policy_tries_nothing(daemon: Daemon) -> None:
 
 
 @pytest.mark.long
-def test_engine_with_wrong_answers_is_rebuilt(daemon: Daemon) -> None:
+def test_driver_change_rebuilds_an_engine_with_wrong_answers(daemon: Daemon) -> None:
     before = {e.key: e for e in daemon.settled("shapes")}
     daemon.stop()
     moved = elsewhere(daemon)

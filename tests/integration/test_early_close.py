@@ -1,4 +1,4 @@
-"""Calls that end early, of every method there is: the daemon lives, answers, and keeps nothing of them."""
+"""Calls of every method that end early: the daemon survives, answers, and keeps no resources of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_early_close_knows_every_method_of_the_daemon(daemon: FuzzedDaemon) -> N
 
 
 def test_early_close_of_every_method_in_every_way_leaves_nothing(daemon: FuzzedDaemon) -> None:
-    early_close.sweep(daemon, 60)  # what is met first is loaded then
+    early_close.sweep(daemon, 60)  # warm up: code that runs first is loaded first
     print(early_close.sweep(daemon, 300, seed=1))
 
 

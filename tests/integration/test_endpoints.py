@@ -1,4 +1,4 @@
-"""The local endpoints of a real daemon: ZeroMQ and shared memory give the results of gRPC, and publish them."""
+"""The local endpoints of a real daemon: ZeroMQ and shared memory give the same results as gRPC, and publish them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 from tests.integration.inference_calls import method
 
-pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every engine to be built
+pytestmark = pytest.mark.timeout(300)  # the first test waits until every engine is built
 
 _SCENE = Scene(7)
 _PICTURES = [_SCENE.frame(index)[0] for index in range(10)]
@@ -51,7 +51,7 @@ Connect = Callable[[int, str], "zmq.Socket[bytes]"]
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """Sockets that are closed when the test is over."""
+    """A function that opens sockets; they are closed after the test."""
     context: zmq.Context[Any] = zmq.Context()
     sockets: list[zmq.Socket[bytes]] = []
 
@@ -74,7 +74,7 @@ def ask(socket: zmq.Socket[bytes], header: dict[str, Any], *data: bytes) -> dict
 
 
 def same(reported: dict[str, Any], wanted: Any) -> None:
-    """Whether a result over ZeroMQ is a result of the client library."""
+    """Check that a result over ZeroMQ equals a result of the client library."""
     assert "error" not in reported, reported
     assert reported["image"] == {"width": wanted.width, "height": wanted.height}
     assert len(reported["predictions"]) == len(wanted.detections) > 0
@@ -111,7 +111,7 @@ def test_region_rotation_and_thresholds_apply(daemon: EndpointDaemon, connect: C
 
 
 def test_raw_outputs_follow_their_description(daemon: EndpointDaemon, connect: Connect) -> None:
-    """Of a model of no family: what it is fed is a picture, what comes back are its tensors."""
+    """A model of no family takes a picture and answers with its tensors."""
     onnx_files.convolutions(daemon.models / "plain.onnx")
     daemon.ready("plain")
     socket = connect(zmq.REQ, daemon.frames)
@@ -121,10 +121,10 @@ def test_raw_outputs_follow_their_description(daemon: EndpointDaemon, connect: C
     text, data = socket.recv_multipart()
     assert json.loads(text)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 8, 64, 64]}]
     assert len(data) == 8 * 64 * 64 * 4
-    # Other tests leave out the model's name.
+    # Other tests omit the model's name, so only one model may exist.
     (daemon.models / "plain.onnx").unlink()
     with daemon.client() as client:
-        wait_for("the model is gone", lambda: [model.name for model in client.models()] == ["shapes"])
+        wait_for("the model is removed", lambda: [model.name for model in client.models()] == ["shapes"])
 
 
 def test_results_and_events_are_published(daemon: EndpointDaemon, connect: Connect) -> None:
@@ -178,7 +178,7 @@ def test_results_over_grpc_are_published_too(daemon: EndpointDaemon, connect: Co
     assert wait_for("a result is published", reported)["camera"] == "gate"
 
 
-def test_a_stream_of_arrays_goes_through_shared_memory_with_the_same_results(daemon: EndpointDaemon) -> None:
+def test_stream_of_arrays_through_shared_memory_gives_the_same_results(daemon: EndpointDaemon) -> None:
     with daemon.client() as client:
         options: dict[str, Any] = {"lossless": True}
         through = list(client.stream("shapes", iter(_PICTURES), shared=True, **options))
@@ -195,7 +195,7 @@ def detect(target: str, frames: list[pb.Frame]) -> list[pb.Result]:
         return list(method(channel, "Detect")(iter(frames), timeout=60))
 
 
-def test_announcements_that_cannot_be_are_answered_by_errors_and_the_stream_goes_on(daemon: EndpointDaemon) -> None:
+def test_stream_invalid_shared_image_gets_an_error_and_the_stream_continues(daemon: EndpointDaemon) -> None:
     image = _PICTURES[0]
     with SharedRing(2, image.nbytes) as ring:
         place = ring.put(image)
@@ -239,9 +239,9 @@ with edged.Client(sys.argv[1]) as client:
 """
 
 
-def test_a_client_that_is_killed_costs_the_daemon_nothing(daemon: EndpointDaemon) -> None:
+def test_killed_client_leaves_no_open_segment_in_the_daemon(daemon: EndpointDaemon) -> None:
     def held() -> list[str]:
-        """What the daemon has open of that client's."""
+        """Return the client's segments that the daemon has open."""
         links = []
         for name in os.listdir(f"/proc/{daemon.pid}/fd"):
             try:
@@ -257,13 +257,13 @@ def test_a_client_that_is_killed_costs_the_daemon_nothing(daemon: EndpointDaemon
     client.wait(10)
     client.stdout.close()
     left = [name for name in os.listdir("/dev/shm") if name.startswith(f"edged-{client.pid}-")]
-    assert left, "nobody was there to remove it"
-    wait_for("the daemon lets go of the segment", lambda: not held())
+    assert left, "the killed client cannot have removed its segment"
+    wait_for("the daemon closes the segment", lambda: not held())
     SharedRing(2, 100).close()
     assert not [name for name in os.listdir("/dev/shm") if name in left]
 
 
-def test_segments_cut_off_in_the_middle_of_a_stream_are_survived(daemon: EndpointDaemon) -> None:
+def test_stream_survives_truncated_segments(daemon: EndpointDaemon) -> None:
     pid, image = daemon.pid, _PICTURES[0]
 
     def frames() -> Iterator[np.ndarray]:
@@ -281,7 +281,7 @@ def test_segments_cut_off_in_the_middle_of_a_stream_are_survived(daemon: Endpoin
             raise AssertionError("the stream ended") from error
         assert len(results) == 30
         failed = [result for result in results if result.error is not None]
-        assert len(failed) <= 1, "then pictures are bytes again, or the ring has grown anew"
+        assert len(failed) <= 1, "afterwards pictures travel as bytes, or in a new ring"
         assert client.infer("shapes", image).detections
     assert daemon.pid == pid
     assert os.path.exists(f"/proc/{pid}")

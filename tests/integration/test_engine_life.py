@@ -1,4 +1,5 @@
-"""A model is answered at once, better engines are built, verified and swapped in; a restart finds them in the store."""
+"""The life of engines: the reference answers at once, better engines are built, verified and swapped in; a restart uses
+the store."""
 
 from __future__ import annotations
 
@@ -22,20 +23,20 @@ _FRAMES = [cv2.imencode(".jpg", _SCENE.frame(i)[0])[1].tobytes() for i in range(
 
 @pytest.fixture
 def fresh() -> Iterator[Daemon]:
-    """Builds its engines while a test runs."""
+    """A daemon that builds its engines while a test runs."""
     with Daemon("--model", f"shapes={MODEL_PATH}") as daemon:
         yield daemon
 
 
 @pytest.fixture
 def daemon(stored: Daemon) -> Iterator[Daemon]:
-    """Finds its engines in the store."""
+    """A daemon with its engines in the store."""
     with stored as daemon:
         yield daemon
 
 
 class Cameras:
-    """Streams frames from several cameras until told to stop, and counts what comes back."""
+    """Streams frames from several cameras, and counts the results."""
 
     def __init__(self, daemon: Daemon, count: int, pause: float = 0.02) -> None:
         self._stop, self._pause = threading.Event(), pause
@@ -76,16 +77,16 @@ class Cameras:
 
 
 def cost(engine: Any) -> float:
-    """What engines are chosen by: latency as a share of the reference's, measured in the same moments."""
+    """Return what engines are chosen by: the latency relative to the reference's, measured at the same time."""
     assert engine.latency_ms is not None
     assert engine.reference_ms is not None
     return float(engine.latency_ms / engine.reference_ms)
 
 
 @pytest.mark.long
-def test_swaps_cost_no_request_and_every_frame_is_accounted_for(fresh: Daemon) -> None:
+def test_swap_fails_no_request_and_every_frame_is_accounted_for(fresh: Daemon) -> None:
     fresh.ready("shapes")
-    with Cameras(fresh, 3, pause=0.1) as cameras:  # not so many frames that nothing is left for the builds
+    with Cameras(fresh, 3, pause=0.1) as cameras:  # a pause, to leave processor time for the builds
         engines = fresh.settled("shapes")
         time.sleep(0.5)
     assert cameras.errors == []
@@ -96,11 +97,11 @@ def test_swaps_cost_no_request_and_every_frame_is_accounted_for(fresh: Daemon) -
     usable = [e for e in engines if e.verdict is not None and e.verdict.accepted]
     assert len(usable) >= 2
     serving = next(e for e in engines if e.state == "serving")
-    # The fastest, give or take the margin that a swap must be worth.
+    # The fastest, within the margin that a swap must gain.
     assert cost(serving) <= min(cost(e) for e in usable) / 0.95
 
 
-def test_a_restart_serves_from_the_store_and_builds_nothing(daemon: Daemon) -> None:
+def test_restart_serves_from_the_store_and_builds_nothing(daemon: Daemon) -> None:
     before = {e.key: e.created_unix_s for e in daemon.settled("shapes")}
     assert daemon.stop() == 0
     daemon.start()
@@ -114,7 +115,7 @@ def test_a_restart_serves_from_the_store_and_builds_nothing(daemon: Daemon) -> N
 
 
 @pytest.mark.long
-def test_an_engine_altered_on_disk_is_never_served_and_is_built_again(daemon: Daemon) -> None:
+def test_engine_altered_on_disk_is_never_served_and_is_rebuilt(daemon: Daemon) -> None:
     serving = next(e for e in daemon.settled("shapes") if e.state == "serving")
     daemon.stop()
     folder = daemon.cache / "engines" / serving.key
@@ -129,7 +130,7 @@ def test_an_engine_altered_on_disk_is_never_served_and_is_built_again(daemon: Da
     assert "does not match its record" in daemon.log.read_text()
 
 
-def test_a_killed_host_is_replaced_and_no_frame_is_lost_in_silence(daemon: Daemon) -> None:
+def test_killed_host_is_replaced_and_every_frame_is_accounted_for(daemon: Daemon) -> None:
     daemon.settled("shapes")
     with Cameras(daemon, 2) as cameras:
         for _ in range(2):
@@ -144,18 +145,18 @@ def test_a_killed_host_is_replaced_and_no_frame_is_lost_in_silence(daemon: Daemo
         assert sent == answered + skipped
 
 
-def test_a_killed_daemon_leaves_no_process_and_starts_again(daemon: Daemon) -> None:
+def test_killed_daemon_leaves_no_process_and_starts_again(daemon: Daemon) -> None:
     daemon.ready("shapes")
     left = wait_for("a host runs", daemon.children)
     daemon.kill()
-    wait_for("its children are gone", lambda: not any(is_running(pid) for pid in left))
+    wait_for("its children have exited", lambda: not any(is_running(pid) for pid in left))
     daemon.start()
     daemon.ready("shapes")
     assert any(e.state == "serving" for e in daemon.settled("shapes"))
     assert not [path for path in (daemon.cache / "staging").iterdir() if path.is_dir()]
 
 
-def test_the_daemon_itself_maps_no_runtime(daemon: Daemon) -> None:
+def test_daemon_process_maps_no_runtime(daemon: Daemon) -> None:
     daemon.settled("shapes")
     with open(f"/proc/{daemon.pid}/maps") as maps:
         mapped = maps.read()

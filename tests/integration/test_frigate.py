@@ -1,4 +1,4 @@
-"""Frigate's ZMQ detector against a real daemon, driven by a client that behaves as Frigate's plugin does."""
+"""Frigate's ZMQ detector against a real daemon, with a client that behaves like Frigate's plugin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integration.daemon import Daemon, wait_for
 from tests.overload import slow_model
 from tests.waiting import together
 
-pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every engine to be built
+pytestmark = pytest.mark.timeout(300)  # the first test waits until every engine is built
 
 _SIDE = 320
 _PATIENT_MS = 20_000
@@ -40,17 +40,17 @@ class FrigateDaemon(Daemon):
 
 
 def picture(number: int = 0, side: int = _SIDE) -> np.ndarray:
-    """BGR [side, side, 3]."""
+    """Return a picture, BGR [side, side, 3]."""
     return cv2.resize(Scene(3).frame(number)[0], (side, side))
 
 
 def as_bytes(image: np.ndarray) -> np.ndarray:
-    """As Frigate sends it by default: [1, height, width, 3] in RGB."""
+    """Convert to Frigate's default form: [1, height, width, 3] in RGB."""
     return np.ascontiguousarray(image[None, :, :, ::-1])
 
 
 def finds(detector: FrigateDetector, tensor: np.ndarray) -> Rows:
-    """The first answer with anything in it; before a model can answer there is nothing."""
+    """Return the first answer with detections; until a model is ready the answers are empty."""
     return wait_for("Frigate finds something", lambda: (rows := detector.detect(tensor)).any() and [rows])[0]
 
 
@@ -102,7 +102,7 @@ def test_every_form_of_the_same_picture_gives_the_same_objects(detector: Frigate
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_a_picture_of_another_size_than_the_models_is_fitted(detector: FrigateDetector, dtype: str) -> None:
+def test_picture_of_another_size_is_fitted_to_the_model(detector: FrigateDetector, dtype: str) -> None:
     large = as_bytes(picture(side=640))
     rows = detector.detect(large if dtype == "uint8" else large.astype(np.float32) / 255)
     small = detector.detect(as_bytes(picture()))
@@ -167,7 +167,7 @@ def test_garbage_gets_no_detections_and_delays_no_other_client(
         dealer.linger = 0
         dealer.connect(daemon.endpoint)
         for frames in garbage:
-            dealer.send_multipart(frames)  # without the empty part of a REQ
+            dealer.send_multipart(frames)  # without the empty part that a REQ socket sends
             dealer.send_multipart((b"", *frames))
         assert detector.detect(image).any()
     context.term()
@@ -186,11 +186,11 @@ def test_clients_that_go_away_leave_nothing(daemon: FrigateDaemon, detector: Fri
     for _ in range(20):
         with FrigateDetector(daemon.endpoint, timeout_ms=1) as gone:
             gone.detect(image)  # closed without waiting for the answer
-    wait_for("the sockets of those who left are closed", lambda: held() <= before)
+    wait_for("the sockets of closed clients are closed", lambda: held() <= before)
     assert detector.detect(image).any()
 
 
-def test_a_message_that_is_too_large_ends_its_connection_only(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
+def test_message_over_the_limit_closes_its_connection_only(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
     context = zmq.Context()
     with context.socket(zmq.REQ) as huge:
         huge.linger = 0
@@ -203,8 +203,8 @@ def test_a_message_that_is_too_large_ends_its_connection_only(daemon: FrigateDae
     assert detector.detect(as_bytes(picture())).any()
 
 
-def test_a_frigate_that_never_asked_is_served_the_only_model(daemon: FrigateDaemon) -> None:
-    """As after a restart of the daemon, which the plugin does not notice while it has no request under way."""
+def test_frigate_without_a_handshake_gets_the_only_model(daemon: FrigateDaemon) -> None:
+    """The plugin does not notice a restart of the daemon between two requests, so it does not repeat the handshake."""
     image = as_bytes(picture())
     context = zmq.Context()
     with context.socket(zmq.REQ) as old:
@@ -216,20 +216,20 @@ def test_a_frigate_that_never_asked_is_served_the_only_model(daemon: FrigateDaem
     context.term()
 
 
-# -- daemons of their own ---------------------------------------------------------------------------------------------
+# -- separate daemons -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-def test_detections_come_from_the_start_and_go_on_after_a_restart() -> None:
+def test_frigate_gets_detections_at_once_and_after_a_restart() -> None:
     image = as_bytes(picture())
     daemon = FrigateDaemon("--model", f"shapes={MODEL_PATH}", settings="timeout_ms = 400")
     with daemon, FrigateDetector(daemon.endpoint, timeout_ms=1000) as detector:
-        assert detector.is_ready, "known before any engine is built"
+        assert detector.is_ready, "the model is known before any engine is built"
         assert detector.handshakes == 1
         finds(detector, image)
         daemon.kill()
         threading.Timer(0.5, daemon.start).start()
-        assert not detector.detect(image).any(), "and then it shakes hands with the next one"
+        assert not detector.detect(image).any(), "the request times out; the detector then repeats the handshake"
         finds(detector, image)
         handshakes = detector.handshakes
         assert handshakes > 1
@@ -240,7 +240,7 @@ def test_detections_come_from_the_start_and_go_on_after_a_restart() -> None:
 
 
 @pytest.mark.long
-def test_a_model_that_is_too_slow_costs_frigate_no_timeout(tmp_path: Path) -> None:
+def test_slow_model_gives_no_detections_instead_of_a_timeout(tmp_path: Path) -> None:
     model = slow_model(tmp_path / "slow.onnx", 3000)
     with FrigateDaemon("--model", f"slow={model}", settings="timeout_ms = 40") as daemon:
         daemon.ready("slow")
@@ -248,7 +248,7 @@ def test_a_model_that_is_too_slow_costs_frigate_no_timeout(tmp_path: Path) -> No
             for _ in range(5):
                 assert not detector.detect(as_bytes(picture())).any()
             assert (detector.timeouts, detector.handshakes) == (0, 1)
-        wait_for("the log tells of it", lambda: daemon.output("did not answer within [frigate] timeout_ms = 40"))
+        wait_for("the log reports it", lambda: daemon.output("did not answer within [frigate] timeout_ms = 40"))
         lines = daemon.log.read_text().count("got no detections (late)")
         assert lines <= 4
 
@@ -263,7 +263,7 @@ def test_unknown_model_is_not_found_and_the_log_names_the_remedy() -> None:
         assert "'absent.onnx'" in log
         assert "[frigate] uploads is off" in log
         assert not list(daemon.models.iterdir())
-        # Once it is there, a detector that starts anew finds it.
+        # Once the model exists, a newly started detector finds it.
         onnx_files.convolutions(daemon.models / "absent.onnx")
         with daemon.client() as client:
             wait_for("the daemon knows the model", lambda: [each.name for each in client.models()])
@@ -272,7 +272,7 @@ def test_unknown_model_is_not_found_and_the_log_names_the_remedy() -> None:
 
 
 @pytest.mark.long
-def test_of_several_models_the_one_that_is_asked_for_answers(tmp_path: Path) -> None:
+def test_frigate_gets_the_requested_one_of_several_models(tmp_path: Path) -> None:
     other = onnx_files.convolutions(tmp_path / "other.onnx")
     arguments = ("--model", f"shapes={MODEL_PATH}", "--model", f"other={other}")
     image = as_bytes(picture())
@@ -284,7 +284,7 @@ def test_of_several_models_the_one_that_is_asked_for_answers(tmp_path: Path) -> 
             finds(detector, image)
             daemon.stop()
             daemon.start()
-            # The daemon has forgotten whose model is whose. It says nothing, and so is asked again.
+            # The restarted daemon does not know the detector's model. It does not reply, so the detector asks again.
             finds(detector, image)
         assert not daemon.output("Traceback")
 
@@ -313,7 +313,7 @@ def test_upload_is_accepted_if_configured() -> None:
 
 
 @pytest.mark.long
-def test_an_upload_that_is_no_model_is_refused() -> None:
+def test_upload_of_an_invalid_model_is_refused() -> None:
     with FrigateDaemon(settings="uploads = true") as daemon:
         with FrigateDetector(daemon.endpoint, "../../broken.onnx", file=b"this is no model") as detector:
             assert not detector.is_ready
@@ -322,7 +322,7 @@ def test_an_upload_that_is_no_model_is_refused() -> None:
 
 
 @pytest.mark.long
-def test_frigate_may_come_over_tcp() -> None:
+def test_frigate_over_tcp_is_served() -> None:
     with FrigateDaemon("--model", f"shapes={MODEL_PATH}", endpoint="tcp://localhost:0") as daemon:
         line = wait_for("the log names the port", lambda: [x for x in daemon.log.read_text().split() if "tcp://" in x])
         with FrigateDetector(line[0].rstrip(","), timeout_ms=_PATIENT_MS) as detector:

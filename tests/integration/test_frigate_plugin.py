@@ -1,8 +1,8 @@
-"""Frigate's own ZMQ detector plugin against a real daemon, for whoever has its file:
+"""Frigate's own ZMQ detector plugin against a real daemon. Requires the plugin's file:
 
 EDGED_TEST_FRIGATE_PLUGIN=frigate/detectors/plugins/zmq_ipc.py python -m pytest tests/integration/test_frigate_plugin.py
 
-What the plugin imports of Frigate and pydantic is replaced by stand-ins; the plugin itself runs as it is.
+Stand-ins replace what the plugin imports from Frigate and pydantic; the plugin itself is unchanged.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SIDE = 320
 
 
 class _Configured:
-    """As much of Frigate's configuration of a detector as the plugin uses."""
+    """The part of Frigate's detector configuration that the plugin uses."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
 
 
 class _Detector:
-    """As much of Frigate's detectors as the plugin builds on."""
+    """The part of Frigate's detector base class that the plugin uses."""
 
     def __init__(self, detector_config: Any) -> None:
         self.detector_config = detector_config

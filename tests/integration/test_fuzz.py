@@ -1,4 +1,4 @@
-"""A short run of `make fuzz`, in processes of its own, with another seed each time: what fails tells which it was."""
+"""A short run of `make fuzz` in child processes, with a new seed each time; a failure prints the seed."""
 
 from __future__ import annotations
 

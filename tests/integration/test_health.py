@@ -1,4 +1,4 @@
-"""A real daemon: what its health says of models that load, answer, cannot be served, break down and go."""
+"""Health of a real daemon and of models that load, answer, cannot be served, hang and are removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.daemon import Daemon, wait_for
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    """A daemon that probes every second and gives an engine two seconds for an answer."""
+    """A daemon that probes every second; an engine has two seconds for an answer."""
     with Daemon(config="[health]\nprobe_seconds = 1.0\n[hosts]\njob_seconds = 2.0\n") as daemon:
         yield daemon
 
@@ -39,16 +39,16 @@ except InferenceServerException as error:
 
 
 def triton(daemon: Daemon, model: str) -> str:
-    """What NVIDIA's client makes of ModelReady: its answer, or the status that it raises.
+    """Return the answer of NVIDIA's client for ModelReady, or the status that it raises.
 
-    In a process of its own, since its messages cannot be loaded beside ours.
+    Runs in a child process, because its messages cannot be loaded together with edged's.
     """
     command = [sys.executable, "-c", _TRITON, daemon.tcp, model]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
 class Watcher:
-    """What a Watch of one service is told, in order."""
+    """Collects the statuses that a Watch of one service reports, in order."""
 
     def __init__(self, channel: grpc.Channel, service: str) -> None:
         self.reported: list[int] = []
@@ -64,39 +64,37 @@ class Watcher:
             return
 
     def until(self, what: str, *reported: int) -> None:
-        wait_for(f"the watcher was told {what}", lambda: tuple(self.reported[-len(reported) :]) == reported)
+        wait_for(f"the watch reports {what}", lambda: tuple(self.reported[-len(reported) :]) == reported)
 
     def stop(self) -> None:
         self._call.cancel()
         self._thread.join(10)
 
 
-def test_a_models_health_follows_it_from_its_coming_to_its_going(daemon: Daemon, channel: grpc.Channel) -> None:
+def test_health_follows_a_model_from_addition_to_removal(daemon: Daemon, channel: grpc.Channel) -> None:
     assert check(channel, "add") == Status.SERVICE_UNKNOWN
     watcher = Watcher(channel, "add")
     try:
-        watcher.until("that there is none", Status.SERVICE_UNKNOWN)
+        watcher.until("an unknown model", Status.SERVICE_UNKNOWN)
         put(daemon, "add", models.matmul())
-        watcher.until("that it answers", Status.SERVING)
-        assert Status.NOT_SERVING in watcher.reported, "it was there before it answered"
+        watcher.until("a serving model", Status.SERVING)
+        assert Status.NOT_SERVING in watcher.reported, "the model existed before it served"
         assert check(channel, "add") == Status.SERVING
         assert model_ready(channel, "add") is True
         assert triton(daemon, "add") == "True"
         shutil.rmtree(daemon.models / "add")
-        watcher.until("that it has gone", Status.SERVICE_UNKNOWN)
+        watcher.until("the model's removal", Status.SERVICE_UNKNOWN)
         assert check(channel, "add") == Status.SERVICE_UNKNOWN
     finally:
         watcher.stop()
 
 
-def test_a_model_that_cannot_be_served_is_no_reason_for_the_daemon_not_to_serve(
-    daemon: Daemon, channel: grpc.Channel
-) -> None:
+def test_health_of_the_daemon_ignores_a_model_that_cannot_be_served(daemon: Daemon, channel: grpc.Channel) -> None:
     place = daemon.models / "broken" / "1" / "model.onnx"
     place.parent.mkdir(parents=True)
     place.write_bytes(b"this is no model")
     with daemon.client() as client:
-        wait_for("it is refused", lambda: any(m.name == "broken" and m.state == "refused" for m in client.models()))
+        wait_for("a refusal", lambda: any(m.name == "broken" and m.state == "refused" for m in client.models()))
     assert check(channel, "broken") == Status.NOT_SERVING
     assert check(channel, "") == Status.SERVING
     answer = model_ready(channel, "broken")
@@ -118,7 +116,7 @@ def test_refused_requests_do_not_count_as_health_failures(daemon: Daemon, channe
     for _ in range(8):
         assert infer(channel, "picky", "index", "INT64", np.array([0, 1, 99])) is grpc.StatusCode.INVALID_ARGUMENT
     with daemon.client() as client:
-        for _ in range(30):  # during which it is probed because of them
+        for _ in range(30):  # the daemon probes it because of the errors
             assert next(m.state for m in client.models() if m.name == "picky") == "ready"
             assert check(channel, "picky") == Status.SERVING
             time.sleep(0.1)
@@ -127,22 +125,22 @@ def test_refused_requests_do_not_count_as_health_failures(daemon: Daemon, channe
 
 
 def test_hung_host_is_noticed_without_requests(daemon: Daemon, channel: grpc.Channel) -> None:
-    with daemon.client() as client:  # served by its reference alone: nothing is built
+    with daemon.client() as client:  # served by the reference alone: nothing is built
         client.add_model("idle", models.save(models.matmul(), daemon.home / "idle.onnx"), {"backends": "tensorrt"})
     daemon.ready("idle")
     before = set(daemon.hosts())
     watcher = Watcher(channel, "idle")
     try:
-        watcher.until("that it answers", Status.SERVING)
+        watcher.until("a serving model", Status.SERVING)
         with daemon.client() as client:
             nodes = [engine.composition.nodes for engine in client.engines("idle")]
         # ONNX Runtime before 1.24 does not name operators.
         places = [{provider: counts or {"MatMul": 1} for provider, counts in each.items()} for each in nodes]
-        assert {"CPUExecutionProvider": {"MatMul": 1}} in places, "also of the reference, which needs no build"
+        assert {"CPUExecutionProvider": {"MatMul": 1}} in places, "the reference has a composition too"
         for pid in before:
             os.kill(pid, signal.SIGSTOP)
-        watcher.until("that it did not and does again", Status.NOT_SERVING, Status.SERVING)
-        assert set(daemon.hosts()) - before, "another host answers now"
+        watcher.until("a failure and the recovery", Status.NOT_SERVING, Status.SERVING)
+        assert set(daemon.hosts()) - before, "a new host answers"
     finally:
         watcher.stop()
         with daemon.client() as client:

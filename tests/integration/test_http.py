@@ -1,5 +1,5 @@
-"""HTTP to a real daemon gives what gRPC gives: tensors, pictures, models, errors; by curl as its page says, and by
-NVIDIA's client."""
+"""A real daemon's HTTP API gives the same as gRPC: tensors, pictures, models, errors. Clients: curl, as the page about
+HTTP shows, and NVIDIA's client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _JPEG = cv2.imencode(".jpg", _PICTURE)[1].tobytes()
 
 
 class HttpDaemon(Daemon):
-    """A daemon that listens for HTTP, too."""
+    """A daemon that also listens for HTTP."""
 
     def __init__(self, listen: str, *arguments: str) -> None:
         super().__init__(*arguments, builds=False, config=f'[http]\nlisten = "{listen}"\nbody_mb = 4\n', endpoints=1)
@@ -71,7 +71,7 @@ def values_of(datatype: str) -> Any:
 
 
 @pytest.mark.parametrize("datatype", onnx_files.DTYPES)
-def test_binary_tensors_come_back_bit_by_bit(daemon: HttpDaemon, datatype: str) -> None:
+def test_binary_tensors_return_unchanged(daemon: HttpDaemon, datatype: str) -> None:
     elements = [b"", "ß\0".encode(), b"x" * 300, b"a"]
     data = bytes(to_bytes(np.array(elements, np.object_)) if datatype == "BYTES" else values_of(datatype).tobytes())
     shape = [1, 4] if datatype == "BYTES" else [3, 4]
@@ -147,7 +147,7 @@ def _one(datatype: str, shape: list[int]) -> dict[str, Any]:
         ("/edged/v1/detect/nobody", "picture", 404, "nobody"),
     ],
 )  # fmt: skip
-def test_errors_have_the_status_and_the_words_of_grpc(
+def test_errors_have_the_status_and_message_of_grpc(
     daemon: HttpDaemon, path: str, output: Any, status: int, words: str
 ) -> None:
     got, _, body = ask(daemon.web, "POST", path, json.dumps(output).encode())
@@ -157,7 +157,7 @@ def test_errors_have_the_status_and_the_words_of_grpc(
     assert json.loads(body)["code"] in ErrorCode.__members__
 
 
-def test_a_picture_gets_what_it_gets_over_grpc(daemon: HttpDaemon) -> None:
+def test_picture_gets_the_same_result_as_over_grpc(daemon: HttpDaemon) -> None:
     with daemon.client() as client:
         for query, options in (("", {}), ("?score=0.5&region=100,50,400,400&rotation=90&max_detections=2", {
             "score": 0.5, "region": (100, 50, 400, 400), "rotation": 90, "max_detections": 2,
@@ -190,7 +190,7 @@ def test_answers_fit_the_openapi_document(daemon: HttpDaemon) -> None:
 
 
 def fits(document: Any, response: Any, body: bytes) -> None:
-    """The body has the schema of the response; without a schema it is empty."""
+    """Check that the body has the schema of the response; without a schema it must be empty."""
     if "content" not in response:
         assert body == b""
         return
@@ -222,7 +222,7 @@ def test_commands_of_the_http_page_work(daemon: HttpDaemon, tmp_path: Path) -> N
     assert answer.endswith(bytes(16))
 
 
-def test_over_a_unix_socket_shared_memory_works_both_ways() -> None:
+def test_http_shared_memory_over_a_unix_socket_works_in_both_directions() -> None:
     with HttpDaemon("unix:HOME/http.sock") as daemon:
         onnx_files.identity(daemon.models / "id.onnx", "FP32")
         daemon.ready("id")
@@ -260,8 +260,8 @@ def test_over_a_unix_socket_shared_memory_works_both_ways() -> None:
         assert not Path(path).exists()
 
 
-def test_a_daemon_without_http_loads_nothing_of_it(daemon: HttpDaemon) -> None:
-    """Python's own list of what a plain daemon's modules import."""
+def test_daemon_without_http_imports_no_http_library(daemon: HttpDaemon) -> None:
+    """The imports of the daemon's main module contain neither uvicorn nor h11."""
     code = "import sys, edged.daemon.main; print(sorted({'uvicorn', 'h11'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
@@ -288,7 +288,7 @@ def test_nvidias_client_reads_everything(seen: Any) -> None:
     assert seen["statistics"] > 0
 
 
-def test_nvidias_client_infers_bit_by_bit(seen: Any) -> None:
+def test_nvidias_client_gets_its_tensors_back_unchanged(seen: Any) -> None:
     assert all(seen["binary"].values()), seen["binary"]
     assert all(seen["json"].values()), seen["json"]
     assert seen["packed"]

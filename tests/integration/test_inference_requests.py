@@ -1,5 +1,5 @@
-"""Requests as they arrive on the wire: every datatype comes back as it went, and whatever is wrong with one is its
-sender's fault, told in one line."""
+"""Inference requests on the wire: every datatype returns unchanged, and an invalid request gets INVALID_ARGUMENT or
+another error of the client, with one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
 from tests.integration.inference_calls import infer, method, refusal, tell
 
-pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every model to be read and opened
+pytestmark = pytest.mark.timeout(300)  # the first test waits until every model is read and open
 
 BAD, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 NOT_UTF8 = [b"\xff\xd8\xff\xe0", b"", b"\x80 longer"]
@@ -57,12 +57,12 @@ def simple(**parameters: Any) -> pb.ModelInferRequest:
     return request
 
 
-# -- what is right --------------------------------------------------------------------------------------------------
+# -- valid requests -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("datatype", onnx_files.DTYPES)
 @pytest.mark.parametrize("rows", [0, 1, 5000])
-def test_every_datatype_comes_back_bit_by_bit(channel: grpc.Channel, datatype: str, rows: int) -> None:
+def test_infer_every_datatype_returns_unchanged(channel: grpc.Channel, datatype: str, rows: int) -> None:
     if datatype == "BYTES":
         texts = [b"", b"a", "Größe".encode(), b"x" * 300] * rows
         data = bytes(to_bytes(np.array(texts, np.object_)))
@@ -96,14 +96,14 @@ def test_infer_an_output_that_is_not_utf8_is_refused(channel: grpc.Channel) -> N
     assert "'y'" in words
 
 
-def test_requests_of_many_megabytes_come_back_whole(channel: grpc.Channel) -> None:
+def test_infer_requests_of_many_megabytes_return_unchanged(channel: grpc.Channel) -> None:
     data = np.random.default_rng(1).standard_normal(7 << 20, np.float32).tobytes()
     request = pb.ModelInferRequest(model_name="id_FP32", raw_input_contents=[data])
     request.inputs.add(name="x", datatype="FP32", shape=[len(data) // 16, 4])
     assert infer(channel, request).raw_output_contents[0] == data
 
 
-def test_inputs_and_outputs_may_each_have_their_way(channel: grpc.Channel) -> None:
+def test_infer_request_parameters_and_output_options_apply(channel: grpc.Channel) -> None:
     request = simple(mine="x", priority=3, timeout=60_000_000)
     request.outputs.add(name="OUTPUT1")
     tell(request.outputs.add(name="OUTPUT0").parameters, classification=2)
@@ -115,10 +115,10 @@ def test_inputs_and_outputs_may_each_have_their_way(channel: grpc.Channel) -> No
     ]
     assert answer.raw_output_contents[0] == bytes(64)
     assert answer.raw_output_contents[1] == b"\x05\0\0\x0030:15\x05\0\0\x0028:14"
-    assert not answer.parameters  # what clients say for themselves is not told back
+    assert not answer.parameters  # the client's own parameters are not returned
 
 
-# -- what is wrong --------------------------------------------------------------------------------------------------
+# -- invalid requests -----------------------------------------------------------------------------------------------
 
 
 def output(request: pb.ModelInferRequest, name: str = "OUTPUT0", **parameters: Any) -> None:
@@ -165,7 +165,7 @@ def test_infer_invalid_request_is_refused_with_its_status(
     found, line = refusal(infer, channel, request)
     assert found is code
     assert words in line
-    assert infer(channel, simple()).raw_output_contents[1] == bytes(64)  # and it serves on
+    assert infer(channel, simple()).raw_output_contents[1] == bytes(64)  # the daemon still serves
 
 
 # -- shared memory on the wire --------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_infer_invalid_request_is_refused_with_its_status(
 
 @pytest.fixture
 def region(channel: grpc.Channel) -> Iterator[Path]:
-    """The object behind the region `r` of 64 bytes."""
+    """The file of shared memory that is registered as the region `r`, 64 bytes."""
     path = Path("/dev/shm") / f"edt_requests_{time.monotonic_ns()}"
     path.write_bytes(SIXTEEN.tobytes())
     path.chmod(0o600)
@@ -184,9 +184,7 @@ def region(channel: grpc.Channel) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_memory_that_is_cut_off_spoils_the_request_that_uses_it_and_nothing_else(
-    channel: grpc.Channel, region: Path
-) -> None:
+def test_infer_truncated_shared_memory_fails_its_request_only(channel: grpc.Channel, region: Path) -> None:
     request = simple()
     in_memory(request, shared_memory_region="r", shared_memory_byte_size=64)
     output(request, "OUTPUT1", shared_memory_region="r", shared_memory_byte_size=64)
@@ -223,7 +221,7 @@ def test_cancelled_calls_and_streams_leave_the_daemon_serving(channel: grpc.Chan
     assert infer(channel, simple()).id == "7"
 
 
-def test_a_message_larger_than_the_daemon_takes_is_refused() -> None:
+def test_infer_message_over_the_limit_is_refused() -> None:
     daemon = Daemon(builds=False, config="max_message_mb = 1\n")
     onnx_files.identity(daemon.models / "id_FP32.onnx", "FP32")
     with daemon, grpc.insecure_channel(daemon.unix, [("grpc.max_receive_message_length", -1)]) as channel:

@@ -21,7 +21,7 @@ from tests.integration.daemon import Daemon, wait_for
 
 
 class Scraped(Daemon):
-    """A daemon with a listener for Prometheus."""
+    """A daemon that serves metrics."""
 
     def now(self) -> Samples:
         return scrape(self.addresses[2])
@@ -34,7 +34,7 @@ def daemon() -> Iterator[Scraped]:
             narrow = models.save(models.matmul(5, 4), daemon.home / "narrow.onnx")
             client.add_model("one", narrow, {"backends": "onnxruntime", "threads": "1"})
             daemon.settled("one")
-            client.add_model("shapes", MODEL_PATH, {"backends": "tensorrt"})  # only the reference: nothing is built
+            client.add_model("shapes", MODEL_PATH, {"backends": "tensorrt"})  # the reference only: nothing is built
         daemon.ready("shapes")
         yield daemon
 
@@ -75,7 +75,7 @@ def test_scrape_counts_requests_by_outcome(daemon: Scraped) -> None:
     assert value(after, "edged_model_inference_seconds_count", model="picky") == 1
     assert value(after, "edged_model_request_seconds_bucket", model="picky", le="+Inf") == 1
     shutil.rmtree(daemon.models / "picky")
-    wait_for("it has gone", lambda: value(daemon.now(), "edged_model_ready", model="picky") is None)
+    wait_for("the model's metrics are removed", lambda: value(daemon.now(), "edged_model_ready", model="picky") is None)
 
 
 def test_scrape_killed_host_is_counted_and_models_recover(daemon: Scraped) -> None:

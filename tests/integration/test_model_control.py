@@ -1,4 +1,4 @@
-"""Models with a Triton configuration, in several versions, loaded and unloaded by command, on a real daemon."""
+"""Triton model control on a real daemon: versions, configurations, load and unload commands."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.integration.inference_calls import refusal
 
 
 class Calls(inference_calls.Calls):
-    """The protocol's calls, and what these tests ask most."""
+    """Blocking calls of the protocol, with shortcuts for these tests."""
 
     def scaled(self, name: str, version: str = "") -> tuple[float, str]:
-        """What the model multiplies by, and the version that says so."""
+        """Return the factor of a `scale` model, and the version that answered."""
         ones = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])
         raw = np.ones((1, 4), np.float32).tobytes()
         answer = self("ModelInfer", model_name=name, model_version=version, inputs=[ones], raw_input_contents=[raw])
@@ -41,14 +41,14 @@ class Calls(inference_calls.Calls):
 
 
 def refused(code: grpc.StatusCode, call: Callable[[], object]) -> str:
-    """The one line of a call's refusal, with that code."""
+    """Return the message of a call that must fail with this code."""
     found, line = refusal(call)
     assert found is code, line
     return line
 
 
 def scale(folder: Path, version: int, factor: float | None = None) -> Path:
-    """A version of a model that multiplies by its number, or by a factor; appears whole."""
+    """Add a version of a model that multiplies by its number, or by `factor`. The version appears atomically."""
     folder.mkdir(exist_ok=True)
     staged = folder / f".{version}"
     staged.mkdir()
@@ -64,7 +64,7 @@ def serving(daemon: Daemon) -> Iterator[Calls]:
 
 @contextmanager
 def asked(daemon: Daemon, *versions: str) -> Iterator[list[tuple[float, str] | grpc.RpcError]]:
-    """What a client gets that asks for these versions of the model `m` in turn, all the time."""
+    """Request these versions of the model `m` in turn, all the time; yield the list of answers."""
     answers: list[tuple[float, str] | grpc.RpcError] = []
     is_over = threading.Event()
 
@@ -93,7 +93,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 # -- versions -------------------------------------------------------------------------------------------------------
 
 
-def test_several_versions_of_a_model_answer_at_once_and_the_newest_for_the_model() -> None:
+def test_model_control_serves_several_versions_and_the_newest_by_default() -> None:
     daemon = Daemon(builds=False)
     for version in (1, 2, 3):
         scale(daemon.models / "m", version)
@@ -119,7 +119,7 @@ def test_several_versions_of_a_model_answer_at_once_and_the_newest_for_the_model
 
 
 @pytest.mark.long
-def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_leaves() -> None:
+def test_model_control_new_version_replaces_the_old_one_without_a_failed_request() -> None:
     daemon = Daemon(builds=False)
     scale(daemon.models / "m", 1)
     (daemon.models / "m" / "config.pbtxt").write_text("version_policy { latest { num_versions: 2 } }")
@@ -132,14 +132,14 @@ def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_leave
             wait_for("version 1 answers by its number", lambda: ask.scaled("m", "1") == (1.0, "1"))
             scale(daemon.models / "m", 3)
             wait_for("version 3 answers", lambda: (3.0, "3") in answers)
-            wait_for("version 1 has left", lambda: set(ask.index()) == {("m", "2"), ("m", "3")})
+            wait_for("version 1 is unloaded", lambda: set(ask.index()) == {("m", "2"), ("m", "3")})
         assert [answer for answer in answers if isinstance(answer, grpc.RpcError)] == []
         reported = [answer[0] for answer in answers if not isinstance(answer, grpc.RpcError)]
-        assert reported == sorted(reported), "no old version answers after a new one has"
+        assert reported == sorted(reported), "no old version answers after a new one"
         refused(NOT_FOUND, lambda: ask.scaled("m", "1"))
 
 
-def test_the_version_before_takes_over_when_the_newest_goes_and_no_request_fails() -> None:
+def test_model_control_removed_newest_version_is_replaced_by_the_one_before() -> None:
     daemon = Daemon(builds=False)
     for version in (1, 2):
         scale(daemon.models / "m", version)
@@ -149,13 +149,13 @@ def test_the_version_before_takes_over_when_the_newest_goes_and_no_request_fails
         daemon.ready("m:1")
         with asked(daemon, "", "1") as answers:
             (daemon.models / "m" / "2").rename(daemon.models / ".gone")
-            wait_for("the version before answers", lambda: ask.scaled("m") == (1.0, "1"))
-            wait_for("it is there once", lambda: ask.index() == {("m", "1"): ("READY", "")})
+            wait_for("version 1 answers", lambda: ask.scaled("m") == (1.0, "1"))
+            wait_for("the index has version 1 only", lambda: ask.index() == {("m", "1"): ("READY", "")})
         assert set(answers) <= {(1.0, "1"), (2.0, "2")}
         refused(NOT_FOUND, lambda: ask.scaled("m", "2"))
 
 
-def test_a_new_version_that_cannot_be_served_leaves_the_old_one_answering() -> None:
+def test_model_control_refused_new_version_leaves_the_old_one_serving() -> None:
     daemon = Daemon(builds=False)
     scale(daemon.models / "m", 1)
     with serving(daemon) as ask:
@@ -240,14 +240,14 @@ def test_failed_warm_up_keeps_the_model_unready_until_fixed() -> None:
     (folder / "config.pbtxt").write_text(text)
     (folder / "warmup" / "x").write_bytes(np.array([99], np.int64).tobytes())
     with serving(daemon) as ask:
-        why = wait_for("it is refused", lambda: ask.index()["m", "1"][1] if ask.index() else "")
+        why = wait_for("the model is refused", lambda: ask.index()["m", "1"][1] if ask.index() else "")
         assert "its model_warmup 'w' failed" in why
         (folder / "warmup" / "x").write_bytes(np.array([3], np.int64).tobytes())
         daemon.ready("m")
 
 
 @pytest.mark.long
-def test_a_model_without_a_configuration_has_one_all_the_same() -> None:
+def test_model_config_without_a_file_is_derived_from_the_model() -> None:
     daemon = Daemon(builds=False)
     scale(daemon.models / "fixed", 1)
     for name, settings in (("open", ""), ("batched", 'batch.max = "4"')):
@@ -273,7 +273,7 @@ def test_a_model_without_a_configuration_has_one_all_the_same() -> None:
 
 
 @pytest.mark.long
-def test_models_are_loaded_and_unloaded_by_command() -> None:
+def test_model_control_explicit_loads_and_unloads_by_command() -> None:
     daemon = Daemon(builds=False, config='model_control = "explicit"\nstartup_models = ["first"]\n')
     for name in ("first", "m"):
         scale(daemon.models / name, 1)
@@ -284,7 +284,7 @@ def test_models_are_loaded_and_unloaded_by_command() -> None:
         ask.load("m")
         assert ask.scaled("m") == (1.0, "1")
         scale(daemon.models / "m", 2)
-        assert ask.scaled("m") == (1.0, "1"), "the disk is looked at by command"
+        assert ask.scaled("m") == (1.0, "1"), "the daemon reads the disk on command only"
         ask.load("m")
         assert ask.scaled("m") == (2.0, "2")
         ask("RepositoryModelUnload", model_name="m")
@@ -316,7 +316,7 @@ def test_model_loads_from_files_of_the_request_and_reloads_from_disk() -> None:
         ask.load("fresh", {}, **{"1/model.onnx": other})
         assert ask.scaled("fresh") == (7.0, "1")
 
-        # What fails changes nothing.
+        # A failed load changes nothing.
         text = b"This is not a model.\n"
         assert "is a text file" in refused(INVALID, lambda: ask.load("m", {}, **{"9/model.onnx": text}))
         refused(INVALID, lambda: ask.load("m", {"input": [{"name": "z"}]}, **{"9/model.onnx": other}))
@@ -331,18 +331,16 @@ def test_model_loads_from_files_of_the_request_and_reloads_from_disk() -> None:
 
         ask.load("m")
         assert ask.scaled("m") == (1.0, "1")
-        wait_for("what came with the command is gone", lambda: len(list((daemon.state / "overrides").iterdir())) == 1)
+        wait_for("the command's files are removed", lambda: len(list((daemon.state / "overrides").iterdir())) == 1)
 
         ask.load("m", {}, **{"7/model.onnx": other})
         with daemon.client() as client:
             client.remove_model("m")
         folder = daemon.state / "overrides"
-        wait_for(
-            "what came with the command is gone", lambda: [each.name[:5] for each in folder.iterdir()] == ["fresh"]
-        )
+        wait_for("the command's files are removed", lambda: [each.name[:5] for each in folder.iterdir()] == ["fresh"])
 
 
-def test_commands_that_make_no_sense_are_refused() -> None:
+def test_model_control_invalid_commands_are_refused() -> None:
     daemon = Daemon(builds=False, config='model_control = "explicit"\n')
     with serving(daemon) as ask:
         parameters = {"wibble": pb.ModelRepositoryParameter(string_param="x")}
@@ -355,14 +353,14 @@ def test_commands_that_make_no_sense_are_refused() -> None:
             )
             refused(INVALID, lambda: ask(method, model_name="../m"))  # noqa: B023
         assert "no model 'm'" in refused(NOT_FOUND, lambda: ask("RepositoryModelLoad", model_name="m"))
-        ask("RepositoryModelUnload", model_name="m")  # one that is not there is away already
+        ask("RepositoryModelUnload", model_name="m")  # unloading an unknown model succeeds
         as_bytes = {"config": pb.ModelRepositoryParameter(bytes_param=b"{}")}
         assert "string_param" in refused(
             INVALID, lambda: ask("RepositoryModelLoad", model_name="m", parameters=as_bytes)
         )
 
 
-def test_a_daemon_that_follows_the_disk_takes_no_commands_to_load(daemon: Daemon) -> None:
+def test_model_control_poll_refuses_load_and_unload(daemon: Daemon) -> None:
     with Calls(daemon.unix) as ask:
         for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
             reported = refused(grpc.StatusCode.FAILED_PRECONDITION, lambda: ask(method, model_name="shapes"))  # noqa: B023
@@ -382,4 +380,4 @@ def test_model_control_none_ignores_later_changes() -> None:
             client.add_model("added", daemon.models / "late" / "1" / "model.onnx")
             daemon.ready("added")
             client.remove_model("m")
-        wait_for("m has gone", lambda: set(ask.index()) == {("added", "1")})
+        wait_for("m is removed", lambda: set(ask.index()) == {("added", "1")})

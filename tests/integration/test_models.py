@@ -1,4 +1,4 @@
-"""Models come and go: by command, by upload, by dropping a file; what serves follows."""
+"""Adding and removing models: by command, by upload, by copying a file. The daemon serves the present state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def edged_command(*words: str, environment: dict[str, str] | None = None) -> sub
 
 
 def scaled(daemon: Daemon, model: str) -> float:
-    """What a `scale` model answers to one."""
+    """Return the answer of a `scale` model to one."""
     with Calls(daemon.unix) as calls:
         answer = calls.infer(request(model, np.ones((1, 4), np.float32)))
     return float(np.frombuffer(answer.raw_output_contents[0], np.float32)[0])
@@ -65,7 +65,7 @@ def test_add_list_infer_remove_by_command(daemon: Daemon, tmp_path: Path) -> Non
     assert len(json.loads(found.stdout)["predictions"]) >= 1
     assert edged_command("models", "remove", "mine", environment=target).returncode == 0
     with daemon.client() as client:
-        wait_for("it is gone", lambda: all(m.name != "mine" for m in client.models()))
+        wait_for("the model is removed", lambda: all(m.name != "mine" for m in client.models()))
     gone = edged_command("infer", "mine", str(picture), "--target", daemon.unix)
     assert gone.returncode == 1
     assert gone.stderr.count("\n") == 1
@@ -123,7 +123,7 @@ def test_file_copied_into_the_repository_is_served_and_its_replacement_takes_ove
     wait_for("the new file answers", lambda: scaled(daemon, "dropped") == 3)
     place.unlink()
     with daemon.client() as client:
-        wait_for("it is gone", lambda: all(m.name != "dropped" for m in client.models()))
+        wait_for("the model is removed", lambda: all(m.name != "dropped" for m in client.models()))
 
 
 def test_commands_without_a_daemon_read_the_folders(tmp_path: Path) -> None:
@@ -167,11 +167,12 @@ def test_broken_replacement_leaves_the_model_serving(daemon: Daemon) -> None:
     (daemon.home / "next.onnx").write_bytes(b"\x08\x09 broken")
     (daemon.home / "next.onnx").rename(place)
     wait_for(
-        "the change is seen", lambda: "model steady changed on disk and cannot be served" in daemon.log.read_text()
+        "the refused change is logged",
+        lambda: "model steady changed on disk and cannot be served" in daemon.log.read_text(),
     )
     assert scaled(daemon, "steady") == 5
     onnx_files.scale(daemon.home / "next.onnx", 7).rename(place)
-    wait_for("the mended file answers", lambda: scaled(daemon, "steady") == 7)
+    wait_for("the repaired file answers", lambda: scaled(daemon, "steady") == 7)
 
 
 def test_second_daemon_with_the_same_state_is_refused(daemon: Daemon) -> None:
@@ -245,7 +246,7 @@ def test_changed_settings_apply_without_a_restart(daemon: Daemon) -> None:
         (daemon.models / "tuned" / "edged.toml").write_text("thresholds.max_detections = 1\n")
         wait_for("the setting applies", lambda: len(client.infer("tuned", picture).detections) == 1)
         (daemon.models / "tuned" / "edged.toml").write_text("thresholds.scores = 1\n")
-        wait_for("the mistake is named", lambda: "thresholds.score" in daemon.log.read_text())
+        wait_for("the log names the key", lambda: "thresholds.score" in daemon.log.read_text())
         assert len(client.infer("tuned", picture).detections) == 1
 
 

@@ -1,4 +1,4 @@
-"""A camera of the daemon against Mosquitto, with a login and TLS: discovery, will, and a broker that restarts."""
+"""A configured camera and Mosquitto, with a login and TLS: discovery, will, and a restart of the broker."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ mqtt_password_file = "{folder}/password"
 
 
 class Mosquitto:
-    """The broker, and a client of it that keeps the newest message of each topic."""
+    """The broker, and a client that keeps the newest message of each topic."""
 
     kill_camera: Callable[[], None]
 
@@ -155,7 +155,7 @@ def all_is_there(topics: Mapping[str, bytes]) -> bool:
     return wanted <= topics.keys() and any("line_door" in topic for topic in topics)
 
 
-def test_entities_of_home_assistant_name_topics_that_are_published(broker: Mosquitto) -> None:
+def test_home_assistant_entities_name_published_topics(broker: Mosquitto) -> None:
     topics = broker.wait_for(all_is_there)
     entities = {topic: json.loads(text) for topic, text in topics.items() if topic.startswith("homeassistant/")}
     assert len({entity["unique_id"] for entity in entities.values()}) == len(entities) >= 6
@@ -167,7 +167,7 @@ def test_entities_of_home_assistant_name_topics_that_are_published(broker: Mosqu
         assert entity["device"]["identifiers"]
 
 
-def test_broker_that_restarts_gets_everything_again(broker: Mosquitto) -> None:
+def test_restarted_broker_gets_all_topics_again(broker: Mosquitto) -> None:
     broker.stop()
     time.sleep(1)
     broker.start()
@@ -175,7 +175,7 @@ def test_broker_that_restarts_gets_everything_again(broker: Mosquitto) -> None:
     assert topics["site/hall/availability"] == b"online"
 
 
-def test_killed_camera_process_is_offline_by_its_will_until_it_is_back(broker: Mosquitto) -> None:
+def test_killed_camera_process_is_offline_by_its_will_until_it_restarts(broker: Mosquitto) -> None:
     broker.wait_for(lambda topics: topics.get("site/hall/availability") == b"online")
     before = len(broker.availability)
     broker.kill_camera()

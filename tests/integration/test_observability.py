@@ -1,4 +1,4 @@
-"""A real daemon under load: the series of dashboard and alerts exist, and its log follows the options."""
+"""A real daemon under load: the series of the dashboard and the alerts exist, and the log follows its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import models, observed, promql
 from tests.integration.asking import Samples, infer, put, scrape
 from tests.integration.daemon import Daemon, wait_for
 
-# Runs in every Python that the daemon starts: a runtime that has something to say.
+# Runs in every Python process of the daemon: the engine host prints a line as a runtime would.
 _TALKER = """
 import sys
 if "edged.host.main" in sys.orig_argv:
@@ -29,13 +29,13 @@ def _config(form: str, level: str = "info") -> str:
 
 
 class Observed(Daemon):
-    """A daemon with metrics that logs JSON and whose hosts print a line."""
+    """A daemon with metrics and a JSON log, whose hosts print a line."""
 
     def __init__(self) -> None:
         super().__init__(config=_config("json"), endpoints=1)
         (self.home / "site").mkdir()
         (self.home / "site" / "sitecustomize.py").write_text(_TALKER)
-        # A systemd that runs this test sets it for its own standard error.
+        # A systemd unit that runs this test sets the variable for its own standard error.
         environment = {name: value for name, value in os.environ.items() if name != "JOURNAL_STREAM"}
         path = [str(self.home / "site"), *environment.get("PYTHONPATH", "").split(":")]
         self._environment = {**environment, "PYTHONPATH": ":".join(filter(None, path))}
@@ -45,7 +45,7 @@ class Observed(Daemon):
         return self.addresses[2]
 
     def lines(self) -> list[dict[str, str]]:
-        """Lines of JSON; ValueError if one is something else."""
+        """Return the log's lines as JSON; ValueError if a line is not JSON."""
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
 
@@ -56,10 +56,10 @@ def daemon() -> Iterator[Observed]:
             small = models.save(models.matmul(5, 4), started.home / "small.onnx")
             client.add_model("small", small, {"backends": "onnxruntime", "threads": "1"})
             started.settled("small", 100)
-            client.add_model("shapes", MODEL_PATH, {"backends": "tensorrt"})  # which leaves the reference
+            client.add_model("shapes", MODEL_PATH, {"backends": "tensorrt"})  # the reference only
             started.ready("shapes")
             list(client.stream("shapes", [Scene(3).frame(number)[0] for number in range(8)], camera="door"))
-            for number in range(8):  # of a stream some are skipped
+            for number in range(8):  # a stream may skip some frames
                 client.infer("shapes", Scene(3).frame(number)[0])
         put(started, "picky", models.gather())
         started.ready("picky")
@@ -95,7 +95,7 @@ def _labels(found: Samples, name: str) -> list[set[str]]:
 def test_scrape_conditional_series_exist_under_load(daemon: Observed) -> None:
     expected = {"edged_camera_age_seconds_bucket", "edged_camera_frames_answered_total", "edged_builds_total"}
     expected |= {"edged_engine_baseline_seconds", "edged_engine_accepted", "edged_host_losses_total"}
-    wait_for("all series are there", lambda: expected <= {name for name, _ in scrape(daemon.metrics)}, 30)
+    wait_for("all series exist", lambda: expected <= {name for name, _ in scrape(daemon.metrics)}, 30)
 
 
 def test_log_every_line_is_an_object_with_its_subject(daemon: Observed) -> None:

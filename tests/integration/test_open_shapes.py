@@ -1,4 +1,4 @@
-"""Requests in shapes that the serving engine was not built for: refused, answered beside, or learnt from."""
+"""Requests with shapes that the serving engine was not built for: refused, answered by the fallback, or learnt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_request_outside_the_engines_shapes_is_answered_by_the_fallback(tm
         await each.serves("null", AS_TEXT)
         engine = each.planned.slot.current
         assert await each.ask(x=(2, 8)) == 0
-        assert each.planned.fallback.current is None  # nothing called for it so far
+        assert each.planned.fallback.current is None  # no request needed it so far
         for shape in ((3, 8), (1, 3), (1, 9), (64, 500)):
             assert await each.ask(x=shape) == 0
         beside = each.planned.fallback.current
@@ -105,7 +105,7 @@ async def test_shapes_of_requests_are_learnt_without_failures_and_survive_a_rest
         assert each.planned.traffic.seen().largest["x"] == (3, 100)
         assert each.planned.slot.current is not None
         again = each.planned.slot.current.engine
-        assert (again.key, again.edition) == (proved.key, proved.edition)  # it was not built again
+        assert (again.key, again.edition) == (proved.key, proved.edition)  # the engine was not rebuilt
 
 
 def test_seen_shapes_are_listed_and_refusals_name_the_setting() -> None:
@@ -136,7 +136,7 @@ def test_seen_shapes_are_listed_and_refusals_name_the_setting() -> None:
 
 
 @pytest.mark.long
-async def test_a_request_that_is_too_large_commands_nothing(tmp_path: Path) -> None:
+async def test_learn_ignores_requests_over_the_limit(tmp_path: Path) -> None:
     settings = {"backends": "null", "shapes__policy": "learn", "shapes__quiet_s": "0", "shapes__most_mb": "1"}
 
     async with world(tmp_path, zero("x"), profile__x=RANGE, **settings) as each:

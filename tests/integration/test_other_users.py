@@ -1,4 +1,4 @@
-"""Two users of one machine at one daemon: neither reaches the other's shared memory or sequences."""
+"""Two users of one machine: neither reaches the other's shared memory or sequences."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 from tests import triton_models
 from tests.integration.daemon import Daemon
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 _OTHER = 65534
 _SHM = Path("/dev/shm")
 
-# Runs as another user. It says how each call ends, a line each.
+# Runs as another user. Prints the result of each call, one per line.
 _CALLS = """
 import os, sys
-import grpc  # before the rights go that may be needed to read it
+import grpc  # before the process drops the rights that it may need to read it
 from edged.proto import open_inference_pb2 as pb
 address, uid, calls = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 os.setgroups([]); os.setgid(uid); os.setuid(uid)
@@ -72,7 +72,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def objects() -> Iterator[dict[int, str]]:
-    """A private object of each user."""
+    """A private shared memory object for each user."""
     found = {uid: f"edt-{uuid.uuid4().hex}" for uid in (0, _OTHER)}
     for uid, name in found.items():
         (_SHM / name).write_bytes(bytes(64))
@@ -91,7 +91,7 @@ def calls(daemon: Daemon, uid: int, *wanted: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
-def test_shared_memory_of_another_user_cannot_be_registered_listed_or_forgotten(
+def test_shared_memory_of_another_user_cannot_be_registered_listed_or_unregistered(
     daemon: Daemon, objects: dict[int, str]
 ) -> None:
     assert calls(daemon, 0, f"register:{objects[0]}", "list:") == ["OK", "r"]

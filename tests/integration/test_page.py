@@ -1,4 +1,4 @@
-"""The page through a real daemon: files, sign-in, events, pictures, trying and adding a model, and what is refused."""
+"""The page of a real daemon: files, sign-in, events, pictures, trying and adding a model, and refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def told(answer: web.Told) -> Any:
 
 
 def events(box: PageBox, rounds: int, **headers: str) -> dict[str, Any]:
-    """The newest parts of the page after so many rounds."""
+    """Return the newest parts of the page after `rounds` rounds of events."""
     parts: dict[str, Any] = {}
     with contextlib.closing(web.connection(box.url)) as connection:
         connection.request("GET", "/events", headers=headers)
@@ -74,7 +74,7 @@ def events(box: PageBox, rounds: int, **headers: str) -> dict[str, Any]:
     return parts
 
 
-def test_files_come_with_a_strict_policy_and_only_once(box: PageBox) -> None:
+def test_page_files_have_a_strict_policy_and_an_etag(box: PageBox) -> None:
     for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
         status, headers, body = box.ask("GET", path)
         assert (status, headers["content-type"].partition(";")[0]) == (200, kind)
@@ -85,7 +85,7 @@ def test_files_come_with_a_strict_policy_and_only_once(box: PageBox) -> None:
     assert box.ask("HEAD", "/")[2] == b""
 
 
-def test_events_show_the_box(box: PageBox) -> None:
+def test_page_events_have_every_part(box: PageBox) -> None:
     box.streaming()
     parts = events(box, 1)
     assert set(parts) == {"summary", "cameras", "models", "alarms", "device", "log"}
@@ -95,7 +95,7 @@ def test_events_show_the_box(box: PageBox) -> None:
     assert any("shapes was read" in line["text"] for line in parts["log"])
 
 
-def test_pictures_are_stills_and_video(box: PageBox) -> None:
+def test_page_serves_stills_and_video(box: PageBox) -> None:
     found = box.streaming()
     status, headers, still = box.ask("GET", "/cameras/hall/still?fps=20&width=320")
     assert (status, headers["content-type"]) == (200, "image/jpeg")
@@ -105,7 +105,7 @@ def test_pictures_are_stills_and_video(box: PageBox) -> None:
         answer = connection.getresponse()
         assert answer.headers.get_content_type() == "multipart/x-mixed-replace"
         shapes = []
-        # The first ones may be those that the camera's process made for the still.
+        # The first pictures may be those that the camera's process made for the still.
         while shapes.count((found.height, found.width, 3)) < 3 and len(shapes) < 40:
             assert answer.readline() == b"--edged-picture\r\n"
             assert answer.readline() == b"content-type: image/jpeg\r\n"
@@ -128,7 +128,7 @@ def test_pictures_are_stills_and_video(box: PageBox) -> None:
         ("/../edged.toml", 404),
     ],
 )
-def test_wrong_paths_are_refused_with_a_line(box: PageBox, path: str, status: int) -> None:
+def test_page_wrong_path_is_refused_with_one_line(box: PageBox, path: str, status: int) -> None:
     found, _, body = box.ask("GET", path)
     assert found == status
     assert "\n" not in json.loads(body)["error"]
@@ -147,7 +147,7 @@ def test_commands_need_the_role_and_the_page_of_this_origin(box: PageBox, operat
     assert box.ask("PUT", "/call/AddCamera", b"{}", cookie=operator)[0] == 405
 
 
-def test_sign_in_keeps_the_token_where_scripts_cannot_read_it(box: PageBox) -> None:
+def test_sign_in_sets_an_http_only_cookie(box: PageBox) -> None:
     token = box.token("reader", "read")
     status, headers, _ = box.ask("POST", "/session", json.dumps({"token": token}).encode())
     cookie = headers["set-cookie"]
@@ -185,7 +185,7 @@ def test_model_is_tried_on_a_picture_and_added(box: PageBox, client: Client, ope
     assert "doors" not in {each.name for each in client.models()}
 
 
-def test_file_that_is_no_model_is_a_verdict(box: PageBox, operator: str) -> None:
+def test_try_invalid_model_returns_a_problem(box: PageBox, operator: str) -> None:
     tried = told(box.ask("POST", "/try/doors", os.urandom(5000), cookie=operator))
     assert tried["problem"]
     assert tried["stage"] in ("file", "parse")
@@ -204,12 +204,12 @@ def test_camera_is_added_changed_and_removed(box: PageBox, client: Client, opera
     told(box.ask("POST", "/call/SetCamera", json.dumps(zone).encode(), cookie=operator))
     found = next(each for each in client.cameras() if each.camera == "gate")
     assert set(found.zones) == {"door"}
-    assert box.ask("POST", "/call/SetCamera", b'{"name": "hall"}', cookie=operator)[0] == 400  # of the configuration
+    assert box.ask("POST", "/call/SetCamera", b'{"name": "hall"}', cookie=operator)[0] == 400  # not changeable
     told(box.ask("POST", "/call/RemoveCamera", b'{"name": "gate"}', cookie=operator))
     assert "gate" not in {each.camera for each in client.cameras()}
 
 
-def test_browsers_that_vanish_leave_nothing_behind(box: PageBox, operator: str) -> None:
+def test_page_closed_connections_leave_no_descriptors(box: PageBox, operator: str) -> None:
     box.streaming()
     host, _, port = box.url.partition("//")[2].rpartition(":")
     before = len(os.listdir(f"/proc/{box.pid}/fd"))
@@ -231,7 +231,7 @@ def test_browsers_that_vanish_leave_nothing_behind(box: PageBox, operator: str) 
     assert events(box, 1)["summary"]
 
 
-def test_page_of_other_machines_has_tls_and_needs_a_token(tmp_path: Path) -> None:
+def test_page_on_a_public_address_has_tls_and_needs_a_token(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.sign("localhost", "DNS:localhost,IP:127.0.0.1")
     tls = f'[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n'

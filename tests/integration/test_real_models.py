@@ -1,7 +1,8 @@
-"""Models that people trained, served by a real daemon: each output is what the graph says as it is written, computed by
-ONNX Runtime with no optimisation, within the tolerance that is stated for the model.
+"""Trained models from installed packages, served by a real daemon.
 
-Asked is the fastest engine that the daemon accepted, whatever it is; the inputs are what the models are made for.
+Each output must equal that of the graph as it is written (ONNX Runtime without optimisation), within the model's
+tolerance. The fastest engine that the daemon accepted answers; the inputs are of the kind that the model is trained
+for.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from tests.integration.daemon import Daemon
 from tests.integration.inference_calls import Calls
 from tests.integration.trained import PICTURES, Floats, package_file, windows
 
-# Silero's exports, which are of one training: with branches by the rate and without, and without a rate at all.
+# Silero's exports of one training: with a branch per rate, without branches, and for one rate only.
 _VOICES = {"voice": "silero_vad", "voice_without_if": "silero_vad_op18_ifless", "voice_16k": "silero_vad_16k_op15"}
 _RATES = {"voice": (16000, 8000), "voice_without_if": (16000, 8000), "voice_16k": (16000,)}
-_PROBABILITY = 1e-3  # absolute; what a window's answer is off by goes on in the state of those after it
+_PROBABILITY = 1e-3  # absolute; the error of a window continues in the state of later windows
 _STATE = 1e-2  # absolute, of values up to about 1
 
-_PATIENCE = 240.0  # seconds for engines to be made, several of each model
-_QUICK = ("ways_up", "upside_down")  # the rest takes longer to build than a hurried test may
+_PATIENCE = 240.0  # seconds to build several engines of a model
+_QUICK = ("ways_up", "upside_down")  # the others take longer to build
 pytestmark = [pytest.mark.long, pytest.mark.timeout(360)]
 
 Numbers = npt.NDArray[Any]  # of floats or whole numbers
@@ -41,7 +42,7 @@ def _marked(names: Iterable[str]) -> list[ParameterSet]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What is installed, by the name of the model that it is served as."""
+    """Return the installed model files, by the name under which they are served."""
     folder = tmp_path_factory.mktemp("trained")
     found = {name: trained.find(folder) for name, trained in PICTURES.items()}
     found |= {name: package_file("silero_vad", f"data/{file}.onnx") for name, file in _VOICES.items()}
@@ -68,7 +69,7 @@ def _require(name: str, files: Mapping[str, Path], package: str) -> Path:
 
 @contextlib.contextmanager
 def _served(daemon: Daemon, name: str, file: Path) -> Iterator[None]:
-    """By its fastest engine, and by nobody afterwards."""
+    """Serve a model with its fastest engine; remove it afterwards."""
     with daemon.client() as client:
         client.add_model(name, file)
         try:
@@ -87,7 +88,7 @@ def _as_written(file: Path) -> onnxruntime.InferenceSession:
 
 
 def _ask(calls: Calls, model: str, inputs: Mapping[str, Numbers], **parameters: bool | int) -> dict[str, Numbers]:
-    """Float and 64-bit tensors by name, as one request and its answer."""
+    """Send float and 64-bit integer tensors by name in one request; return the answer's outputs."""
     message = pb.ModelInferRequest(model_name=model)
     for name, array in inputs.items():
         datatype = {"f": "FP32", "i": "INT64"}[array.dtype.kind]
@@ -110,7 +111,7 @@ def _assert_close(answer: Mapping[str, Numbers], expected: Mapping[str, Numbers]
 
 
 @pytest.mark.parametrize("name", _marked(PICTURES))
-def test_a_trained_model_answers_as_it_was_trained(
+def test_trained_model_answers_as_the_graph_is_written(
     name: str, files: dict[str, Path], daemon: Daemon, calls: Calls
 ) -> None:
     trained = PICTURES[name]
@@ -123,11 +124,11 @@ def test_a_trained_model_answers_as_it_was_trained(
             answers.append(_ask(calls, name, {trained.input: picture}))
             expected = session.run(outputs, {trained.input: picture})
             _assert_close(answers[-1], dict(zip(outputs, expected, strict=True)), trained.tolerance)
-    assert _tells_apart(answers, trained.tolerance)  # else every answer would be within the tolerance of any other
+    assert _tells_apart(answers, trained.tolerance)  # otherwise any answer would be within the tolerance
 
 
 def _tells_apart(answers: list[dict[str, Numbers]], tolerance: float) -> bool:
-    """Whether outputs vary by far more than what is tolerated."""
+    """Return True if outputs vary by far more than the tolerance."""
     return all(float(np.ptp(array)) > 20 * tolerance for answer in answers for array in answer.values())
 
 
@@ -142,7 +143,7 @@ def test_voice_is_detected_across_windows(name: str, files: dict[str, Path], dae
 
 
 def _compare_voices(name: str, session: onnxruntime.InferenceSession, calls: Calls, rate: int, rows: int) -> None:
-    """Once with the state carried by the client, and once with the state kept by the daemon."""
+    """Compare answers: with the state carried by the client, and with the state kept by the daemon."""
     asked: dict[str, Numbers] = {"sr": np.array(rate, np.int64)}
     expected_state: Numbers = np.zeros((2, rows, 128), np.float32)
     carried, received = expected_state, []
@@ -159,13 +160,13 @@ def _compare_voices(name: str, session: onnxruntime.InferenceSession, calls: Cal
         _assert_close(kept, {"output": said}, _PROBABILITY)
         received.append(said)
     loudest = np.concatenate(received, axis=1)
-    assert (loudest.max(1) > 0.9).all()  # it was a voice that it heard, and silence,
+    assert (loudest.max(1) > 0.9).all()  # the input has voice and silence,
     assert (loudest.min(1) < 0.1).all()
-    assert not np.allclose(_forgetful(session, cut, asked), loudest, atol=0.1)  # and the state mattered
+    assert not np.allclose(_forgetful(session, cut, asked), loudest, atol=0.1)  # and the state has an effect
 
 
 def _forgetful(session: onnxruntime.InferenceSession, cut: list[Floats], asked: Mapping[str, Numbers]) -> Numbers:
-    """What it says of each window when nothing is remembered."""
+    """Return the answers to the windows without any state."""
     nothing = np.zeros((2, len(cut[0]), 128), np.float32)
     said = [session.run(["output"], {"input": window, "state": nothing, **asked})[0] for window in cut]
     return np.concatenate(said, axis=1)

@@ -1,4 +1,4 @@
-"""A daemon whose configuration changes while it runs, and what SIGHUP means to it."""
+"""Changes of the configuration while the daemon runs, and the effect of SIGHUP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.integration.daemon import wait_for
 
 
 class Configured:
-    """A daemon that listens where its configuration file says, and that file."""
+    """A configuration file, and the command line of a daemon that uses it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class Configured:
         self.options = ("--config", str(self.file))
 
     def write(self, *more: str, listen: tuple[str, ...] = ()) -> None:
-        """At once, as editors do: half a file may be read, and half a configuration be a whole one."""
+        """Replace the file atomically, as editors do: half a file could be a valid configuration."""
         addresses = ", ".join(f'"{address}"' for address in (self.main, *listen))
         new = self.file.with_suffix(".new")
         new.write_text("\n".join((f"listen = [{addresses}]", *more)))
@@ -44,7 +44,7 @@ class Configured:
 
 @contextlib.contextmanager
 def running(command: list[str], **more: object) -> Iterator[subprocess.Popen[str]]:
-    """A daemon that answers already; it is ended afterwards. What it says goes to its `edged.log`."""
+    """Run a daemon; yield once it listens, kill it afterwards."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload]
     try:
         assert process.stdout is not None
@@ -70,7 +70,7 @@ def test_reload_opens_and_closes_changed_addresses(configured: Configured) -> No
         with client.events(follow=True) as events:
             configured.write(f'[models]\nshapes = "{MODEL_PATH}"', '[http]\nlisten = "localhost:0"', listen=(third,))
             assert [(key.key, key.problem) for key in client.reload()] == [("listen", ""), ("models", ""), ("http", "")]
-            assert any(event.model == "shapes" for event in events)  # the stream is the one from before
+            assert any(event.model == "shapes" for event in events)  # on the stream from before
         with edged.Client(third) as other:
             assert [model.name for model in other.models()] == ["shapes"]
         with edged.Client(second, timeout=2.0) as gone, pytest.raises(NotReady):
@@ -82,7 +82,7 @@ def test_reload_opens_and_closes_changed_addresses(configured: Configured) -> No
             "models: shapes removed",
             "http.listen: localhost:0 → none",
         ]
-        wait_for("the model is gone", lambda: client.models() == [])
+        wait_for("the model is removed", lambda: client.models() == [])
 
 
 def test_reload_answers_calls_at_the_address_it_closes(configured: Configured) -> None:
@@ -105,8 +105,8 @@ def test_reload_address_that_cannot_be_opened_is_reported_and_the_rest_applies(c
         assert found["engines"] == ""
         assert client.status().budget_bytes == 7 << 20
         with edged.Client(new, timeout=2.0) as gone, pytest.raises(NotReady):
-            gone.models()  # all that is new, or none of it
-        assert {key.key for key in client.reload()} == {"listen", "http"}  # they are tried again
+            gone.models()  # all new addresses open, or none
+        assert {key.key for key in client.reload()} == {"listen", "http"}  # both are tried again
 
 
 def test_reload_reports_keys_that_need_a_restart_and_rejects_an_invalid_file(configured: Configured) -> None:
@@ -159,20 +159,20 @@ def test_reload_command_prints_changes_and_exits_with_their_status(configured: C
         assert len(complaint.splitlines()) == 1
 
 
-def test_sighup_has_the_configuration_read_again(configured: Configured) -> None:
+def test_sighup_reloads_the_configuration(configured: Configured) -> None:
     with running(configured.command()) as process, edged.Client(configured.main) as client:
         configured.write("[engines]\nbudget_mb = 7")
         process.send_signal(signal.SIGHUP)
-        wait_for("the budget is heeded", lambda: client.status().budget_bytes == 7 << 20)
+        wait_for("the budget applies", lambda: client.status().budget_bytes == 7 << 20)
         configured.write("]")
         process.send_signal(signal.SIGHUP)
         configured.write("[engines]\nbudget_mb = 8")
         process.send_signal(signal.SIGHUP)
-        wait_for("the budget is heeded", lambda: client.status().budget_bytes == 8 << 20)
+        wait_for("the budget applies", lambda: client.status().budget_bytes == 8 << 20)
 
 
 def _on_terminal(before: Callable[[], None]) -> tuple[dict[str, object], int]:
-    """How to start a process that leads a terminal's session, and our end of that terminal."""
+    """Return options for a process that leads a terminal's session, and the test's end of the terminal."""
     ours, theirs = pty.openpty()
 
     def become_leader() -> None:
@@ -188,8 +188,8 @@ def test_closed_terminal_stops_the_daemon_cleanly(configured: Configured) -> Non
     with running(configured.command(), **options) as process, edged.Client(configured.main) as client:
         os.close(options["stdin"])  # type: ignore[arg-type]
         configured.write("[engines]\nbudget_mb = 7")
-        process.send_signal(signal.SIGHUP)  # while the terminal is there
-        wait_for("the budget is heeded", lambda: client.status().budget_bytes == 7 << 20)
+        process.send_signal(signal.SIGHUP)  # while the terminal is open
+        wait_for("the budget applies", lambda: client.status().budget_bytes == 7 << 20)
         os.close(terminal)
         assert process.wait(30) == 0
 
@@ -198,11 +198,11 @@ def _as_nohup_does() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def test_under_nohup_it_outlives_the_terminal(configured: Configured) -> None:
+def test_closed_terminal_under_nohup_reloads_and_does_not_stop(configured: Configured) -> None:
     options, terminal = _on_terminal(_as_nohup_does)
     with running(configured.command(), **options) as process, edged.Client(configured.main) as client:
         os.close(options["stdin"])  # type: ignore[arg-type]
         configured.write("[engines]\nbudget_mb = 7")
         os.close(terminal)
-        wait_for("SIGHUP was taken for a reload", lambda: client.status().budget_bytes == 7 << 20)
+        wait_for("SIGHUP causes a reload", lambda: client.status().budget_bytes == 7 << 20)
         assert process.poll() is None

@@ -1,4 +1,4 @@
-"""Two real daemons at once: every verb by an inventory, one that goes away, and the picture of both."""
+"""An inventory of two real daemons and one unreachable box: every command, load of the fleet, access over TLS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Fleet:
-    """Daemons and the file that names them."""
+    """Daemons and the inventory file that names them."""
 
     def __init__(self, folder: Path, *daemons: Daemon) -> None:
         self.daemons = daemons
@@ -52,7 +52,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with Daemon(builds=False) as one, Daemon(builds=False) as two:
         fleet = Fleet(tmp_path_factory.mktemp("fleet"), one, two)
         status, reported, why = fleet.run("models", "add", "m", str(fleet.model), "--set", "backends=tensorrt")
-        assert status == 0, reported + why  # that setting leaves the reference: nothing is built
+        assert status == 0, reported + why  # with that setting the reference serves and nothing is built
         for daemon in fleet.daemons:
             daemon.ready("m")
         yield fleet
@@ -71,10 +71,10 @@ def test_fleet_command_runs_on_every_box_and_reports_the_unreachable(fleet: Flee
     assert why.splitlines()[0] == "2 of 3 boxes done"
 
 
-def test_facts_and_configurations_are_asked_of_each(fleet: Fleet) -> None:
+def test_fleet_device_and_reload_run_on_each_box(fleet: Fleet) -> None:
     refreshed = fleet.json("device", "refresh")
     assert [refreshed[name]["result"] for name in ("one", "two")] == [{"changes": []}, {"changes": []}]
-    reloaded = fleet.json("reload")  # both were started without a file
+    reloaded = fleet.json("reload")  # both daemons run without a file
     assert sorted(reloaded) == ["one", "two"]
     assert all("configuration" in each["error"] and not each["ok"] for each in reloaded.values())
 
@@ -84,7 +84,7 @@ def test_load_counts_each_models_requests(fleet: Fleet) -> None:
     with fleet.daemons[0].client() as client, grpc.insecure_channel(address) as channel:
         for _ in range(20):
             infer(channel, "m", "x", "FP32", zeros)
-        wait_for("the usual time is known", lambda: client.load().models[0].baseline_ms)
+        wait_for("the baseline is known", lambda: client.load().models[0].baseline_ms)
         before = client.load()
         infer(channel, "m", "x", "FP32", zeros)
         after = client.load()
@@ -107,18 +107,18 @@ def test_load_counts_each_models_requests(fleet: Fleet) -> None:
     ]
 
 
-def test_a_host_that_was_lost_is_counted_in_the_picture(fleet: Fleet) -> None:
+def test_load_counts_lost_hosts(fleet: Fleet) -> None:
     daemon = fleet.daemons[1]
     with daemon.client() as client:
         lost = sum(host.losses for host in client.load().hosts)
         os.kill(daemon.hosts()[0], signal.SIGKILL)
-        wait_for("it is counted", lambda: sum(host.losses for host in client.load().hosts) == lost + 1)
-        wait_for("it is back", lambda: all(host.pid for host in client.load().hosts))
+        wait_for("the loss is counted", lambda: sum(host.losses for host in client.load().hosts) == lost + 1)
+        wait_for("the host has restarted", lambda: all(host.pid for host in client.load().hosts))
         daemon.ready("m")
 
 
-def test_a_model_is_taken_out_everywhere(fleet: Fleet) -> None:
-    """Last: the others need it."""
+def test_fleet_models_remove_runs_on_every_box(fleet: Fleet) -> None:
+    """Must run last: the other tests need the model."""
     assert fleet.run("models", "remove", "m")[0] == 0
     assert all(each["result"] == {"models": []} for each in fleet.json("models", "list").values())
 

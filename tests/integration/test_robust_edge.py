@@ -1,5 +1,5 @@
-"""Clients that mean harm, or know no better: floods, half a hello, resets, garbage. Cameras that are there go on, and
-the daemon's memory and descriptors come back to what they were."""
+"""Hostile or broken clients: floods, partial handshakes, resets, garbage. Connected cameras continue, and the daemon's
+memory and descriptors return to their values from before."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST = most_connections(_DESCRIPTORS)
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[FuzzedDaemon]:
-    """One that may have few descriptors, so that a flood of connections is a small one."""
+    """A daemon with few descriptors, so that a small flood of connections suffices."""
     found = FuzzedDaemon()
     found.run_by(f"ulimit -n {_DESCRIPTORS}")
     with found:
@@ -45,18 +45,18 @@ def daemon() -> Iterator[FuzzedDaemon]:
 
 @pytest.fixture(autouse=True)
 def is_as_before(daemon: FuzzedDaemon) -> Iterator[None]:
-    """After each test a real answer is right, and nothing that was taken is kept."""
+    """After each test, an inference is right and the daemon has released the test's resources."""
     before = Figures.of(daemon.pid)
     yield
-    wait_for("it answers, and is right", lambda: _answers(daemon), 30)
-    wait_for("its descriptors are as before", lambda: Figures.of(daemon.pid).descriptors <= before.descriptors + 6, 30)
-    wait_for("its memory is as before", lambda: Figures.of(daemon.pid).resident <= before.resident + 100, 30)
+    wait_for("an inference has the right answer", lambda: _answers(daemon), 30)
+    wait_for("the descriptors are released", lambda: Figures.of(daemon.pid).descriptors <= before.descriptors + 6, 30)
+    wait_for("the memory is released", lambda: Figures.of(daemon.pid).resident <= before.resident + 100, 30)
     log = daemon.log.read_text(errors="replace")
     assert "unexpected error" not in log
 
 
 class Camera:
-    """A well-behaved camera on a connection of its own, which counts its answers; asks anew after each."""
+    """A well-behaved camera on its own connection. It counts its answers and sends the next frame after each."""
 
     def __init__(self, daemon: FuzzedDaemon) -> None:
         self._daemon, self.answers, self._is_done = daemon, 0, threading.Event()
@@ -72,9 +72,9 @@ class Camera:
         self._thread.join(30)
 
     def goes_on(self) -> None:
-        """Five more answers come, on the connection that was there before."""
+        """Check that five more answers arrive on the same connection."""
         seen = self.answers
-        wait_for("the camera is answered as before", lambda: self.answers >= seen + 5)
+        wait_for("the camera gets more answers", lambda: self.answers >= seen + 5)
 
     def _run(self) -> None:
         room = threading.Semaphore(2)
@@ -123,12 +123,12 @@ def test_flood_of_connections_is_refused_and_open_ones_continue(daemon: FuzzedDa
                 ends.enter_context(http2.greeted(address, seconds=2))
         camera.goes_on()
         wait_for("some descriptors are left", lambda: Figures.of(daemon.pid).descriptors < _DESCRIPTORS - 20, 10)
-    wait_for("there is room again", lambda: _answers(daemon))
+    wait_for("new connections are served", lambda: _answers(daemon))
 
 
 @pytest.mark.long
-def test_a_flood_of_every_listener_at_once_leaves_a_daemon_that_answers(daemon: FuzzedDaemon, camera: Camera) -> None:
-    """Except ZeroMQ's: it has no limit of connections, and libzmq ends the process where it gets no descriptor."""
+def test_flood_of_every_listener_at_once_leaves_a_daemon_that_answers(daemon: FuzzedDaemon, camera: Camera) -> None:
+    """Except ZeroMQ's: it has no connection limit, and libzmq aborts the process if it gets no descriptor."""
     listeners = [daemon.unix, daemon.tcp, f"unix:{daemon.http}", f"unix:{daemon.metrics}"]
     with contextlib.ExitStack() as ends:
         for address in listeners * 150:
@@ -137,12 +137,12 @@ def test_a_flood_of_every_listener_at_once_leaves_a_daemon_that_answers(daemon: 
         camera.goes_on()
         held = Figures.of(daemon.pid)
     print(f"all listeners flooded: {held}")
-    wait_for("there is room again", lambda: _answers(daemon))
+    wait_for("new connections are served", lambda: _answers(daemon))
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------
 
-# Asks for large answers on many streams and reads none of them: with its own windows shut, so that nothing leaves.
+# Requests for large answers on many streams, from a client whose flow control windows stay shut: no answer can leave.
 _ANSWERS = 8  # MiB each
 _STREAMS = 16
 
@@ -153,7 +153,7 @@ def test_client_that_reads_no_answers_takes_bounded_memory(daemon: FuzzedDaemon,
     body = _large().SerializeToString()
     peak = 0
     with contextlib.ExitStack() as ends:
-        for _ in range(4):  # each sends what the daemon lets it
+        for _ in range(4):  # each sends as much as flow control allows
             connection = ends.enter_context(http2.connect(daemon.unix))
             sender = threading.Thread(target=_send_deaf, args=(connection, body))
             sender.start()
@@ -188,7 +188,7 @@ time.sleep(60)
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["/edged.v1.Cameras/Detect", _STREAM, _INFER])
-def test_messages_as_large_as_may_be_are_given_back(daemon: FuzzedDaemon, camera: Camera, path: str) -> None:
+def test_memory_of_largest_messages_is_bounded(daemon: FuzzedDaemon, camera: Camera, path: str) -> None:
     before, peak = Figures.of(daemon.pid), 0
     command = [sys.executable, "-c", _LARGE_UPLOADS, daemon.unix, path, "8", str(30 << 20)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -204,7 +204,7 @@ def test_messages_as_large_as_may_be_are_given_back(daemon: FuzzedDaemon, camera
         process.wait()
         process.stdout.close()
     print(f"{path}: {before} before, {peak} MiB at most")
-    assert peak < before.resident + 900  # 240 MiB of messages, and copies of each on its way
+    assert peak < before.resident + 900  # 240 MiB of messages, plus copies in transit
 
 
 def _large() -> inference.ModelInferRequest:
@@ -216,7 +216,7 @@ def _large() -> inference.ModelInferRequest:
 
 
 def _send_deaf(connection: socket.socket, body: bytes) -> None:
-    """Requests on streams of which no answer can leave, because the other end may send no byte."""
+    """Send requests on streams whose window is zero, so that no answer can be sent."""
     with contextlib.suppress(OSError):
         connection.settimeout(20)
         connection.sendall(http2.PREFACE + http2.settings(s4=0))

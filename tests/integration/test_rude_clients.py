@@ -1,4 +1,4 @@
-"""Clients that die, that do not read, that send garbage: the others notice nothing, and nothing is left of them."""
+"""Clients that die, do not read, or stop for a while: other clients are not affected, and no resources stay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.overload import resident_kb
 
 _JPEG = cv2.imencode(".jpg", Scene(3).frame(0)[0])[1].tobytes()
 
-# Sends frames as fast as it can and takes no answer.
+# Sends frames as fast as it can and reads no answer.
 _DEAF = """
 import sys, time
 import grpc
@@ -60,19 +60,19 @@ def deaf(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 
 
 def answers(daemon: Daemon, camera: str, count: int) -> int:
-    """How many of a well-behaved camera's frames are answered without an error, each sent after the one before."""
+    """Return how many frames of a well-behaved camera are answered without an error; it sends one at a time."""
     with daemon.client() as client:
         frames = (_JPEG for _ in range(count))
         return sum(result.error is None for result in client.stream("shapes", frames, camera=camera, lossless=True))
 
 
 def listed(daemon: Daemon, camera: str) -> int:
-    """Connections of a camera."""
+    """Return the number of a camera's connections."""
     with daemon.client() as client:
         return sum(each.connections for each in client.cameras() if each.camera == camera)
 
 
-def test_a_client_that_does_not_read_delays_no_other(daemon: Daemon, deaf: subprocess.Popen[str]) -> None:
+def test_client_that_does_not_read_delays_no_other(daemon: Daemon, deaf: subprocess.Popen[str]) -> None:
     wait_for("the deaf camera is known", lambda: listed(daemon, "deaf"))
     before = resident_kb(daemon.pid)
     assert answers(daemon, "polite", 40) == 40
@@ -82,7 +82,7 @@ def test_a_client_that_does_not_read_delays_no_other(daemon: Daemon, deaf: subpr
     assert report.received > report.answered
 
 
-def test_a_client_that_is_killed_leaves_nothing(daemon: Daemon, deaf: subprocess.Popen[str]) -> None:
+def test_killed_client_leaves_nothing(daemon: Daemon, deaf: subprocess.Popen[str]) -> None:
     wait_for("the deaf camera is known", lambda: listed(daemon, "deaf"))
     counts = []
     thread = threading.Thread(target=lambda: counts.append(answers(daemon, "polite", 60)))
@@ -91,13 +91,13 @@ def test_a_client_that_is_killed_leaves_nothing(daemon: Daemon, deaf: subprocess
     deaf.send_signal(signal.SIGKILL)
     thread.join(60)
     assert counts == [60]
-    wait_for("its connection is gone", lambda: listed(daemon, "deaf") == 0)
+    wait_for("its connection is closed", lambda: listed(daemon, "deaf") == 0)
     with daemon.client() as client:
         (report,) = [each for each in client.cameras() if each.camera == "deaf"]
     assert report.received == report.answered + report.failed + report.dropped + sum(report.skipped.values())
 
 
-def test_a_client_that_stops_for_a_while_comes_back_to_the_newest_frame(daemon: Daemon) -> None:
+def test_client_that_pauses_gets_the_newest_frame_afterwards(daemon: Daemon) -> None:
     pause = threading.Event()
 
     def frames() -> Iterator[pb.Frame]:

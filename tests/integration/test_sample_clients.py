@@ -43,13 +43,13 @@ def found(command: list[str], **environment: str) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-def test_python_sample_prints_what_is_in_the_picture(daemon: Daemon, picture: Path) -> None:
+def test_python_sample_prints_the_detections(daemon: Daemon, picture: Path) -> None:
     lines = found([sys.executable, str(SAMPLES / "detect.py"), daemon.tcp, "doors", str(picture)])
     assert lines
     assert all(len(line) == 6 and 0 < float(line[1]) <= 1 for line in lines)
 
 
-def test_node_sample_prints_the_same_and_an_error(daemon: Daemon, picture: Path, tmp_path: Path) -> None:
+def test_node_sample_prints_the_same_detections_and_an_error(daemon: Daemon, picture: Path, tmp_path: Path) -> None:
     if shutil.which("npm") is None:
         pytest.skip("needs Node")
     shutil.copy(SAMPLES / "detect.mjs", tmp_path)

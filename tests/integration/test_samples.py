@@ -1,4 +1,4 @@
-"""Pictures that a user gives with a model: taken in with it, asked of its engines, and refused when they are broken."""
+"""Samples that a user adds with a model: stored with it, used to verify its engines, and refused if broken."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """A folder of three scenes that the embedded detector knows."""
+    """A folder with three scenes for the embedded detector."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for seed, name in enumerate(("hall.jpg", "door.png", "yard.jpeg")):
@@ -48,7 +48,7 @@ def leftovers(models: Path, name: str) -> list[str]:
 
 
 def verdicts(daemon: Daemon, model: str) -> list[Verdict]:
-    """Waits until every engine of a model has one."""
+    """Wait until every engine of a model has a verdict; return the verdicts."""
     with daemon.client() as client:
 
         def found() -> list[Verdict]:
@@ -64,7 +64,7 @@ def golden_files(daemon: Daemon) -> set[str]:
 
 
 @pytest.mark.long
-def test_engines_are_verified_with_the_samples_that_were_uploaded(daemon: Daemon, pictures: Path) -> None:
+def test_engines_are_verified_with_uploaded_samples(daemon: Daemon, pictures: Path) -> None:
     with daemon.client() as client:
         client.add_model("sampled", MODEL_PATH, samples=pictures)
     stored = daemon.models / "sampled" / "samples"
@@ -72,7 +72,7 @@ def test_engines_are_verified_with_the_samples_that_were_uploaded(daemon: Daemon
         path.name: path.read_bytes() for path in pictures.iterdir()
     }
     found = verdicts(daemon, "sampled")
-    assert any(verdict.accepted for verdict in found)  # those of a lower precision may not be exact enough
+    assert any(verdict.accepted for verdict in found)  # an engine of lower precision may be rejected
     for verdict in found:
         assert verdict.figures["boxes"] == 1.0
         assert "skipped_samples" not in verdict.figures
@@ -80,9 +80,7 @@ def test_engines_are_verified_with_the_samples_that_were_uploaded(daemon: Daemon
 
 
 @pytest.mark.long
-def test_a_model_that_answers_odd_values_only_serves_with_tensors_that_were_uploaded(
-    daemon: Daemon, tmp_path: Path
-) -> None:
+def test_model_that_accepts_few_values_only_serves_with_uploaded_tensors(daemon: Daemon, tmp_path: Path) -> None:
     model, ask = models.save(choosy(50, 70), tmp_path / "choosy.onnx"), npz(tmp_path / "ask.npz", x=[50, 70])
     with daemon.client() as client:
         with pytest.raises(EdgedError, match=r"answers no golden input: .*--samples INPUTS\.npz"):
@@ -91,7 +89,7 @@ def test_a_model_that_answers_odd_values_only_serves_with_tensors_that_were_uplo
         client.add_model("choosy", model, samples=ask, settings={"backends": "onnxruntime"})
     for verdict in verdicts(daemon, "choosy"):
         assert verdict.accepted, verdict.reason
-    daemon.ready("choosy")  # which it is only when its host has answered
+    daemon.ready("choosy")  # requires an answer of its host
     assert len(golden_files(daemon) - before) == 1
 
 
@@ -109,23 +107,23 @@ def test_unreadable_sample_is_reported_and_engines_are_built(daemon: Daemon, pic
     for verdict in verdicts(daemon, "marred"):
         assert verdict.accepted, verdict.reason
         assert verdict.figures["skipped_samples"] == 1.0
-    # Once it is whole the engines are verified anew, with new golden answers in the place of the old.
+    # After the repair of the sample, the engines are verified again, and new golden answers replace the old ones.
     before = golden_files(daemon)
     (folder / "samples" / "half.jpg").write_bytes((pictures / "door.png").read_bytes())
     with daemon.client() as client:
         wait_for(
-            "every engine is verified with it",
+            "every engine is verified with the repaired sample",
             lambda: all(
                 engine.verdict and "skipped_samples" not in engine.verdict.figures
                 for engine in client.engines("marred")
-                if engine.parts["recipe.optimization"] != "none"  # the reference is not compared with itself again
+                if engine.parts["recipe.optimization"] != "none"  # the reference is not verified again
             ),
         )
     assert len(golden_files(daemon)) == len(before)
     assert golden_files(daemon) != before
 
 
-def test_a_broken_sample_refuses_the_upload_and_leaves_nothing(daemon: Daemon, pictures: Path) -> None:
+def test_add_model_broken_sample_is_refused_and_leaves_nothing(daemon: Daemon, pictures: Path) -> None:
     (pictures / "broken.png").write_bytes((pictures / "door.png").read_bytes()[:2000])
     with daemon.client() as client, pytest.raises(EdgedError, match=r"broken\.png") as raised:
         client.add_model("broken", MODEL_PATH, samples=[pictures])
@@ -133,7 +131,7 @@ def test_a_broken_sample_refuses_the_upload_and_leaves_nothing(daemon: Daemon, p
     assert leftovers(daemon.models, "broken") == []
 
 
-def test_samples_are_given_on_the_command_line_to_a_daemon(daemon: Daemon, pictures: Path) -> None:
+def test_models_add_samples_option_uploads_to_a_daemon(daemon: Daemon, pictures: Path) -> None:
     words = ["models", "add", "commanded", str(MODEL_PATH), "--samples", str(pictures / "hall.jpg")]
     added = edged_command(*words, "--samples", str(pictures / "door.png"), "--target", daemon.unix)
     assert added.returncode == 0, added.stderr
@@ -141,7 +139,7 @@ def test_samples_are_given_on_the_command_line_to_a_daemon(daemon: Daemon, pictu
     assert sorted(path.name for path in stored.iterdir()) == ["door.png", "hall.jpg"]
 
 
-def test_samples_are_given_on_the_command_line_without_a_daemon(tmp_path: Path, pictures: Path) -> None:
+def test_models_add_samples_option_works_without_a_daemon(tmp_path: Path, pictures: Path) -> None:
     words = ("--samples", str(pictures), "--state", str(tmp_path / "state"))
     added = edged_command("models", "add", "local", str(MODEL_PATH), "--json", *words)
     assert added.returncode == 0, added.stderr
@@ -178,7 +176,7 @@ HOSTILE: dict[str, tuple[list[pb.AddModelRequest], str]] = {
 
 
 def upload(daemon: Daemon, name: str, parts: list[pb.AddModelRequest]) -> None:
-    """Send the messages of an upload as they are; grpc.RpcError."""
+    """Send the messages of an upload unchanged; grpc.RpcError on refusal."""
     header = pb.AddModelRequest(header=pb.ModelHeader(name=name))
     with grpc.insecure_channel(daemon.unix) as channel:
         call = channel.stream_unary("/edged.v1.Operations/AddModel", pb.AddModelRequest.SerializeToString)
@@ -186,18 +184,18 @@ def upload(daemon: Daemon, name: str, parts: list[pb.AddModelRequest]) -> None:
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_upload_of_samples_is_refused_and_leaves_nothing(daemon: Daemon, what: str) -> None:
+def test_upload_invalid_samples_are_refused_and_leave_nothing(daemon: Daemon, what: str) -> None:
     parts, words = HOSTILE[what]
     with pytest.raises(grpc.RpcError) as raised:
         upload(daemon, "hostile", parts)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert words in (raised.value.details() or "")
-    wait_for("nothing is left", lambda: leftovers(daemon.models, "hostile") == [])
+    wait_for("no file is left", lambda: leftovers(daemon.models, "hostile") == [])
 
 
 @pytest.mark.long
-def test_external_data_may_be_called_as_a_sample_is(daemon: Daemon, pictures: Path, tmp_path: Path) -> None:
-    """The two do not meet, neither on the way nor in the repository."""
+def test_upload_external_data_may_have_the_name_of_a_sample(daemon: Daemon, pictures: Path, tmp_path: Path) -> None:
+    """The two files do not conflict, neither during the upload nor in the repository."""
     path = onnx_files.convolutions(tmp_path / "big.onnx", external=True)
     parts = file("big.onnx", path.read_bytes(), sample=False)
     parts += file("weights.bin", (tmp_path / "weights.bin").read_bytes(), sample=False)

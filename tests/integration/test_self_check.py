@@ -1,4 +1,4 @@
-"""`edged self-check` as an installer runs it: on a sound box, and with a runtime that answers wrongly or crashes."""
+"""`edged self-check` as an installer runs it: on a sound box, and with a runtime that is wrong or crashes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edged.doctor.check import Check, Name, Result
 from edged.doctor.self_check import Tried
 
 pytestmark = pytest.mark.timeout(400)
-# Patches the adapter of OpenVINO in each process that imports it: its sessions answer 5 % too much.
+# Patches OpenVINO's adapter in each process that imports it: its sessions give answers 5 % too large.
 WRONG = """
 import importlib.util, sys
 class Hook:

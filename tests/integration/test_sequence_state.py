@@ -1,6 +1,6 @@
-"""A trained voice detector whose state the daemon keeps: answers are those of the model with its state carried by hand.
+"""A trained voice detector with its state in the daemon: answers equal those with the state carried by hand.
 
-The models come with the package `silero-vad` (MIT), of which nothing is run.
+The models are part of the package `silero-vad` (MIT); none of its code runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def sound(rows: int = 1, windows: int = 12) -> np.ndarray:
-    """Bursts of something like a voice, [windows, rows, samples]: a sum of harmonics that comes and goes."""
+    """Return bursts that resemble a voice, [windows, rows, samples]: a sum of harmonics, switched on and off."""
     at = np.arange(windows * WINDOW) / RATE
     voices = [sum(np.sin(2 * np.pi * 110 * (1 + row / 3) * h * at) / h for h in range(1, 20)) for row in range(rows)]
     wave = np.stack(voices) * (np.sin(2 * np.pi * 3 * at) > 0) * 0.2
@@ -51,7 +51,7 @@ def sound(rows: int = 1, windows: int = 12) -> np.ndarray:
 
 
 def by_hand(windows: np.ndarray) -> list[np.ndarray]:
-    """What the model says of each window when its state is carried from one to the next."""
+    """Return the model's answer to each window, with the state carried from one window to the next."""
     session = onnxruntime.InferenceSession(str(model_file("silero_vad")))
     state, said = np.zeros((2, windows.shape[1], 128), np.float32), []
     for window in windows:
@@ -70,7 +70,7 @@ def request(window: np.ndarray, model: str = "voice", **parameters: Any) -> pb.M
 
 
 def output(response: pb.ModelInferResponse) -> np.ndarray:
-    """The probability; the state is not among the outputs."""
+    """Return the probability; checks that the state is not among the outputs."""
     assert [each.name for each in response.outputs] == ["output"]
     return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(tuple(response.outputs[0].shape))
 
@@ -85,7 +85,7 @@ def stateless(windows: np.ndarray) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("model", ["voice", "plain"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_each_answer_depends_on_the_windows_before_it(channel: grpc.Channel, model: str, rows: int) -> None:
+def test_sequence_answers_depend_on_earlier_windows(channel: grpc.Channel, model: str, rows: int) -> None:
     windows = sound(rows)
     said = []
     for index, window in enumerate(windows):
@@ -93,10 +93,10 @@ def test_each_answer_depends_on_the_windows_before_it(channel: grpc.Channel, mod
         said.append(output(infer(channel, request(window, model, sequence_id=7, **place))))
     expected = by_hand(windows)
     assert close(said, expected)
-    assert not close(expected, stateless(windows))  # else it would prove nothing
+    assert not close(expected, stateless(windows))  # otherwise the test would prove nothing
 
 
-def test_sequences_have_states_of_their_own_over_a_stream(channel: grpc.Channel) -> None:
+def test_sequences_on_one_stream_have_separate_states(channel: grpc.Channel) -> None:
     calls = {"one": sound(1, 10), "two": -0.3 * sound(1, 10)[::-1]}
     requests = [
         request(windows[index], sequence_id=name, sequence_start=index == 0)
@@ -112,7 +112,7 @@ def test_sequences_have_states_of_their_own_over_a_stream(channel: grpc.Channel)
         assert close(said[name], by_hand(windows))
 
 
-def test_a_client_that_carries_the_state_itself_is_answered_as_by_any_model(channel: grpc.Channel) -> None:
+def test_client_that_carries_the_state_itself_gets_the_state(channel: grpc.Channel) -> None:
     windows = sound()
     state, said = np.zeros((2, 1, 128), np.float32), []
     for window in windows:
@@ -132,19 +132,19 @@ def refused(channel: grpc.Channel, message: pb.ModelInferRequest) -> str:
     return words
 
 
-def test_requests_that_belong_to_no_sequence_are_refused(channel: grpc.Channel) -> None:
+def test_request_without_an_active_sequence_is_refused(channel: grpc.Channel) -> None:
     window = sound()[0]
     assert "sequence_id" in refused(channel, request(window))
     assert "was not started" in refused(channel, request(window, sequence_id=4711))
     infer(channel, request(window, sequence_id=8, sequence_start=True, sequence_end=True))
     assert "has ended" in refused(channel, request(window, sequence_id=8))
     infer(channel, request(window, sequence_id=9, sequence_start=True))
-    time.sleep(1.5)  # a sequence may say nothing for a second
+    time.sleep(1.5)  # a sequence may be idle for a second
     assert "idle too long" in refused(channel, request(window, sequence_id=9))
 
 
 @pytest.mark.long
-def test_a_sequence_survives_the_loss_of_its_engine_host() -> None:
+def test_sequence_survives_the_loss_of_its_engine_host() -> None:
     windows = sound()
     with Daemon(builds=False) as daemon, grpc.insecure_channel(daemon.unix) as channel:
         folder = daemon.models / "voice" / "1"

@@ -1,4 +1,4 @@
-"""Health, reflection, and what the camera service promises about formats, order and several cameras."""
+"""Health and reflection, and the camera service: picture formats, order, several cameras."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_picture_format_gives_the_same_objects(channel: grpc.Channel, name
     assert result.engine
 
 
-def test_thresholds_of_a_frame_apply_to_it_alone(channel: grpc.Channel) -> None:
+def test_thresholds_of_a_frame_apply_to_that_frame_only(channel: grpc.Channel) -> None:
     frame = _formats()["bgr"]
     usual = len(detect(channel, frame).detections)
     frame.thresholds.max_detections = 1

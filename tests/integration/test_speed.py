@@ -1,4 +1,4 @@
-"""A smoke of ratios with wide margins; `make bench` measures them well."""
+"""A smoke test of a benchmark row, with wide margins; `make bench` measures properly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon that is to stop does, in its time, whatever hangs; and at once when it is told twice."""
+"""A daemon stops in its time, whatever hangs, and at once after a second signal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.daemon import Daemon, wait_for
 from tests.waiting import is_running
 
 _PICTURE = Path(__file__).parents[2] / "docs" / "demo.jpg"
-_GRACE, _CLOSING = 1.0, 10.0  # stop_seconds of the configuration, and what the daemon takes beyond
+_GRACE, _CLOSING = 1.0, 10.0  # stop_seconds, and the additional time of the daemon
 
 
 @pytest.fixture
@@ -35,21 +35,21 @@ def config(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def mute(path: str) -> Iterator[None]:
-    """A client that says it speaks HTTP/2, and then neither speaks nor reads."""
+    """Connect a client that sends an HTTP/2 preface, and then neither sends nor reads."""
     with socket.socket(socket.AF_UNIX) as way:
         way.connect(path)
         way.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
         yield
 
 
-def test_it_stops_in_time_with_a_hung_host_a_mute_client_and_a_build_under_way(config: Path) -> None:
+def test_stop_with_a_hung_host_a_mute_client_and_a_build_is_in_time(config: Path) -> None:
     with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config)) as daemon:
         daemon.ready("shapes")
 
         def builds() -> list[int]:
             return [pid for pid, line in daemon.children().items() if "edged.jobs.main" in line]
 
-        building, hosts = wait_for("something is built", builds), daemon.hosts()
+        building, hosts = wait_for("a build runs", builds), daemon.hosts()
         for pid in hosts:
             os.kill(pid, signal.SIGSTOP)
         with mute(daemon.unix.removeprefix("unix:")), daemon.client() as client:
@@ -58,7 +58,7 @@ def test_it_stops_in_time_with_a_hung_host_a_mute_client_and_a_build_under_way(c
             next(events)  # and read no further
             assert daemon.stop(_GRACE + 2 * _CLOSING) == 0
             events.close()
-        wait_for("nothing of it runs", lambda: not any(is_running(pid) for pid in (*building, *hosts)), 10)
+        wait_for("no child process runs", lambda: not any(is_running(pid) for pid in (*building, *hosts)), 10)
 
 
 def test_second_signal_stops_at_once(tmp_path: Path) -> None:
@@ -68,19 +68,19 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
         daemon.ready("shapes")
         hosts = daemon.hosts()
         with daemon.client() as client:
-            _ask(client)  # so that the next one is under way at once
+            _ask(client)  # so that the next request starts at once
             for pid in hosts:
                 os.kill(pid, signal.SIGSTOP)
             threading.Thread(target=_ask, args=(client,), daemon=True).start()
-            time.sleep(1.0)  # until it is under way
+            time.sleep(1.0)  # until the request has started
             os.kill(daemon.pid, signal.SIGTERM)
-            wait_for("it stops", lambda: "stopping" in daemon.log.read_text())
+            wait_for("the daemon stops", lambda: "stopping" in daemon.log.read_text())
             assert daemon.stop(20) == -signal.SIGTERM
         wait_for("no host runs", lambda: not any(is_running(pid) for pid in hosts), 10)
 
 
 def test_hung_process_ends_within_its_time() -> None:
-    """A thread that cannot be stopped keeps an interpreter for ever."""
+    """A thread that cannot be stopped would keep the interpreter alive forever."""
     script = """
         import threading, time
         from edged.process import end_within

@@ -1,7 +1,7 @@
-"""The calls that edged makes exist in the Python bindings of every generation of TensorRT, with these signatures.
+"""The calls that edged makes exist in the Python bindings of every TensorRT generation, with the expected signatures.
 
-`EDGED_TENSORRT_BINDINGS` names folders that pip filled with `--target`; `make test-tensorrt` does that. The bindings
-are real, the libraries beneath them are stubs: nothing can be built.
+`EDGED_TENSORRT_BINDINGS` names folders that pip filled with `--target`, as `make test-tensorrt` does. The bindings are
+real, the libraries beneath them are stubs: nothing can be built.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FOLDERS = [
     if folder and Path(folder, "tensorrt_bindings").is_dir()
 ]
 pytestmark = [
-    pytest.mark.skipif(not FOLDERS, reason="no TensorRT bindings are named: see `make test-tensorrt`"),
-    pytest.mark.skipif(not has_compiler(), reason="there is no C compiler to make stub libraries with"),
+    pytest.mark.skipif(not FOLDERS, reason="EDGED_TENSORRT_BINDINGS names no folder; see `make test-tensorrt`"),
+    pytest.mark.skipif(not has_compiler(), reason="no C compiler for the stub libraries"),
 ]
 
-# A protocol of ours -> the class of the bindings that it stands for.
+# Protocol of edged -> class of the bindings that it describes.
 CLASSES: dict[type, str] = {
     api.Tensor: "ITensor",
     api.Layer: "ILayer",
@@ -44,7 +44,7 @@ CLASSES: dict[type, str] = {
     api.Runtime: "Runtime",
     api.Context: "IExecutionContext",
 }
-# What is asked for by name, since some lack it -> who has it: every generation, or those that also have something else.
+# Names that the adapter looks up, because some generations lack them -> the generations that have them.
 OPTIONAL = {
     "BuilderFlag.FP16": "not modern",
     "BuilderFlag.INT8": "not modern",
@@ -75,7 +75,7 @@ def bindings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def calls() -> dict[str, int | None]:
-    """`IBuilderConfig.set_flag` -> how many arguments we give it; None for an attribute."""
+    """Return `IBuilderConfig.set_flag` -> number of arguments that edged passes; None for an attribute."""
     found: dict[str, int | None] = {}
     for protocol, name in CLASSES.items():
         for member, value in vars(protocol).items():
@@ -88,7 +88,7 @@ def calls() -> dict[str, int | None]:
 
 
 def names() -> set[str]:
-    """Every dotted name that the adapter asks a module for."""
+    """Return every dotted name that the adapter looks up in a module."""
     folder = Path(inspect.getfile(api)).parent
     found = set()
     for path in folder.glob("*.py"):
@@ -98,7 +98,7 @@ def names() -> set[str]:
                 output = node.args[1]  # type: ignore[attr-defined]
                 if isinstance(output, ast.Constant):
                     found.add(str(output.value))
-    return found | {"BuilderFlag.FP16", "BuilderFlag.INT8", "ComputeCapability.CURRENT"}  # put together there
+    return found | {"BuilderFlag.FP16", "BuilderFlag.INT8", "ComputeCapability.CURRENT"}  # composed in the adapter
 
 
 def test_conformance_covers_every_name_of_the_adapter() -> None:
@@ -125,7 +125,7 @@ def test_every_call_exists_with_as_many_arguments(bindings: Bindings) -> None:
     assert compared > 20
 
 
-def test_every_name_exists_unless_the_adapter_does_without_it(bindings: Bindings) -> None:
+def test_every_looked_up_name_exists_in_its_generations(bindings: Bindings) -> None:
     output = bindings.ask(f"{LOOK}\nanswer = {{p: find(p) is not None for p in {sorted(names())!r}}}")
     old = not output["NetworkDefinitionCreationFlag.STRONGLY_TYPED"]
     modern = not output["NetworkDefinitionCreationFlag.EXPLICIT_BATCH"]
@@ -153,7 +153,7 @@ answer = {{p: find(p) is not None for p in (
     assert len(set(output.values())) == 1
 
 
-def test_nothing_but_rtx_can_build_for_another_device(bindings: Bindings) -> None:
+def test_only_rtx_can_build_for_another_device(bindings: Bindings) -> None:
     output = bindings.ask(
         f"{LOOK}\nanswer = {{p: find(p) is not None for p in ('IBuilderConfig.set_compute_capability',)}}"
     )
@@ -165,16 +165,16 @@ def test_engine_profiling_detail_can_be_disabled(bindings: Bindings) -> None:
     assert all(bindings.ask(f"{LOOK}\nanswer = {{p: find(p) is not None for p in {paths}}}").values())
 
 
-def test_its_datatypes_have_the_names_that_the_adapter_knows(bindings: Bindings) -> None:
+def test_datatypes_and_severities_have_the_adapters_names(bindings: Bindings) -> None:
     output = bindings.ask("answer = {'names': list(trt.DataType.__members__)}")
     known: Any = output["names"]
     lacking = set(api.DATATYPES) - set(known)
-    assert lacking <= {"INT64", "BF16"}  # which the oldest has not
+    assert lacking <= {"INT64", "BF16"}  # the oldest generation lacks these
     severities = bindings.ask("answer = {'names': list(trt.ILogger.Severity.__members__)}")["names"]
     assert {"ERROR", "INTERNAL_ERROR", "WARNING", "INFO"} <= set(severities)  # type: ignore[call-overload]
 
 
-def test_our_logger_and_monitor_are_taken_and_a_builder_that_does_not_start_is_one_line(bindings: Bindings) -> None:
+def test_logger_and_monitor_are_accepted_and_a_failed_builder_is_one_line(bindings: Bindings) -> None:
     answer = bindings.ask(
         """
 from edged.backends.trt.log import Log, listen
@@ -212,7 +212,7 @@ answer = {"version": api.version(trt, "libnvinfer.so"), "module": trt.__version_
 
 
 def _takes(signature: str, count: int) -> bool:
-    """Whether `name(self: X, a: int, b: str = '') -> None` takes so many arguments."""
+    """Return True if `name(self: X, a: int, b: str = '') -> None` accepts `count` arguments."""
     inside = signature[signature.index("(") + 1 : signature.rindex(")")] if ")" in signature else signature
     depth, arguments, current = 0, [], ""
     for letter in inside:
@@ -228,6 +228,6 @@ def _takes(signature: str, count: int) -> bool:
     return len(needed) <= count <= len(given)
 
 
-def test_the_reader_of_signatures_reads_them() -> None:
+def test_takes_counts_required_and_optional_arguments() -> None:
     taken = [_takes("f(self: A, a: Tuple[int, str], b: int = 3) -> bool", count) for count in range(4)]
     assert taken == [False, True, True, False]

@@ -1,6 +1,6 @@
-"""TensorRT for RTX itself, where its wheels are installed: the real parser and the real builder, in our own child.
+"""TensorRT for RTX, if its wheels are installed: the real parser and the real builder, in edged's child process.
 
-They need no GPU to build for one. Whether an engine answers rightly needs one, so that is not shown here.
+A build needs no GPU. The answers of an engine need one, so these tests do not check them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ pytestmark = [pytest.mark.long, INSTALLED]
 # -- engines --------------------------------------------------------------------------------------------------------
 
 
-def test_the_backend_s_version_is_the_one_that_the_facts_show() -> None:
+def test_backend_version_equals_the_facts() -> None:
     answer = ask("answer = {'version': BACKEND.version(), 'module': trt.__version__}")
     assert answer["version"] == registry.version("tensorrt_rtx", here().facts) == answer["module"]
     assert str(answer["version"]).count(".") == 3
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-def test_an_engine_is_built_for_each_generation_of_gpus(
+def test_engine_is_built_for_each_generation_of_gpus(
     builder: Builder, store: Store, tmp_path: Path, capability: str
 ) -> None:
     model = read(conv(tmp_path))
@@ -75,7 +75,7 @@ def test_keys_of_two_devices_differ_in_the_capability_alone(builder: Builder, tm
     assert {name for name in one.parts if one.parts[name] != two.parts[name]} == {"gpu.0.compute_capability"}
 
 
-def test_a_profile_is_in_the_key_and_in_the_engine(builder: Builder, store: Store, tmp_path: Path) -> None:
+def test_profile_is_in_the_key_and_in_the_engine(builder: Builder, store: Store, tmp_path: Path) -> None:
     path = models.save(models.dynamic(), tmp_path / "model.onnx")
     model = read(path, preprocess__width="48", preprocess__height="32")
     narrow, _, _ = make(builder, model)
@@ -85,7 +85,7 @@ def test_a_profile_is_in_the_key_and_in_the_engine(builder: Builder, store: Stor
     assert narrow.files != wide.files
 
 
-def test_an_engine_is_built_for_the_range_that_requests_taught(builder: Builder, store: Store, tmp_path: Path) -> None:
+def test_engine_is_built_for_the_learnt_range(builder: Builder, store: Store, tmp_path: Path) -> None:
     path = models.save(models.dynamic(), tmp_path / "model.onnx")
     model = read(path, preprocess__width="48", preprocess__height="32")
     shapes = {"x": (3, 3, 40, 48)}
@@ -102,7 +102,7 @@ def test_an_engine_is_built_for_the_range_that_requests_taught(builder: Builder,
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
-def test_a_precision_is_in_the_graph(builder: Builder, tmp_path: Path, precision: str) -> None:
+def test_precision_is_in_the_graph(builder: Builder, tmp_path: Path, precision: str) -> None:
     record, _, reported = make(builder, read(layered(tmp_path)), precision=precision)
     layers = record.composition.layers
     if precision == "fp16":
@@ -112,21 +112,21 @@ def test_a_precision_is_in_the_graph(builder: Builder, tmp_path: Path, precision
         assert set(layers) == {"fp32"}
 
 
-def test_fp32_means_fp32_and_the_faster_rounding_is_another_engine(builder: Builder, tmp_path: Path) -> None:
+def test_fp32_build_is_reproducible_and_differs_from_tf32(builder: Builder, tmp_path: Path) -> None:
     model = read(conv(tmp_path))
     exact, again, rounded = (make(builder, model, precision=name)[0].files for name in ("fp32", "fp32", "tf32"))
     assert exact == again
     assert exact != rounded
 
 
-def test_an_int8_graph_with_its_ranges_is_taken(builder: Builder, tmp_path: Path) -> None:
+def test_int8_graph_with_ranges_is_accepted(builder: Builder, tmp_path: Path) -> None:
     record, _, _ = make(builder, read(layered(tmp_path)), precision="int8")
     assert record.composition.layers["int8"] >= 2
     assert record.parts["recipe.calibration"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_the_embedded_detector_is_taken_in_every_precision(builder: Builder, tmp_path: Path, precision: str) -> None:
+def test_embedded_detector_is_accepted_in_every_precision(builder: Builder, tmp_path: Path, precision: str) -> None:
     record, _, _ = make(builder, read(MODEL_PATH), precision=precision)
     assert record.composition.layers[precision] > 0
 
@@ -137,6 +137,6 @@ def test_external_weights_are_in_the_engine(builder: Builder, store: Store, tmp_
     assert record.files["engine.plan"].size > 4 * 4 * 20_000
 
 
-def test_models_with_bodies_and_integers_are_taken(builder: Builder, tmp_path: Path) -> None:
+def test_models_with_bodies_and_integers_are_accepted(builder: Builder, tmp_path: Path) -> None:
     for proto in (models.loop(), models.branches(), models.gather(), models.several()):
         make(builder, read(models.save(proto, tmp_path / "model.onnx")))

@@ -1,4 +1,4 @@
-"""What TensorRT for RTX refuses, and what never reaches it: odd models, other devices, plans that are not as built."""
+"""Refusals of TensorRT for RTX: unsupported models, other devices, and damaged plans, which never reach the runtime."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def refusal(builder: Builder, model: Model, **more: str) -> EdgedError:
 
 
 def check(model: Path) -> str:
-    """Why it does not take a model; empty when it does."""
+    """Return why TensorRT for RTX refuses a model; empty if it accepts it."""
     job = jobs.Check(Order(str(model), Signature((), ()), Recipe("tensorrt_rtx")), {}, 7, {}, None)
     found = run(trials.attempt(job, AdmissionLimits(), 0.0), 60)
     return found.finding.message if found.finding is not None else ""
 
 
 def unknown_operators(folder: Path) -> Path:
-    """A chain with an operator of another runtime twice, and one that nobody has."""
+    """Return a chain with one unknown operator twice, and another unknown one."""
     make_node = onnx.helper.make_node
     nodes = [
         make_node("Frobnicate", ["x"], ["a"], "first", domain="nowhere"),
@@ -59,9 +59,7 @@ def unknown_operators(folder: Path) -> Path:
     return models.save(models.model(nodes, *edges, domains={"nowhere": 1}), folder / "model.onnx")
 
 
-def test_operators_that_it_lacks_are_counted_and_named_and_not_tried_again(
-    builder: Builder, store: Store, tmp_path: Path
-) -> None:
+def test_check_unsupported_operators_are_counted_and_named(builder: Builder, store: Store, tmp_path: Path) -> None:
     output = check(unknown_operators(tmp_path))
     assert output == (
         "TensorRT-RTX does not support 3 nodes of model.onnx: "
@@ -80,14 +78,14 @@ def test_operators_that_it_lacks_are_counted_and_named_and_not_tried_again(
         (b"\x08\x0a" * 50, "refuses model.onnx|finds no output"),
     ],
 )
-def test_a_file_that_is_no_model_is_refused_in_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+def test_check_invalid_file_is_refused_in_one_line(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
     output = check(tmp_path / "model.onnx")
     assert any(word in output for word in words.split("|")), output
     assert "\n" not in output
 
 
-def test_a_model_cut_off_anywhere_is_refused_or_taken_and_nothing_dies(tmp_path: Path) -> None:
+def test_truncated_model_is_refused_or_accepted_without_a_crash(tmp_path: Path) -> None:
     whole = models.conv().SerializeToString()
     answer = ask(
         f"""
@@ -111,18 +109,18 @@ def test_inspect_good_model_reports_that_it_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP64", "INT16", "UINT64", "BYTES"])
-def test_a_datatype_that_it_would_narrow_or_lacks_is_refused(builder: Builder, tmp_path: Path, datatype: str) -> None:
+def test_narrowed_or_missing_datatype_is_refused(builder: Builder, tmp_path: Path, datatype: str) -> None:
     error = refusal(builder, read(models.save(models.identity(datatype), tmp_path / "model.onnx")))
     assert isinstance(error, Unsuitable)
     assert f"does not support {datatype}, the datatype of x" in str(error)
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "BF16", "INT8", "UINT8", "INT32", "INT64", "BOOL"])
-def test_every_other_datatype_stays_as_it_is(builder: Builder, tmp_path: Path, datatype: str) -> None:
+def test_every_other_datatype_is_accepted(builder: Builder, tmp_path: Path, datatype: str) -> None:
     make(builder, read(models.save(models.identity(datatype), tmp_path / "model.onnx")))
 
 
-def test_a_gpu_that_it_does_not_build_for_is_refused_with_those_it_does(builder: Builder, tmp_path: Path) -> None:
+def test_unsupported_gpu_is_refused_with_the_supported_ones(builder: Builder, tmp_path: Path) -> None:
     error = refusal(builder, read(conv(tmp_path)), capability="9.0")
     assert isinstance(error, Unsuitable)
     assert str(error) == "TensorRT-RTX builds for compute capability 7.5, 8.0, 8.6, 8.9, 12.0, 12.1, not 9.0"
@@ -134,7 +132,7 @@ def test_dla_core_without_dla_is_refused(builder: Builder, tmp_path: Path) -> No
 
 
 def test_too_little_workspace_names_the_setting(builder: Builder, tmp_path: Path) -> None:
-    """16 MiB are enough for a small model and the least that there is: the message is made where the limit is lower."""
+    """16 MiB, the lowest setting, are enough for a small model, so the test sets a lower limit itself."""
     answer = ask(
         f"""
 from edged.backends.trt import build
@@ -155,7 +153,7 @@ def test_unsupported_builder_option_is_reported(builder: Builder, tmp_path: Path
     assert any("unsupported in TensorRT-RTX" in note for note in record.composition.notes)
 
 
-def test_another_version_than_the_key_s_voids_the_job(builder: Builder, tmp_path: Path) -> None:
+def test_build_with_another_version_than_the_keys_is_refused(builder: Builder, tmp_path: Path) -> None:
     from edged.engines.builder import Task
 
     other = Fingerprint({**here().facts, "runtime.tensorrt_rtx": "1.2.3.4"})
@@ -173,7 +171,7 @@ def test_invalid_target_is_refused() -> None:
 # -- opening, without a GPU -----------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_an_engine_is_neither_built_for_it_nor_opened(tmp_path: Path) -> None:
+def test_without_a_gpu_build_and_open_are_refused_and_build_ahead_works(tmp_path: Path) -> None:
     model, out = str(conv(tmp_path)), str(tmp_path / "out")
     answer = ask(
         f"answer = {{'build': attempt({model!r}, {out!r}, ''), 'ahead': attempt({model!r}, {out!r}), "
@@ -186,7 +184,7 @@ def test_without_a_gpu_an_engine_is_neither_built_for_it_nor_opened(tmp_path: Pa
     assert "\n" not in str(answer["open"])
 
 
-def test_the_runtime_s_own_refusal_without_a_gpu_is_one_line(tmp_path: Path) -> None:
+def test_runtime_refusal_without_a_gpu_is_one_line(tmp_path: Path) -> None:
     model, out = str(conv(tmp_path)), str(tmp_path / "out")
     answer = ask(
         f"""
@@ -208,7 +206,7 @@ for name, plan in (("whole", data), ("magic", b"x" + data[1:]), ("cut", data[:10
     assert str(answer["cut"]).startswith(start)
 
 
-def test_a_plan_that_is_cut_off_garbled_or_of_another_version_never_reaches_the_runtime(tmp_path: Path) -> None:
+def test_damaged_or_foreign_plan_never_reaches_the_runtime(tmp_path: Path) -> None:
     model, out = str(conv(tmp_path)), str(tmp_path / "out")
     answer = ask(
         f"""

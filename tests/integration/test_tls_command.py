@@ -1,4 +1,4 @@
-"""`edged tls new`: what it makes lets a client in, and keeps others out."""
+"""`edged tls new`: its certificates let a client in, and keep other clients out."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_certificates_of_box_and_client_connect_them(tmp_path: Path) -> None:
 
         assert status(folder / "ca.pem", folder / "anna.pem") == 0
         for ca, client in (
-            (folder / "ca.pem", None),  # no certificate
-            (folder / "ca.pem", other / "anna.pem"),  # of another CA
-            (other / "ca.pem", folder / "anna.pem"),  # which does not trust the box
+            (folder / "ca.pem", None),  # no client certificate
+            (folder / "ca.pem", other / "anna.pem"),  # a client certificate of another CA
+            (other / "ca.pem", folder / "anna.pem"),  # a CA that does not cover the box
         ):
             assert status(ca, client) == 1
 
@@ -56,7 +56,7 @@ def test_new_certificates_replace_others_only_with_force(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["a/b", "../x", "", "-x", "a b", "x\nkeyUsage = keyCertSign", "ca", "ä"])
-def test_names_that_are_no_host_names_are_refused(tmp_path: Path, name: str) -> None:
+def test_tls_new_invalid_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput):
         tls.make(tmp_path / "t", name, (), client=False, days=10, force=False)
     assert not (tmp_path / "t").exists()

@@ -1,4 +1,4 @@
-"""Objects that keep their ids from frame to frame, through the real daemon and its tracker."""
+"""Tracking through a real daemon: objects keep their ids from frame to frame."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def moving(scene: Scene, first: int, count: int) -> Iterator[object]:
 
 
 @pytest.mark.long
-def test_objects_keep_their_ids_also_when_their_camera_reconnects(daemon: Daemon) -> None:
+def test_tracking_ids_survive_a_reconnect_of_the_camera(daemon: Daemon) -> None:
     scene = Scene(7, shapes=4)
     with daemon.client() as client:
-        # The first frames come without ids while the tracker starts.
+        # Until the tracker has started, frames have no ids.
         wait_for(
-            "the tracker follows",
+            "the tracker gives ids",
             lambda: any(
                 found.tracker_id is not None
                 for result in client.stream("shapes", moving(scene, 0, 5), camera="warm", track=True)
@@ -52,7 +52,7 @@ def test_objects_keep_their_ids_also_when_their_camera_reconnects(daemon: Daemon
     assert kept, (seen[0], seen[1])
 
 
-def test_without_asking_nothing_is_followed(daemon: Daemon) -> None:
+def test_stream_without_track_has_no_ids(daemon: Daemon) -> None:
     with daemon.client() as client:
         frames = (Scene(7, shapes=4).frame(number)[0] for number in range(5))
         results = list(client.stream("shapes", frames, camera="plain", lossless=True))

@@ -17,7 +17,7 @@ from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 
 FIRST, SECOND = np.arange(16), np.full(16, 3)
-DATATYPES = [name for name in onnx_files.DTYPES if name != "BF16"]  # for which the client has no numpy dtype
+DATATYPES = [name for name in onnx_files.DTYPES if name != "BF16"]  # the client has no numpy dtype for it
 MODELS = ("classes", "repeat_int32", "simple", "simple_identity", "simple_int8", "simple_sequence", "simple_string")
 IDENTITIES = tuple(f"id_{datatype}" for datatype in DATATYPES)
 
@@ -35,8 +35,8 @@ def daemon() -> Iterator[Daemon]:
 
 
 def ask(address: str, *flows: str) -> Any:
-    """Return the findings of the flows; of all without names."""
-    # Two definitions of the protocol's messages cannot live in one process.
+    """Return the findings of the named flows, or of all flows."""
+    # In a child process: two definitions of the protocol's messages cannot be loaded into one process.
     peer = Path(__file__).with_name("triton_flows.py")
     done = subprocess.run([sys.executable, str(peer), address, *flows], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -66,7 +66,7 @@ def test_every_call_succeeds(seen: Any, client: str) -> None:
         "regions": 0,
         "cuda": 0,
         "cuda_register": "StatusCode.UNIMPLEMENTED",
-        "load": "StatusCode.FAILED_PRECONDITION",  # models come and go with the folder
+        "load": "StatusCode.FAILED_PRECONDITION",  # models follow the folder
         "unload": "StatusCode.FAILED_PRECONDITION",
     }
     assert {"classification", "sequence", "system_shared_memory", "binary_tensor_data"} <= set(found["extensions"])
@@ -96,7 +96,7 @@ def test_trace_settings_are_applied_and_cleared(seen: Any, daemon: Daemon) -> No
     def traced() -> list[str]:
         return [entry["request_id"] for entry in json.loads(path.read_text()) if "request_id" in entry]
 
-    wait_for("three are traced", lambda: len(traced()) == 3, 20)
+    wait_for("three requests are traced", lambda: len(traced()) == 3, 20)
     assert traced() == ["1", "3", "5"]
 
 
@@ -181,7 +181,7 @@ def test_shared_memory_holds_inputs_and_outputs(seen: Any) -> None:
     assert seen["strings_in_shared_memory"] == ["a", "", "Größe"]
 
 
-def test_failed_request_of_a_stream_leaves_the_others_alone(seen: Any) -> None:
+def test_stream_failed_request_does_not_affect_the_others(seen: Any) -> None:
     found = seen["streams_that_fail"]
     assert "missing" in found["lost"]
     assert found["found"]

@@ -1,4 +1,4 @@
-"""ModelStatistics of a real daemon: what was asked is what is counted."""
+"""ModelStatistics of a real daemon: the counts equal the requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ dynamic_batching { max_queue_delay_microseconds: 2000 default_queue_policy { max
 
 
 def _gathering(folder: Path) -> None:
-    """y[n] = table[x[n]]: an index that the table has not makes the runtime fail for its request."""
+    """Write y[n] = table[x[n]]: an index outside the table makes the runtime fail."""
     table = np.arange(8, dtype=np.float32)
     node = helper.make_node("Gather", ["table", "x"], ["y"])
     inputs, outputs = [models.value("x", "INT64", ["N", 1])], [models.value("y", "FP32", ["N", 1])]
@@ -43,7 +43,7 @@ def _gathering(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def counted() -> Iterator[Daemon]:
-    """Serves `rows`, which takes any number of them, `other`, and `broken`, which cannot be served."""
+    """A daemon with `rows` and `other`, which take any number of rows, and `broken`, which cannot be served."""
     daemon = Daemon(builds=False)
     _gathering(daemon.models / "rows")
     _gathering(daemon.models / "other")
@@ -99,7 +99,7 @@ def test_requests_of_a_batch_count_their_rows(calls: Calls) -> None:
     assert _only(calls, "other") == other
 
 
-def test_the_parts_of_a_request_take_no_longer_than_all_of_it(calls: Calls) -> None:
+def test_statistics_durations_of_parts_add_up_to_at_most_the_total(calls: Calls) -> None:
     _ask(calls, "rows", 1)
     found = _only(calls, "rows").inference_stats
     assert 0 < found.compute_infer.ns <= sum(getattr(found, part).ns for part in _PARTS) <= found.success.ns
@@ -112,7 +112,7 @@ _KINDS = st.sampled_from(["good", "fails in the runtime", "refused", "cancelled"
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(_KINDS, st.integers(1, 9)), min_size=1, max_size=60))
 def test_every_request_is_counted_once_with_its_outcome(counted: Daemon, requests: list[tuple[str, int]]) -> None:
-    """Concurrent requests, some of which fail and some of whose callers go away."""
+    """Concurrent requests: some fail, some are cancelled by their callers."""
     with Calls(counted.unix) as calls:
         before = _at_rest(calls)
         answered = asyncio.run(_all(counted.unix, requests))
@@ -120,7 +120,7 @@ def test_every_request_is_counted_once_with_its_outcome(counted: Daemon, request
     rows = sum(rows for kind, rows in answered if kind == "good")
     count = Counter(kind for kind, _ in answered)
     cancelled = [rows for kind, rows in answered if kind == "cancelled"]
-    # One whose caller went away was answered before that was known, or not.
+    # A request that was cancelled may have been answered before the cancellation arrived.
     least, most = count["good"], count["good"] + len(cancelled)
     grown = {part: _grown(before, after, part) for part in ("success", *_PARTS)}
     assert least <= grown["success"] <= most
@@ -137,7 +137,7 @@ def _grown(before: pb.ModelStatistics, after: pb.ModelStatistics, part: str) -> 
 
 
 def _assert_adds_up(found: pb.ModelStatistics) -> None:
-    """Executions are those of all batch sizes, and what they took is what was answered, and what nobody waited for."""
+    """Check that executions equal the sum over batch sizes, and that their rows cover the counted inferences."""
     assert sum(each.compute_infer.count for each in found.batch_stats) == found.execution_count
     assert sum(each.compute_infer.count * each.batch_size for each in found.batch_stats) >= found.inference_count
     for each in found.batch_stats:
@@ -145,7 +145,7 @@ def _assert_adds_up(found: pb.ModelStatistics) -> None:
 
 
 def _at_rest(calls: Calls) -> pb.ModelStatistics:
-    """Statistics that no request of before changes any more."""
+    """Wait until earlier requests do not change the statistics any more; return the statistics."""
     last = [_only(calls, "rows")]
 
     def rests() -> bool:
@@ -153,7 +153,7 @@ def _at_rest(calls: Calls) -> pb.ModelStatistics:
         last.append(_only(calls, "rows"))
         return last[-1] == last[-2]
 
-    wait_for("nothing is counted any more", rests)
+    wait_for("the statistics do not change any more", rests)
     return last[-1]
 
 
@@ -163,7 +163,7 @@ async def _all(address: str, requests: list[tuple[str, int]]) -> list[tuple[str,
 
 
 async def _one(channel: grpc.aio.Channel, kind: str, rows: int) -> tuple[str, int]:
-    """What became of a request."""
+    """Send a request; return its actual outcome and its rows."""
     value = 99 if kind == "fails in the runtime" else 1
     name = "nonsense" if kind == "refused" else "x"
     call = method(channel, "ModelInfer")(request("rows", _indices(rows, value), name, "INT64"), timeout=60)
@@ -180,14 +180,14 @@ async def _one(channel: grpc.aio.Channel, kind: str, rows: int) -> tuple[str, in
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT and kind in ("fails in the runtime", "refused"):
             return kind, rows
         raise
-    return ("good" if kind == "cancelled" else kind), rows  # it was too late to cancel it
+    return ("good" if kind == "cancelled" else kind), rows  # the cancellation was too late
 
 
 def test_reloaded_model_counts_from_zero(counted: Daemon, calls: Calls) -> None:
     _ask(calls, "other", 2)
     assert _only(calls, "other").inference_count >= 2
     shutil.rmtree(counted.models / "other")
-    wait_for("other is gone", lambda: "other" not in {each.name for each in calls.statistics()})
+    wait_for("other is removed", lambda: "other" not in {each.name for each in calls.statistics()})
     _gathering(counted.models / "other")
     counted.ready("other")
     assert _only(calls, "other").inference_count == 0
@@ -198,7 +198,7 @@ def test_responses_are_counted_by_their_place(counted: Daemon, calls: Calls) -> 
     _gathering(folder)
     (folder / "config.pbtxt").write_text("max_batch_size: 8\nmodel_transaction_policy { decoupled: true }\n")
     counted.ready("several")
-    assert _streamed(counted, "several", 3) == 4  # rows, and the end
+    assert _streamed(counted, "several", 3) == 4  # one per row, and the empty final response
     assert _streamed(counted, "several", 1) == 2
     found = _only(calls, "several")
     reported = {place: (each.success.count, each.empty_response.count) for place, each in found.response_stats.items()}
@@ -209,7 +209,7 @@ def test_responses_are_counted_by_their_place(counted: Daemon, calls: Calls) -> 
 
 
 def _streamed(daemon: Daemon, model: str, rows: int) -> int:
-    """How many responses there are to a request that asks for an empty one at the end."""
+    """Return the number of responses to a request that asks for an empty final response."""
     message = request(model, _indices(rows), datatype="INT64")
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     with grpc.insecure_channel(daemon.unix) as channel:

@@ -1,4 +1,4 @@
-"""TraceSetting and LogSettings of a real daemon, by what it writes."""
+"""TraceSetting and LogSettings of a real daemon, checked in the files that it writes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _ask(calls: Calls, model: str, times: int = 1) -> None:
 
 
 def _entries(daemon: Daemon, name: str, at_least: int = 1) -> list[dict[str, Any]]:
-    """What the file holds once it has so many requests."""
+    """Return the entries of a trace file once it has enough requests."""
     path = daemon.state / "traces" / name
 
     def read() -> list[dict[str, Any]]:
@@ -68,17 +68,17 @@ def test_every_third_request_of_one_model_is_traced(traced: Daemon, calls: Calls
     assert calls.trace("two")["trace_level"] == ["OFF"]
 
 
-def test_a_request_that_fails_is_traced_to_its_end(traced: Daemon, calls: Calls) -> None:
+def test_trace_ignores_an_invalid_request(traced: Daemon, calls: Calls) -> None:
     daemon_file = "failed.json"
     calls.trace(trace_level=["TIMESTAMPS"], trace_rate=["1"], trace_file=[daemon_file])
     with pytest.raises(grpc.RpcError):
         calls.infer(request("one", np.ones((2, 4), np.float32), "nonsense"))
     _ask(calls, "one")
-    assert len({entry["id"] for entry in _entries(traced, daemon_file)}) == 1  # what never was a request is none
+    assert len({entry["id"] for entry in _entries(traced, daemon_file)}) == 1  # the invalid request is not traced
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped"])
-def test_a_client_cannot_have_files_written_elsewhere(traced: Daemon, calls: Calls, name: str) -> None:
+def test_trace_file_outside_the_folder_is_refused(traced: Daemon, calls: Calls, name: str) -> None:
     assert refusal(calls.trace, trace_file=[name])[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert calls.trace()["trace_file"] == ["trace.json"]
     assert not list(traced.home.rglob("escaped*"))

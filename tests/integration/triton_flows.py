@@ -1,4 +1,4 @@
-"""A program that does with NVIDIA's client what Triton's users do.
+"""Common uses of NVIDIA's client, as a program.
 
 python triton_flows.py ADDRESS [FLOW...]    prints one JSON object: the name of each flow and its findings
 """
@@ -138,7 +138,7 @@ def sample(datatype: str) -> Any:
 
 
 def equal(datatype: str, one: Any, other: Any) -> bool:
-    """Whether two arrays are equal bit by bit."""
+    """Return True if two arrays are equal bit by bit."""
     if datatype == "BYTES":
         return one.shape == other.shape and all(a == b for a, b in zip(one.ravel(), other.ravel(), strict=True))
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
@@ -146,7 +146,7 @@ def equal(datatype: str, one: Any, other: Any) -> bool:
 
 @flow
 def every_datatype(address: str) -> Any:
-    """For each datatype that has a model, whether its values come back in a call and in a stream."""
+    """Return for each datatype with a model whether its values return unchanged, in a call and in a stream."""
     client = triton.InferenceServerClient(address)
     index = (model.name for model in client.get_model_repository_index().models)
     seen = {}
@@ -167,7 +167,7 @@ def every_datatype(address: str) -> Any:
 
 @flow
 def figures(address: str) -> Any:
-    """Statistics, trace settings and log settings."""
+    """Return statistics, trace settings and log settings."""
     client, model, inputs = triton.InferenceServerClient(address), "id_FP32", [tensor("x", sample("FP32"), "FP32")]
 
     def values(answer: Any) -> dict[str, list[str]]:
@@ -257,7 +257,7 @@ def keepalive_and_channel_options(address: str) -> Any:
     client = triton.InferenceServerClient(address, keepalive_options=keepalive)
     right = is_right(client.infer("simple", pair()))
     client.start_stream(lambda result, error: None)
-    time.sleep(1.5)  # for a dozen of pings
+    time.sleep(1.5)  # for a dozen pings
     again = is_right(client.infer("simple", pair()))
     client.stop_stream()
     custom = triton.InferenceServerClient(address, channel_args=[("grpc.primary_user_agent", "mine")])

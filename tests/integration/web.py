@@ -1,4 +1,4 @@
-"""HTTP to an address that a daemon prints."""
+"""HTTP requests to addresses that a daemon prints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def connection(url: str, timeout: float = 30.0, context: ssl.SSLContext | None = None) -> http.client.HTTPConnection:
-    """A connection to `http://HOST:PORT`, `https://HOST:PORT` or `http+unix:PATH`, which opens when it is used."""
+    """Return a connection to `http://HOST:PORT`, `https://HOST:PORT` or `http+unix:PATH`; it opens on first use."""
     scheme, _, place = url.partition(":")
     if scheme == "http+unix":
         return _UnixConnection(place, timeout)
@@ -42,7 +42,7 @@ def ask(
     headers: Mapping[str, str] | None = None,
     context: ssl.SSLContext | None = None,
 ) -> Told:
-    """The status, the headers by their names in lower case, and the body of a response."""
+    """Make a request; return the status, the headers by lower-case name, and the body."""
     with contextlib.closing(connection(url, context=context)) as opened:
         opened.request(method, path, body, dict(headers or {}))
         answer = opened.getresponse()

@@ -1,1 +1,1 @@
-"""The test models of the `onnx` package, served: `python -m tests.onnx_backend` (`make test-onnx-backend`)."""
+"""The test models of the `onnx` package, served by a daemon: `python -m tests.onnx_backend`."""

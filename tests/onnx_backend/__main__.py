@@ -1,6 +1,6 @@
-"""Serves every case of the installed `onnx` and compares the answers with those of ONNX Runtime and of their authors.
+"""Serve every case of the installed `onnx`; compare the answers with ONNX Runtime's and with the expected ones.
 
-exit status: 0 whatever ONNX Runtime answers rightly the daemon does too, 1 otherwise
+exit status: 0 if the daemon is right wherever ONNX Runtime is, 1 otherwise
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.onnx_backend.cases import KINDS, Case, cases
 from tests.onnx_backend.outcome import Outcome, judge
 from tests.onnx_backend.served import Server, placed
 
-_TOGETHER = 60  # models that the daemon has at a time
-_ASKED = 4  # cases under way
+_TOGETHER = 60  # models in the daemon at a time
+_ASKED = 4  # cases at a time
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.onnx_backend", description=__doc__)
-    parser.add_argument("--kind", action="append", choices=KINDS, help="all of them when none is named")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="a kind of cases (default: all)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth case")
     parser.add_argument("--match", default="", metavar="TEXT", help="only cases with this in their names")
     arguments = parser.parse_args()
@@ -54,14 +54,14 @@ def _show(outcomes: Sequence[Outcome]) -> None:
     answered = [outcome for outcome in carried if not outcome.runtime]
     served = [outcome for outcome in carried if not outcome.served]
     faults = [outcome for outcome in carried if outcome.is_fault]
-    print(f"the protocol carries {len(carried)} of {len(outcomes)}; what it does not:")
+    print(f"the protocol carries {len(carried)} of {len(outcomes)}; the others by type:")
     for what, count in Counter(o.untransportable for o in outcomes if o.untransportable).most_common():
         print(f"  {what}: {count}")
-    print(f"as their authors expect: ONNX Runtime {len(answered)} of {len(carried)}, the daemon {len(served)}")
-    print("not so in ONNX Runtime itself:")
+    print(f"as expected: ONNX Runtime {len(answered)} of {len(carried)}, the daemon {len(served)}")
+    print("wrong in ONNX Runtime itself:")
     for outcome in carried:
         if outcome.runtime:
-            print(f"  {outcome.case.name}: {outcome.runtime}{'' if outcome.served else '; served it is'}")
+            print(f"  {outcome.case.name}: {outcome.runtime}{'' if outcome.served else '; right through the daemon'}")
     print(f"right in ONNX Runtime and wrong through the daemon: {len(faults)} of {len(answered)}")
     for outcome in faults:
         print(f"  {outcome.case.kind} {outcome.case.name}: {outcome.served}")

@@ -1,4 +1,4 @@
-"""The cases: a model, what it is asked, and the answers that its authors expect."""
+"""The cases: models, inputs, and the outputs that their authors expect."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from onnx.backend.test.loader import load_model_tests
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 
-# The newest that the runtime takes. Cases are stamped with what is still being drafted even where they use nothing of
-# it; those that do fail in the runtime itself.
+# The newest versions that the runtime accepts. Cases are stamped with draft versions even if they use nothing new; the
+# cases that do fail in the runtime itself.
 _OPSET, _IR_VERSION = 26, 13
 
-# The protocol's name of an element type; what is not here it cannot carry.
+# Element types that the protocol can carry, and their names in it.
 DATATYPES: dict[int, str] = {
     TensorProto.BOOL: "BOOL",
     TensorProto.INT8: "INT8",
@@ -42,7 +42,7 @@ DATATYPES: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Exchange:
-    """Inputs and expected outputs, in the order in which the model declares them."""
+    """Inputs and expected outputs, in the order of the model's declarations."""
 
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
@@ -50,7 +50,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Case:
-    """One model with its exchanges and how far an answer may be off."""
+    """A model with its exchanges and the tolerances of its outputs."""
 
     kind: str
     name: str
@@ -61,13 +61,13 @@ class Case:
 
     @property
     def inputs(self) -> list[onnx.ValueInfoProto]:
-        """Those that a caller gives: weights are declared as inputs by old files."""
+        """The inputs that a caller gives: old files also declare weights as inputs."""
         held = {tensor.name for tensor in self.model.graph.initializer}
         return [entry for entry in self.model.graph.input if entry.name not in held]
 
     @property
     def untransportable(self) -> str:
-        """Why the protocol cannot carry it; empty where it can."""
+        """Why the protocol cannot carry the case; empty if it can."""
         for entry in (*self.inputs, *self.model.graph.output):
             kind = entry.type.WhichOneof("value")
             if kind != "tensor_type":
@@ -79,10 +79,10 @@ class Case:
 
 
 def cases(kinds: tuple[str, ...] = KINDS) -> Iterator[Case]:
-    """Every case of the installed `onnx`, by kind and name."""
+    """Yield every case of the installed `onnx`, by kind and name."""
     for kind in kinds:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")  # authors divide by zero on purpose
+            warnings.simplefilter("ignore")  # some cases divide by zero on purpose
             found = sorted(load_model_tests(kind=kind), key=lambda test: test.name)
         for test in found:
             case = _of_folder(kind, test) if test.model is None else _of_memory(kind, test)
@@ -123,19 +123,19 @@ def _of_folder(kind: str, test: Any) -> Case | None:
 
 
 def _value(path: Path, entry: onnx.ValueInfoProto) -> Any:
-    """A tensor of a file; of what is no tensor nothing is read, since it is not sent either."""
+    """Load a tensor from a file; None for values that are not tensors, since the protocol cannot carry them."""
     return _array(onnx.load_tensor(path)) if entry.type.WhichOneof("value") == "tensor_type" else None
 
 
 def _array(value: Any) -> Any:
-    """An array where there is a tensor of a type that travels, else None."""
+    """Return the value as an array if its type can be carried, else None."""
     if isinstance(value, onnx.TensorProto):
         value = numpy_helper.to_array(value) if value.data_type in DATATYPES else None
     return np.asarray(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
 
 
 def differs(got: Any, expected: Any, case: Case) -> str:
-    """How an answer is not what is expected; empty where it is."""
+    """Describe how an answer differs from the expected one; empty if it does not."""
     if got.shape != expected.shape:
         return f"shape {list(got.shape)} instead of {list(expected.shape)}"
     if expected.dtype.kind in "OUS":

@@ -1,4 +1,4 @@
-"""What became of a case: by ONNX Runtime itself, by the daemon, and what that says about the daemon."""
+"""The outcome of a case: in ONNX Runtime itself, in the daemon, and whether the daemon is at fault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.onnx_backend.served import Server
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line each of what went wrong; empty where nothing did."""
+    """One line for each kind of failure; empty if there was none."""
 
     case: Case
     untransportable: str = ""
@@ -24,16 +24,16 @@ class Outcome:
 
     @property
     def is_fault(self) -> bool:
-        """What the runtime does right, and the daemon does not."""
+        """True if ONNX Runtime is right and the daemon is not."""
         return bool(not self.untransportable and not self.runtime and self.served)
 
 
 def judge(case: Case, server: Server) -> Outcome:
-    """Asks both. A case that the protocol cannot carry is asked of nobody."""
+    """Run a case in ONNX Runtime and in the daemon, unless the protocol cannot carry it."""
     if case.untransportable:
         return Outcome(case, untransportable=case.untransportable)
     if any(array is None for each in case.exchanges for array in (*each.inputs, *each.outputs)):
-        return Outcome(case, untransportable="a value that is no tensor")
+        return Outcome(case, untransportable="a value that is not a tensor")
     return Outcome(
         case, runtime=_asked(case, lambda: Reference(case).answers), served=_asked(case, lambda: _of(case, server))
     )
@@ -62,6 +62,6 @@ def _asked(case: Case, opened: Callable[[], Callable[[Exchange], list[Any]]]) ->
 
 
 def _short(message: str) -> str:
-    """Of the runtime's words those after its own places in its sources."""
+    """Shorten a message of the runtime to the text after its source locations."""
     words = " ".join(message.split())
     return words.rpartition("::")[2].partition(") ")[2][:140] or words[:140]

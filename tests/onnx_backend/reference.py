@@ -1,4 +1,4 @@
-"""What ONNX Runtime itself makes of a case, in this process, without a daemon."""
+"""A case in ONNX Runtime itself, in this process, without a daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.onnx_backend.cases import Case, Exchange
 
 
 class Reference:
-    """A case opened as the daemon's reference engine is: on the CPU, with nothing optimised."""
+    """A case opened like the daemon's reference engine: on the CPU, without optimisation."""
 
     def __init__(self, case: Case) -> None:
         options = onnxruntime.SessionOptions()
@@ -27,7 +27,7 @@ class Reference:
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def answers(self, exchange: Exchange) -> list[Any]:
-        """Outputs in the model's order. Whatever the runtime raises."""
+        """Return the outputs in the model's order. Raises the runtime's own exceptions."""
         names = [output.name for output in self._session.get_outputs()]
         given = list(zip(self._case.inputs, exchange.inputs, strict=True))
         if not any(_is_bfloat16(entry) for entry in (*self._case.inputs, *self._case.model.graph.output)):
@@ -47,7 +47,7 @@ def _value(array: Any, entry: onnx.ValueInfoProto) -> onnxruntime.OrtValue:
 
 
 def _array(value: onnxruntime.OrtValue) -> Any:
-    """The values as numpy has them, which knows BF16 by a package of its own only."""
+    """Return the values as a numpy array; for BF16, which numpy lacks, with the dtype of ml_dtypes."""
     if "bfloat16" not in value.data_type():
         return value.numpy()
     bits = (ctypes.c_uint16 * math.prod(value.shape())).from_address(value.data_ptr())

@@ -1,4 +1,4 @@
-"""A case asked of a daemon: placed in its repository, answered over gRPC, taken away again."""
+"""A case in a daemon: added to its repository, answered over gRPC, removed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.integration.daemon import Daemon, wait_for
 from tests.integration.inference_calls import method
 from tests.onnx_backend.cases import DATATYPES, Case, Exchange
 
-# No engine of ONNX Runtime on a processor is of this precision, so the reference serves and nothing is built.
+# No engine of ONNX Runtime on a CPU has this precision, so the reference serves and nothing is built.
 REFERENCE_ONLY = 'backends = "onnxruntime"\nprecisions = "tf32"\n'
 _SECONDS = 120.0
 
 
 def name_of(case: Case) -> str:
-    """The model's name in the repository."""
+    """Return the model's name in the repository."""
     return f"{case.kind}.{case.name}"
 
 
 @contextmanager
 def placed(cases: Sequence[Case], daemon: Daemon) -> Iterator[None]:
-    """The cases are models of the daemon, which knows them, while the `with` lasts. Each has its first inputs as a
-    sample, as its owner would give them: some models answer certain values only."""
+    """Add the cases to the daemon's repository while the `with` lasts. Each has its first inputs as a sample, as an
+    owner would add them: some models accept certain values only."""
     repository, names = daemon.models, {name_of(case) for case in cases}
     for case in cases:
         folder = repository / name_of(case)
@@ -51,14 +51,14 @@ def placed(cases: Sequence[Case], daemon: Daemon) -> Iterator[None]:
 
 
 class Server:
-    """A daemon as these cases ask it."""
+    """A client of the daemon for these cases."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
         self._infer = method(self._channel, "ModelInfer")
 
     def answers(self, case: Case, exchange: Exchange) -> list[Any]:
-        """Outputs in the model's order. grpc.RpcError, with the daemon's own words."""
+        """Return the outputs in the model's order. grpc.RpcError with the daemon's message."""
         request = pb.ModelInferRequest(model_name=name_of(case))
         for entry, array in zip(case.inputs, exchange.inputs, strict=True):
             datatype = DATATYPES[entry.type.tensor_type.elem_type]

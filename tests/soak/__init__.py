@@ -1,1 +1,1 @@
-"""Endurance: a daemon under everything that happens to one in a year, and whether it grows."""
+"""Endurance: does a daemon grow under everything that happens to it in a year?"""

@@ -1,8 +1,8 @@
-"""`make soak`: a daemon to which everything happens at once, for minutes or for days, and whether it grows.
+"""`make soak`: run a daemon for minutes or days under all kinds of activity, and check that it does not grow.
 
-Round after round cameras come and go, models and configurations change, engines are made anew, hosts and clients are
-killed. After each the daemon is left to calm down, and what it takes then is written down. Exit status 1 where a figure
-grows, an answer is wrong, an error is one that nobody should get, or something is left when the daemon has ended.
+In each round cameras connect and leave, models and configurations change, engines are rebuilt, hosts and clients are
+killed. After each round the daemon becomes idle, and its resources are recorded. The exit status is 1 if a figure
+grows, an answer is wrong, a client gets an unexpected error, or something is left after the daemon has stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.waiting import is_running
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10, help="how long in all (10)")
+    parser.add_argument("--minutes", type=float, default=10, help="total duration (10)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}, {arguments.minutes:g} minutes", flush=True)
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def soak(seconds: float, seed: int, journal: Journal) -> list[Figures]:
-    """What the daemon took after each round; the rounds in which it warms up are only printed."""
+    """Return the figures after each round. Rounds of the warm-up are only printed."""
     stretch, rounds = Stretch.of(seconds), list[Figures]()
     with Box() as box:
         began, number = time.monotonic(), 0
@@ -65,7 +65,7 @@ def soak(seconds: float, seed: int, journal: Journal) -> list[Figures]:
 
 
 def _end(box: Box, journal: Journal) -> None:
-    """Ends the daemon as systemd does: in time, and nothing of it stays."""
+    """Stop the daemon as systemd does; check that it stops in time and that nothing of it is left."""
     if not box.lives():
         journal.fail(f"the daemon died: {box.log.read_text()[-2000:]}")
         return

@@ -1,4 +1,4 @@
-"""The daemon that is soaked, with folders, sockets and temporary files of its own."""
+"""The daemon under the soak test, with its own folders, sockets and temporary files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.soak.figures import Figures
 from tests.waiting import is_running
 
 STEADY, DETECTOR, COMING, DROPPED = "steady", "shapes", "coming", "dropped"
-"""Models: one that is asked for the truth all the time, the embedded detector, two that come and go."""
+"""Models: one whose answers are checked all the time, the embedded detector, and two that are added and removed."""
 
 _CALM_SECONDS = 60.0
 
 
 class Box(Daemon):
-    """Serves the detector and a model that multiplies by three; `configure` writes its configuration."""
+    """A daemon with the detector and a model that multiplies by three. `configure` writes its configuration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,18 +36,18 @@ class Box(Daemon):
         return is_running(self.pid)
 
     def configure(self, *more: str) -> None:
-        """At once, as editors do."""
+        """Replace the configuration file atomically, as editors do."""
         new = self.config.with_suffix(".new")
         new.write_text("\n".join((f'metrics.listen = "unix:{self.metrics}"', *more, "")))
         new.replace(self.config)
 
     def figures(self) -> Figures:
-        """Once nothing of its family comes or goes."""
+        """Read the figures, again if a process ends meanwhile."""
 
         def settled() -> Figures | None:
             try:
                 return Figures.of(self.pid, self.state, self.cache, self.temporary)
-            except OSError:  # a process ended while it was looked at
+            except OSError:  # a process ended while its figures were read
                 return None
 
         found = wait_for("figures can be read", settled, _CALM_SECONDS)
@@ -55,8 +55,8 @@ class Box(Daemon):
         return found
 
     def calm(self) -> None:
-        """Waits until every camera has gone, all is made that is to be made, and every model answers. Then the engines
-        of models that have gone are evicted, which the daemon does by itself only for want of room."""
+        """Wait until no camera is connected, no build runs, and every model is served. Then evict the engines of
+        removed models, which the daemon itself does only if it needs the space."""
         with self.client() as client:
 
             def is_calm() -> bool:
@@ -68,10 +68,10 @@ class Box(Daemon):
             client.evict(everything=True)
 
     def victims(self, kind: str) -> list[int]:
-        """Processes of its own that may be killed: `host`, or `worker` for those that build."""
+        """Return the child processes that may be killed: of kind `host`, or `worker` for builds."""
         module = {"host": "edged.host.main", "worker": "edged.jobs.main"}[kind]
         return [pid for pid, line in self.children().items() if module in line]
 
     def at(self, name: str) -> Path:
-        """A file for clients, beside the daemon's own."""
+        """Return the path of a client's file, next to the daemon's own files."""
         return self.home / name

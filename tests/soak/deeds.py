@@ -1,4 +1,4 @@
-"""What happens to a daemon in the field, one thing at a time; each is done again and again while others are."""
+"""What happens to a daemon in the field, one kind of activity per function. All run repeatedly and at the same time."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.soak.journal import Journal
 
 _FRAMES: Final = [Scene(5).frame(number)[0] for number in range(8)]
 _PATIENCE = 30.0
-_FACTORS: Final = range(2, 8)  # few, so that models come back: of those that never do, a thousand are remembered
+_FACTORS: Final = range(2, 8)  # few, so that models return: the daemon remembers a thousand others
 
 
 class Doing(msgspec.Struct, frozen=True):
-    """To whom it is done, what chance says, where it is written down, and whether the round is over."""
+    """The context of an activity: the box, the random source, the journal, and the event that ends the round."""
 
     box: Box
     random: Random
@@ -47,10 +47,10 @@ Deed: TypeAlias = Callable[[Doing], None]
 
 
 def camera(doing: Doing) -> None:
-    """Comes, looks for a while, and leaves in one of the ways that cameras do."""
+    """Connect a camera, stream for a while, and leave in one of several ways."""
     random = doing.random
     name = random.choice(("door", "yard", "gate", f"passing-{random.randrange(10_000)}"))
-    leaves = random.choice(("ends", "hangs up", "is gone"))
+    leaves = random.choice(("ends", "hangs up", "vanishes"))
     count = random.randrange(1, 40)
     with doing.client() as client:
         frames = _frames(doing, count, fps=random.choice((5, 20, 100)))
@@ -71,11 +71,11 @@ def camera(doing: Doing) -> None:
 
 
 def killed_client(doing: Doing) -> None:
-    """A program with a camera that is killed in the middle: its call and its shared memory are left behind."""
+    """Kill a program in the middle of its stream: its call and its shared memory are left."""
     command = [sys.executable, "-m", "tests.soak.peer", doing.box.unix, DETECTOR]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
-        program.stdout.readline()  # it is under way
+        program.stdout.readline()  # the stream runs
         doing.over.wait(doing.random.random())
         program.kill()
     doing.journal.did("clients killed")
@@ -83,7 +83,7 @@ def killed_client(doing: Doing) -> None:
 
 
 def truth(doing: Doing) -> None:
-    """Asks for what is known over one connection, many times."""
+    """Send many requests with known answers over one connection."""
     with grpc.insecure_channel(doing.box.tcp) as channel:
         infer = channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
@@ -109,17 +109,17 @@ def truth(doing: Doing) -> None:
 
 
 def model(doing: Doing) -> None:
-    """A model comes, over the wire or as a file, comes anew with other weights, and goes."""
+    """Add a model, by upload or as a file, replace it with other weights, and remove it."""
     with doing.client() as client:
         for factor in doing.random.sample(_FACTORS, 2):
             file = onnx_files.scale(doing.box.at(f"{COMING}.onnx"), float(factor))
             try:
                 client.add_model(COMING, file)
             except EdgedError as error:
-                if "killed" not in str(error):  # the child that examined it
+                if "killed" not in str(error):  # the child that inspected the model was killed
                     raise
                 if COMING in (each.name for each in client.models()):
-                    doing.journal.fail("a model that was not added is there")
+                    doing.journal.fail("a model whose upload failed is listed")
                 continue
             doing.over.wait(doing.random.random())
             client.remove_model(COMING)
@@ -133,7 +133,7 @@ def model(doing: Doing) -> None:
 
 
 def command(doing: Doing) -> None:
-    """Engines are made anew, or verified; some of it is cancelled."""
+    """Rebuild or verify engines; cancel some of it."""
     model = DETECTOR if doing.random.random() < 0.15 else STEADY
     with doing.client() as client:
         verify = doing.random.random() < 0.3
@@ -150,13 +150,13 @@ def command(doing: Doing) -> None:
 
 
 def configuration(doing: Doing) -> None:
-    """The configuration changes, sometimes into one that is wrong."""
+    """Change the configuration, sometimes to an invalid one."""
     with doing.client() as client:
         if doing.random.random() < 0.3:
             doing.box.configure("stop_secnds = 3")
             try:
                 client.reload()
-                doing.journal.fail("a wrong configuration was taken")
+                doing.journal.fail("an invalid configuration was accepted")
             except InvalidInput:
                 doing.journal.did("configurations refused")
         else:
@@ -173,7 +173,7 @@ def configuration(doing: Doing) -> None:
 
 
 def onlooker(doing: Doing) -> None:
-    """Somebody looks: events, status, the load, metrics."""
+    """Read events, status, load and metrics."""
     with doing.client() as client:
         with client.events(follow=True) as events:
             closing = threading.Timer(doing.random.random() * 2, events.close)
@@ -190,7 +190,7 @@ def onlooker(doing: Doing) -> None:
 
 
 def death(doing: Doing) -> None:
-    """An engine host dies, or a child that builds."""
+    """Kill an engine host, or a child that builds."""
     doing.over.wait(2 + doing.random.random() * 4)
     victims = doing.box.victims(doing.random.choice(("host", "worker", "worker")))
     if victims and not doing.over.is_set():
@@ -210,12 +210,12 @@ DEEDS: Final[tuple[tuple[Deed, int], ...]] = (
     (onlooker, 1),
     (death, 1),
 )
-"""Each with how many do it at a time."""
+"""Each activity, and how many threads run it."""
 
 
 @contextlib.contextmanager
 def churn(box: Box, seed: str, journal: Journal) -> Iterator[None]:
-    """All of it, while the block lasts."""
+    """Run all activities while the block lasts."""
     over = threading.Event()
     threads = [
         threading.Thread(target=_again, args=(deed, Doing(box, Random(f"{seed}.{deed.__name__}.{at}"), journal, over)))
@@ -231,7 +231,7 @@ def churn(box: Box, seed: str, journal: Journal) -> Iterator[None]:
         for thread in threads:
             thread.join(2 * _PATIENCE)
         if any(thread.is_alive() for thread in threads):
-            journal.fail("a client waits for an answer that does not come")
+            journal.fail("a client got no answer")
 
 
 def _again(deed: Deed, doing: Doing) -> None:

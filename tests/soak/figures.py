@@ -1,4 +1,4 @@
-"""What a daemon and its family take of the box."""
+"""The resources of a daemon and its child processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edged.shared_layout import FOLDER
 from tests.fuzz import tally
 from tests.integration.daemon import children
 
-_SEGMENTS = "edged"  # how names of shared memory begin, the daemon's and those of its clients
+_SEGMENTS = "edged"  # prefix of shared memory of the daemon and its clients
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """At one moment: of the daemon, of whichever of the engine hosts takes most, how many hosts there are, and what
-    lies in shared memory and in the daemon's own folders. Memory is resident, in MiB."""
+    """The resources at one moment: of the daemon, the highest of any engine host, the number of hosts, and the objects
+    in shared memory and files in the daemon's folders. Memory is resident, in MiB."""
 
     daemon_mb: int
     daemon_fds: int
@@ -30,7 +30,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, daemon: int, *folders: Path) -> Figures:
-        """Now. FileNotFoundError or ProcessLookupError where one of the processes has just ended."""
+        """Read the present figures. FileNotFoundError or ProcessLookupError if a process has just ended."""
         own, hosts = tally.Figures.of(daemon), [tally.Figures.of(pid) for pid in descendants(daemon)]
         return cls(
             daemon_mb=own.resident,
@@ -46,7 +46,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below one."""
+    """Return all descendants of a process."""
     found = list(children(pid))
     for child in tuple(found):
         found += descendants(child)

@@ -1,4 +1,4 @@
-"""What was done to a daemon, and what of it must not have been."""
+"""Counts of activities, and failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST_FAILURES = 20
 
 
 class Journal:
-    """Written by many threads."""
+    """The record of a soak test. Safe to use from many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class Journal:
             self.deeds[what] += count
 
     def fail(self, what: str) -> None:
-        """Something that must not be; the same again is counted."""
+        """Add a failure; count it if it is known."""
         with self._lock:
             if what in self.failures or len(self.failures) < _MOST_FAILURES:
                 self.failures[what] = self.failures.get(what, 0) + 1

@@ -1,4 +1,4 @@
-"""A program with a camera that is to be killed: `python -m tests.soak.peer TARGET MODEL`. Says when it is under way."""
+"""A program with a camera, to be killed: `python -m tests.soak.peer TARGET MODEL`. Prints a line once it streams."""
 
 from __future__ import annotations
 

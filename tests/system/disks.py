@@ -1,4 +1,4 @@
-"""File systems of their own, for tests that fill them, take their right to write, or pull their plug. Root only."""
+"""Temporary file systems for tests that fill them, make them read-only, or unmount them. Needs root."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 
 def _run(*command: str) -> None:
-    """Runs a command of the system, and skips the test where it is not permitted or not there."""
+    """Run a system command; skip the test if it is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
         pytest.skip(f"{command[0]} is not installed")
     if done.returncode:
-        pytest.skip(f"file systems cannot be made here: {done.stderr.strip()}")
+        pytest.skip(f"cannot create a file system here: {done.stderr.strip()}")
 
 
 def ext4(image: Path, megabytes: int) -> Path:
-    """A file that holds an empty file system, of which root has no part reserved."""
+    """Create a file with an empty file system, without blocks reserved for root."""
     with image.open("wb") as file:
         file.truncate(megabytes << 20)
     _run("mkfs.ext4", "-q", "-m", "0", "-O", "^metadata_csum_seed", str(image))
@@ -31,7 +31,7 @@ def ext4(image: Path, megabytes: int) -> Path:
 
 @contextlib.contextmanager
 def mounted(source: Path, place: Path, *options: str) -> Iterator[Path]:
-    """Mounts an image (`ext4`) at a folder that is made for it; with options `bind` a folder."""
+    """Mount an image (`ext4`) at a folder, which is created; with the option `bind`, mount a folder."""
     place.mkdir(exist_ok=True)
     _run("mount", *(word for option in options or ("loop",) for word in ("-o", option)), str(source), str(place))
     try:
@@ -42,7 +42,7 @@ def mounted(source: Path, place: Path, *options: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def tmpfs(place: Path, megabytes: int, *options: str) -> Iterator[Path]:
-    """A small file system in memory."""
+    """Mount a small file system in memory."""
     place.mkdir(exist_ok=True)
     _run("mount", "-t", "tmpfs", "-o", ",".join((f"size={megabytes}m", *options)), "tmpfs", str(place))
     try:
@@ -53,7 +53,7 @@ def tmpfs(place: Path, megabytes: int, *options: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def overlay(lower: Path, home: Path) -> Iterator[Path]:
-    """A folder that shows another, as a container shows its image, and keeps what is changed for itself."""
+    """Mount a writable view of another folder, as a container has of its image."""
     home.mkdir()
     with tmpfs(home / "layers", 64):
         upper, work, place = (home / "layers" / name for name in ("upper", "work", "shown"))
@@ -68,7 +68,7 @@ def overlay(lower: Path, home: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """Nothing below a folder can be written, as on a card whose switch was moved or after an error on it."""
+    """Make everything below a folder read-only, as on a write-protected card or after an I/O error."""
     _run("mount", "--bind", str(folder), str(folder))
     try:
         _run("mount", "-o", "remount,bind,ro", str(folder))
@@ -78,13 +78,13 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 def _unmount(place: Path) -> None:
-    """At once, or once whoever still has a file open there has gone."""
+    """Unmount a file system: at once, or lazily if a process still has a file open."""
     if subprocess.run(["umount", str(place)], capture_output=True).returncode:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def fill(folder: Path) -> Path:
-    """Takes all the room there is, to the last byte; the file that holds it."""
+    """Use all free space, to the last byte; return the file that occupies it."""
     filler = folder / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
@@ -96,7 +96,7 @@ def fill(folder: Path) -> Path:
 
 
 def library(name: str, folder: Path) -> str:
-    """Compile NAME.c of this folder into a library that changes what a program's calls find; return its path."""
+    """Compile NAME.c of this folder into a library for LD_PRELOAD; return its path."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler is installed")

@@ -1,5 +1,5 @@
-// A disk that loses what it was given: below the folder FAILING_DISK fsync(2) fails with EIO while the file
-// FAILING_DISK/failing is there. Loaded with LD_PRELOAD; cc -shared -fPIC.
+// A disk that loses data: below the folder FAILING_DISK, fsync(2) fails with EIO while the file FAILING_DISK/failing
+// exists. Loaded with LD_PRELOAD; cc -shared -fPIC.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-"""Constant load on a daemon: several cameras, and tritonclient as a process of its own."""
+"""Constant load on a daemon: several cameras, and tritonclient in its own process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PEER = Path(__file__).with_name("triton_load.py")
 
 
 class Load:
-    """Runs while the `with` lasts; afterwards `failures` has every request that was not answered."""
+    """Runs while the `with` lasts; afterwards `failures` has every request without an answer."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self.cameras = Cameras(daemon, 3)
         self.failures: list[object] = []
-        self.asked = 0  # by tritonclient
+        self.asked = 0  # requests by tritonclient
 
     def __enter__(self) -> Load:
         command = [sys.executable, str(_PEER), self._daemon.tcp, "shapes"]

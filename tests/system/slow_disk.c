@@ -1,6 +1,6 @@
-// A disk that is slow: below the folder SLOW_DISK every call that names a file takes SLOW_DISK_MS milliseconds while
-// the file SLOW_DISK.slow is there. A call by a process's first thread, which runs the event loop, is also written to
-// SLOW_DISK.calls, and followed there by what a handler of signal SIGRTMIN+5 prints. Children are not slowed down.
+// A slow disk: below the folder SLOW_DISK, every call that names a file takes SLOW_DISK_MS milliseconds while the file
+// SLOW_DISK.slow exists. A call by a process's first thread, which runs the event loop, is also written to
+// SLOW_DISK.calls, followed by the output of a handler of signal SIGRTMIN+5. Children are not affected.
 // Loaded with LD_PRELOAD; cc -shared -fPIC.
 #define _GNU_SOURCE
 #include <dirent.h>

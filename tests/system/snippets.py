@@ -1,8 +1,8 @@
-"""What README.md and docs/ tell a reader to type or to write: commands, programs and TOML, each with its place.
+"""Everything in README.md and docs/ that a reader should type or write: commands, programs and TOML, with its place.
 
-A fenced block, or lines that are indented by four, is one block. A block with a line like `import x` or `a = b(c)` is
-a program; one with `[table]` or `key = value` is TOML. In one that begins with a command each line is a command, or
-those with a `$` in front if there are any. Everything else is "other".
+A fenced block, or lines indented by four, is one block. A block with a line like `import x` or `a = b(c)` is a
+program; one with `[table]` or `key = value` is TOML. In a block that begins with a command, each line is a command, or
+only those with a leading `$` if there are any. Everything else is "other".
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _YAML = re.compile(r"^[\w-]+:( |$)", re.MULTILINE)
 _COMMAND = re.compile(
     r"(sudo |edged |curl |head |make |systemctl |rsync |cp |chown |docker |pip |journalctl |jetson/|\.venv/|protoc )"
 )
-_NOTE = re.compile(r"\s+# .*$|\s{3,}\S.*$")  # what a line says of its command
+_NOTE = re.compile(r"\s+# .*$|\s{3,}\S.*$")  # a remark after a command
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """One thing to run or to read. `text` has no notes in it if it is a command."""
+    """One thing to run or to read. The `text` of a command has no remarks."""
 
     place: str
     kind: Kind
@@ -35,13 +35,13 @@ class Snippet:
 
 
 def of_file(path: Path, root: Path) -> Iterator[Snippet]:
-    """All of one Markdown file, in order."""
+    """Yield the snippets of a Markdown file, in order."""
     for number, language, text in _blocks(path.read_text()):
         yield from _snippets(f"{path.relative_to(root)}:{number}", language, text)
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line number, language and text of each block; an empty line does not end one that is indented."""
+    """Yield the line number, language and text of each block. An empty line does not end an indented block."""
     language: str | None = None
     lines: list[str] = []
     start = 0

@@ -1,4 +1,4 @@
-"""What runs the tests as aarch64 programs: what it promises where it cannot run, and what it leaves behind."""
+"""The runner of the tests as aarch64 programs: selection, outcomes, cleanup, and errors if it cannot run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.system.arm64.suites import SUITES, Manner, Outcome, Part, parts, summ
 from tests.system.arm64.turns import take
 from tests.system.arm64.wheels import REPOSITORY, Resolved, Target, extras_of, floors, requirements_of
 
-NAP = "77.31"  # seconds, to be recognised by
+NAP = "77.31"  # seconds; unusual, to recognise the process
 
 
 @pytest.fixture(scope="module")
 def machine() -> Machine:
-    """The machine that `make test-arm64` has made earlier; none is made for these tests."""
+    """The machine that `make test-arm64` made earlier; these tests do not make one."""
     cache = __main__.cache_folder()
     machine = Machine(cache / "bookworm" / "root", cache / "qemu-aarch64", {"PATH": "/usr/bin"})
     if not machine.root.exists():
@@ -55,7 +55,7 @@ def test_install_without_apt_names_the_packages(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.system.arm64", "test"]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (__main__.UNAVAILABLE, "")
-    assert done.stderr == "not run: apt-get is not there: sudo apt install apt (Debian or Ubuntu)\n"
+    assert done.stderr == "not run: apt-get is missing: sudo apt install apt (Debian or Ubuntu)\n"
 
 
 def test_emulated_command_sees_a_read_only_aarch64_machine(machine: Machine) -> None:
@@ -70,7 +70,7 @@ def test_programs_started_by_programs_are_emulated(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("script", "seconds"), [(f"sleep {NAP} & exit 3", 60), (f"sleep {NAP}", 1)])
-def test_nothing_is_left(machine: Machine, script: str, seconds: float) -> None:
+def test_run_leaves_no_mount_and_no_process(machine: Machine, script: str, seconds: float) -> None:
     mounts = Path("/proc/self/mounts").read_text().count(str(machine.root))
     assert machine.run(["/usr/bin/dash", "-c", script], seconds) in (3, TIMED_OUT)
     assert Path("/proc/self/mounts").read_text().count(str(machine.root)) == mounts
@@ -78,7 +78,7 @@ def test_nothing_is_left(machine: Machine, script: str, seconds: float) -> None:
 
 
 class FakeBox:
-    """Runs a shell's words instead of pytest: they are the test's name."""
+    """Runs shell commands instead of pytest: the test's name is the command."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -88,7 +88,7 @@ class FakeBox:
         return machine.start(["/usr/bin/dash", "-c", arguments[-1]], output)
 
 
-def test_parts_run_side_by_side_and_only_what_fails_is_shown(
+def test_parts_run_in_parallel_and_only_failures_are_shown(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripts = [_reports(passed=1), f"echo broken; {_reports(failed=1)}; exit 1", f"echo fine; {_reports(passed=2)}"]
@@ -155,7 +155,7 @@ def test_wheel_tags_name_the_glibc(tags: str, glibc: int) -> None:
     assert Resolved("one", "1.0", f"one-1.0-{tags}.whl").glibc == glibc
 
 
-def test_markers_are_the_other_machines(tmp_path: Path) -> None:
+def test_requirements_use_the_markers_of_the_target(tmp_path: Path) -> None:
     wheel = _wheel(tmp_path, "tomli>=2; python_version < '3.11'", "av>=12.1.5; extra == 'media'", "one", "two>=1,<3")
     old, new = Target("old", "3.10", 35), Target("new", "3.12", 39)
     assert [str(r) for r in requirements_of(wheel, old, "")] == ["tomli>=2", "one", "two<3,>=1"]

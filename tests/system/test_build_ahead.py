@@ -1,4 +1,4 @@
-"""`edged engines build --for`: engines for a GPU that is not here, by the real builder of TensorRT for RTX."""
+"""`edged engines build --for`: engines for a GPU that this machine lacks, with the real builder of TensorRT for RTX."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-def test_engines_are_built_for_a_compute_capability_and_lie_in_the_store_unproven(tmp_path: Path) -> None:
+def test_build_ahead_stores_unverified_engines_for_a_compute_capability(tmp_path: Path) -> None:
     done = build(tmp_path, "--for", "sm_86", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     built = lines(done)
@@ -49,7 +49,7 @@ def test_engines_are_built_for_a_compute_capability_and_lie_in_the_store_unprove
 
 
 @pytest.mark.long
-def test_a_box_is_named_by_the_facts_that_it_wrote_down(tmp_path: Path) -> None:
+def test_build_ahead_takes_a_box_from_its_facts(tmp_path: Path) -> None:
     own = json.loads(edged("device", "--json").stdout)["facts"]
     card = {"gpu.0.compute_capability": "8.9", "gpu.0.name": "NVIDIA GeForce RTX 4070", "gpu.0.memory_mb": "12282"}
     facts = tmp_path / "hall.json"

@@ -1,4 +1,4 @@
-"""The whole command line in processes: every failure is one line, and output is complete."""
+"""The whole command line in child processes: every failure is one line, and output is complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import models, programs
 
 pytestmark = pytest.mark.timeout(120)
 
-NOWHERE = "/proc/nowhere"  # where not even root can make a folder
+NOWHERE = "/proc/nowhere"  # not even root can create a folder here
 COMMANDS = [
     *("up", "demo", "serve", "config", "models", "inspect", "infer", "stream", "cameras", "status", "top", "page"),
     *("engines", "events", "logs", "inventory", "device", "doctor", "self-check", "report", "reload", "tokens", "tls"),
@@ -22,7 +22,7 @@ COMMANDS = [
 
 
 class Shell:
-    """Runs `edged` in a scratch folder, with models and engines of its own and no daemon."""
+    """Runs `edged` in a scratch folder, with its own models and engines and without a daemon."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -73,7 +73,7 @@ def test_help_lists_commands_in_order(edged: Shell) -> None:
 def test_command_failure_is_one_line(edged: Shell, words: list[str], status: int, message: str) -> None:
     ended = edged(*words)
     assert (ended.returncode, ended.stdout) == (status, "")
-    lines = [line for line in ended.stderr.splitlines() if not line.startswith(("E0", "E1", "I0", "W0"))]  # gRPC's own
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith(("E0", "E1", "I0", "W0"))]  # gRPC's
     assert len(lines) == 1, ended.stderr
     assert lines[0].startswith("edged: ")
     assert message in lines[0]

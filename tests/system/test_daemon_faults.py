@@ -1,4 +1,4 @@
-"""A daemon whose disk is full, broken, read-only or not there at all: it starts, serves, and says what it found."""
+"""A daemon with a full, broken, read-only or missing disk: it starts, serves, and reports the problem."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _STATE = "state_unwritable"
 
 @pytest.fixture
 def prepare(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Makes a daemon that has one model, of which it builds one engine beside the reference, and that may fill the
-    disk. It is not started."""
+    """A function that makes a daemon, not yet started. It has one model, builds one engine besides the reference, and
+    may fill the disk."""
     made = []
     (tmp_path / "config.toml").write_text("[engines]\nkeep_free_mb = 0\n")
 
@@ -48,13 +48,13 @@ def home(prepare: Callable[..., Daemon]) -> Daemon:
 
 
 def states(daemon: Daemon) -> dict[str, str]:
-    """The states of both engines by their optimisation."""
+    """Return the states of both engines by their optimisation."""
     with daemon.client() as client:
         return {e.parts["recipe.optimization"]: e.state for e in client.engines("m")}
 
 
 def wrong(daemon: Daemon) -> list[str]:
-    """What a daemon says is wrong, as an operator reads it."""
+    """Return the messages of the daemon's alarms."""
     with daemon.client() as client:
         return [alarm.message for alarm in client.status().alarms]
 
@@ -71,21 +71,21 @@ def all_made(daemon: Daemon) -> bool:
 
 
 def unfinished(daemon: Daemon) -> list[list[int]]:
-    """What each start said of the store: engines, damaged ones, strays."""
+    """Return the counts that each start logged about the store: engines, damaged ones, strays."""
     lines = [line for line in daemon.log.read_text().splitlines() if " store: " in line]
     return [[int(word) for word in line.split(" store: ")[1].split() if word.isdigit()] for line in lines]
 
 
 @pytest.mark.long
-def test_a_daemon_that_is_killed_while_it_builds_cleans_up_and_builds_on(home: Daemon) -> None:
+def test_daemon_killed_during_a_build_cleans_up_and_builds_again(home: Daemon) -> None:
     with home as daemon:
         for _ in range(2):
-            wait_for("something is being made", lambda: list((home.cache / "staging").glob("*/engine")))
+            wait_for("a build runs", lambda: list((home.cache / "staging").glob("*/engine")))
             daemon.kill()
             daemon.start()
             daemon.ready("m")
             answers(daemon)
-        wait_for("all engines are made", lambda: all_made(daemon), 120)
+        wait_for("all engines are built", lambda: all_made(daemon), 120)
         assert wrong(daemon) == []
         daemon.stop()
         reported = unfinished(home)
@@ -97,7 +97,7 @@ def test_a_daemon_that_is_killed_while_it_builds_cleans_up_and_builds_on(home: D
 
 @pytest.mark.long
 @pytest.mark.parametrize("keep_free_mb", [0, 20])
-def test_a_daemon_with_too_little_room_serves_and_builds_once_there_is_more(
+def test_daemon_with_too_little_space_serves_and_builds_once_there_is_more(
     home: Daemon, tmp_path: Path, keep_free_mb: int
 ) -> None:
     (tmp_path / "config.toml").write_text(f"[engines]\nkeep_free_mb = {keep_free_mb}\n")
@@ -111,7 +111,7 @@ def test_a_daemon_with_too_little_room_serves_and_builds_once_there_is_more(
             answers(daemon)
             assert not keep_free_mb or states(daemon) == {"none": "serving", "all": "absent"}
             filler.unlink()
-            wait_for("all engines are made", lambda: all_made(daemon), 120)
+            wait_for("all engines are built", lambda: all_made(daemon), 120)
             answers(daemon)
             assert wrong(daemon) == []
             daemon.stop()
@@ -135,15 +135,15 @@ def test_serve_with_no_free_inodes_alarms_and_builds_once_there_are_some(home: D
             assert states(daemon)["all"] not in ("failed", "quarantined")
             for filler in fillers:
                 filler.unlink(missing_ok=True)
-            wait_for("all engines are made", lambda: all_made(daemon), 120)
+            wait_for("all engines are built", lambda: all_made(daemon), 120)
             assert wrong(daemon) == []
             daemon.stop()
 
 
 @pytest.mark.long
-def test_a_daemon_on_a_read_only_disk_serves_what_is_there_and_never_what_was_altered(home: Daemon) -> None:
+def test_daemon_on_a_read_only_disk_serves_stored_engines_and_no_altered_one(home: Daemon) -> None:
     with home as daemon:
-        wait_for("all engines are made", lambda: all_made(daemon), 120)
+        wait_for("all engines are built", lambda: all_made(daemon), 120)
         daemon.stop()
         with disks.read_only(home.cache):
             daemon.start()
@@ -167,14 +167,14 @@ def test_a_daemon_on_a_read_only_disk_serves_what_is_there_and_never_what_was_al
             assert states(daemon)["none"] == "serving"
             daemon.stop()
         daemon.start()
-        wait_for("all engines are made", lambda: all_made(daemon), 120)
+        wait_for("all engines are built", lambda: all_made(daemon), 120)
         assert wrong(daemon) == []
-        if states(daemon)["all"] == "serving":  # otherwise nobody had a reason to open it
+        if states(daemon)["all"] == "serving":  # otherwise the daemon may not have opened it
             assert "does not match its record" in daemon.log.read_text()
         daemon.stop()
 
 
-def test_start_with_read_only_state_and_cache_serves_what_is_there_and_alarms(home: Daemon, tmp_path: Path) -> None:
+def test_start_with_read_only_state_and_cache_serves_stored_engines_and_alarms(home: Daemon, tmp_path: Path) -> None:
     extra = onnx_files.scale(tmp_path / "extra.onnx", 2)
     with home as daemon:
         daemon.ready("m")
@@ -208,7 +208,7 @@ def test_start_with_an_unwritable_runtime_folder_reports_it_in_one_line(tmp_path
     assert "Read-only file system" in line
 
 
-def test_a_daemon_whose_cache_cannot_be_made_serves_the_reference(home: Daemon) -> None:
+def test_daemon_without_a_cache_folder_serves_the_reference(home: Daemon) -> None:
     (home.home / "file").write_text("not a folder")
     home.cache = home.home / "file" / "cache"
     with home as daemon:
@@ -221,7 +221,7 @@ def test_a_daemon_whose_cache_cannot_be_made_serves_the_reference(home: Daemon) 
 
 
 @pytest.mark.long
-def test_a_daemon_whose_disk_fails_serves_and_builds_once_it_works_again(
+def test_daemon_with_a_failing_disk_serves_and_builds_once_it_works_again(
     prepare: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -235,7 +235,7 @@ def test_a_daemon_whose_disk_fails_serves_and_builds_once_it_works_again(
         wait_for("a build fails", lambda: "Input/output error" in daemon.log.read_text())
         assert not list((daemon.cache / "engines").iterdir())
         (disk / "failing").unlink()
-        wait_for("all engines are made", lambda: all_made(daemon), 120)
+        wait_for("all engines are built", lambda: all_made(daemon), 120)
         answers(daemon)
         daemon.stop()
         look(daemon.cache)

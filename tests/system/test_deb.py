@@ -1,4 +1,4 @@
-"""The Debian package in real systems: install, upgrade under load, go back, remove, purge."""
+"""The Debian package in real systems: install, upgrade and downgrade under load, remove, purge."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SELF_CHECK = ("self-check", "--quick")
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The package for Debian 12, and the same with a higher version."""
+    """The package for Debian 12, and the same package with a higher version."""
     out = tmp_path_factory.mktemp("packages")
     try:
         return [debs.build(out, "--python", "3.11", "--revision", str(number)) for number in (1, 2)]
@@ -45,7 +45,7 @@ def debian(tmp_path: Path) -> Chroot:
 
 
 def release(debian: Chroot) -> str:
-    """The version that `edged` starts."""
+    """Return the version that the command `edged` starts."""
     return Path(debian.root, "opt/edged/current").readlink().name.rpartition(".")[0]
 
 
@@ -60,7 +60,7 @@ def test_install_upgrade_downgrade_remove_and_purge(debian: Chroot, packages: li
     debian.install(old)
     assert debian.run("edged", "--version").stdout.startswith("edged ")
     assert release(debian).endswith("-1")
-    # Enabled, although no systemd runs here.
+    # Enabled, although systemd does not run here.
     assert (debian.root / "etc/systemd/system/multi-user.target.wants/edged.service").is_symlink()
     assert debian.run("runuser", "-u", "edged", "--", "edged", "device", "--json").returncode in (0, 1)
     demo = debian.run("runuser", "-u", "edged", "--", "edged", "demo", "--seconds", "10", check=False)
@@ -82,7 +82,7 @@ def test_install_upgrade_downgrade_remove_and_purge(debian: Chroot, packages: li
     refused = debian.install(old, check=False)
     assert refused.returncode != 0
     assert "written by edged 9.0" in refused.stdout + refused.stderr
-    assert release(debian).endswith("-2"), "what was installed stays"
+    assert release(debian).endswith("-2"), "the installed release stays"
     (debian.root / "var/lib/edged" / state_format.FILE).unlink()
     debian.install(old)
     assert release(debian).endswith("-1")
@@ -130,7 +130,7 @@ def test_failed_self_check_keeps_the_old_release_serving(debian: Chroot, package
 
 
 def _with_launcher(package: Path, folder: Path, text: str) -> Path:
-    """The package with another command."""
+    """Return a copy of the package with another command."""
     tree, changed = folder / "tree", folder / "changed" / package.name
     changed.parent.mkdir()
     subprocess.run(["dpkg-deb", "-R", str(package), str(tree)], check=True)
@@ -140,7 +140,7 @@ def _with_launcher(package: Path, folder: Path, text: str) -> Path:
     return changed
 
 
-# Detects objects, with a new channel each 50th time, until a line comes. Each call waits for the daemon; none may fail.
+# Calls DetectOne until a line arrives, with a new channel for every 50th call. Calls wait for the daemon.
 _LOAD = """
 import json, select, sys, time
 import grpc
@@ -173,7 +173,7 @@ def box(packages: list[Path], tmp_path: Path) -> Iterator[Box]:
 
 def test_upgrade_and_downgrade_under_load_fail_no_call(box: Box, packages: list[Path]) -> None:
     inside = [str(SHARED / "packages" / package.name) for package in packages]
-    # A machine made from a container's image says that packages may start nothing.
+    # On a machine made from a container image, this file forbids packages to start services.
     box.run("rm", "-f", "/usr/sbin/policy-rc.d")
     box.run("dpkg", "-i", inside[0])
     assert box.show("edged.service", "ActiveState") == "active"
@@ -185,7 +185,7 @@ def test_upgrade_and_downgrade_under_load_fail_no_call(box: Box, packages: list[
         return box.run("edged", "infer", "shapes", picture, check=False).returncode == 0
 
     wait_for("shapes answers", answers, 90)
-    wait_for("all engines are made", lambda: _settled(box), 300)
+    wait_for("all engines are built", lambda: _settled(box), 300)
     made = _engines(box)
     environment = ("env", f"PYTHONPATH={SHARED}/checkout:{SHARED}/libraries", str(PYTHON), "-c", _LOAD, picture)
     peer, pids = box.start(*environment), []

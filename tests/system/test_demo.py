@@ -1,4 +1,4 @@
-"""`edged demo` as a user runs it: its output and files, and that it leaves nothing."""
+"""`edged demo` as a user runs it: output, files and cleanup."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Shown(NamedTuple):
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """The folder for temporary files of one demonstration; short, since sockets lie in it."""
+    """A folder for the temporary files of one demo. Its path is short, because sockets are in it."""
     with tempfile.TemporaryDirectory(prefix="edt-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    """One whole demonstration."""
+    """One complete demo."""
     place = tmp_path_factory.mktemp("demo")
     figures, snapshot = place / "new" / "demo.json", place / "demo.jpg"
     with tempfile.TemporaryDirectory(prefix="edt-", ignore_cleanup_errors=True) as folder:
@@ -62,7 +62,7 @@ def _environment(temporary: Path | str) -> dict[str, str]:
 
 
 def _using(folder: Path) -> list[int]:
-    """Processes that were started with this folder for their temporary files, or one in it."""
+    """Return the processes that were started with this folder, or one in it, as TMPDIR."""
     mark = f"TMPDIR={folder}".encode()
     found = []
     for place in Path("/proc").glob("[0-9]*"):

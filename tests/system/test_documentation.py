@@ -1,8 +1,7 @@
-"""Every command, program and piece of TOML that README.md and docs/ show works, or stands in `NOT_RUN` with the reason.
+"""Every command, program and TOML file in README.md and docs/ works, or is listed in `NOT_RUN` with a reason.
 
-Something new in the documentation is run by itself; what cannot run here needs a line there.
-
-All of them share one daemon and one folder, with models and files called as the documentation calls them.
+New documentation is tested automatically; an example that cannot run here needs an entry. All examples share one daemon
+and one folder, with models and files named as in the documentation.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "jetson" / "README.md")
 SNIPPETS = tuple(snippet for file in FILES for snippet in of_file(file, ROOT))
 
-# What is not run, by how it begins, and why.
+# Examples that are not run: a pattern of their beginning, and the reason.
 NOT_RUN = {
     r"(sudo )?(systemctl|make install)|journalctl|sudo (adduser|rm|jetson|apt|mv|cp)": "needs root and a service",
     r" camera ─|<Protobuf": "a picture of the parts, a line of a project file of C#",
@@ -65,7 +64,7 @@ NOT_RUN = {
     r"from edged.client import Client, open_source\n.*Preview\(8090\)": "takes a port that another test may have",
     r"socket = zmq.Context.instance\(\).socket\(zmq.SUB\)": "never ends; tests/integration/test_endpoints.py has it",
 }
-# What stands in for what no test has: cameras, sockets of a service, ports, keys of engines.
+# Replacements for what tests lack: cameras, sockets of a service, ports, keys of engines.
 STAND_INS = (
     (r"^sudo (-u edged )?edged", "edged"),
     (r"rtsp://\S+?(?=[\"')\s]|$)|/dev/video0|csi://0", "hall.mp4"),
@@ -79,13 +78,13 @@ STAND_INS = (
     (r"\b1a27f9d6\b", "{key}"),
     (r"model\.onnx", "doors.onnx"),
     (r" \| jq .*$", ""),
-    (r"models add doors? .*$", r"\g<0> --set backends=onnxruntime"),  # one engine is enough to show how it is made
+    (r"models add doors? .*$", r"\g<0> --set backends=onnxruntime"),  # one engine is enough to show a build
 )
 ENDLESS = re.compile(r"edged events --follow")
 
 
 class House:
-    """The daemon, the folder that everything runs in, and what stands in for what."""
+    """The daemon, the folder in which examples run, and the values of the replacements."""
 
     def __init__(self, daemon: Daemon, http: int) -> None:
         self.daemon, self.place = daemon, daemon.home / "reader"
@@ -94,7 +93,7 @@ class House:
         self.environment |= {"EDGED_CACHE": str(daemon.cache), "COLUMNS": "120"}
 
     def key(self) -> str:
-        """Of an engine of the first model of the documentation, one that the store holds if there is any."""
+        """Return the key of an engine of the documentation's first model, if possible of a stored one."""
         with self.daemon.client() as client:
             return max(client.engines("doors"), key=lambda engine: (engine.bytes > 0, engine.state == "ready")).key[:12]
 
@@ -119,7 +118,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     for name in ("scale", "doors"):
         (daemon.models / name / "1").mkdir(parents=True)
         shutil.copy(place / f"{name}.onnx", daemon.models / name / "1" / "model.onnx")
-        # One engine is enough to show how it is made.
+        # One engine is enough to show a build.
         (daemon.models / name / "edged.toml").write_text('backends = ["onnxruntime"]\n')
     with daemon:
         for name in ("scale", "doors"):
@@ -135,7 +134,7 @@ def free_port() -> int:
 
 
 def fill(place: Path) -> None:
-    """Files as the documentation calls them."""
+    """Write the files that the documentation names."""
     scene = Scene(2_000_000_001, 640, 480)
     pictures = [scene.frame(number)[0] for number in range(10)]
     for name in ("hall.jpg", "street.jpg"):
@@ -156,7 +155,7 @@ def why_not(snippet: Snippet) -> str:
 
 
 def run_command(house: House, text: str) -> str:
-    """What went wrong with a command; empty if nothing did."""
+    """Run a command; return what went wrong, or ""."""
     if ENDLESS.match(text):
         return _interrupted(house, text)
     line, _, file = house.stand_in(text).partition(" > ")
@@ -174,7 +173,7 @@ def run_command(house: House, text: str) -> str:
 
 
 def _interrupted(house: House, text: str) -> str:
-    """Runs until it has printed a line, then Ctrl-C."""
+    """Run a command until it prints a line, then send Ctrl-C; return what went wrong, or ""."""
     command = [sys.executable, "-m", *shlex.split(house.stand_in(text))]
     environment = os.environ | house.environment
     with subprocess.Popen(
@@ -188,7 +187,7 @@ def _interrupted(house: House, text: str) -> str:
 
 
 def read_toml(text: str, place: Path) -> str:
-    """Why TOML is invalid as a daemon's, a model's and a client's; empty if it is one of them."""
+    """Return why TOML is invalid as configuration of a daemon, a model and a client; "" if one of them accepts it."""
     file = place / "snippet.toml"
     file.write_text(text)
     problems = [str(problem) for problem in reading.read(file, {}).problems[:1]]
@@ -222,7 +221,7 @@ print("\\n" + json.dumps(failed))
 
 
 def run_programs(house: House, programs: dict[str, str]) -> dict[str, str]:
-    """What went wrong with programs, by their places: one process runs them all."""
+    """Run all programs in one process; return what went wrong, by place."""
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAMS],
         input=json.dumps({place: house.stand_in(text) for place, text in programs.items()}),
@@ -240,7 +239,7 @@ def run_programs(house: House, programs: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)  # a busy box takes long to build and verify
-def test_documentation_everything_that_it_shows_works(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documentation_every_example_works(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(house.place)
     failed: dict[str, str] = {}
     programs: dict[str, str] = {}

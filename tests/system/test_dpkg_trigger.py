@@ -1,4 +1,4 @@
-"""dpkg tells the daemon of changed libraries: triggers and postinst of the package, in a system of its own."""
+"""The dpkg trigger that reports changed libraries to the daemon: the package's triggers and postinst in a test root."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _run(*command: object, **environment: str) -> subprocess.CompletedProcess[st
 
 
 class Debian:
-    """A root folder with nothing in it but dpkg's own records, and commands that its packages' scripts find."""
+    """A root folder with only dpkg's own records, and stand-ins for the commands that package scripts call."""
 
     def __init__(self, home: Path) -> None:
         self.root, self.commands, self.home = home / "root", home / "bin", home
@@ -50,13 +50,13 @@ class Debian:
         self.command("edged", 'echo "edged $*" >> "$CALLS"')
 
     def command(self, name: str, script: str) -> None:
-        """Puts a command in the way of the real one."""
+        """Put a stand-in before the real command in PATH."""
         path = self.commands / name
         path.write_text(f"#!/bin/sh\nCALLS={self.calls}\n{script}\n")
         path.chmod(0o755)
 
     def dpkg(self, *words: object) -> subprocess.CompletedProcess[str]:
-        """Does something; it must come to a good end."""
+        """Run dpkg; it must succeed."""
         options = ("--force-script-chrootless", "--force-not-root", "--force-depends", f"--log={self.home}/dpkg.log")
         as_root = () if os.geteuid() == 0 else ("fakeroot",)
         done = _run(*as_root, "dpkg", f"--root={self.root}", *options, *words, **self.environment)
@@ -64,7 +64,7 @@ class Debian:
         return done
 
     def package(self, name: str, *files: str) -> Path:
-        """A package that ships files."""
+        """Build a package with these files."""
         tree = self.home / name
         for file in files:
             (tree / file).parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Debian:
         return _run("dpkg-query", f"--admindir={self.root}/var/lib/dpkg", "-Wf", "${Status}", package).stdout
 
     def logged(self) -> list[str]:
-        """What was called since the last time this was asked."""
+        """Return the recorded calls since the last call of this method."""
         lines = self.calls.read_text().splitlines()
         self.calls.write_text("")
         return lines
@@ -90,7 +90,7 @@ class Debian:
 
 @pytest.fixture(scope="module")
 def trigger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package under test, without its files and without what postinst does to configure it."""
+    """The package under test, without its files, and with only the trigger's part of postinst."""
     for name in ("dpkg", "dpkg-deb", "dpkg-query"):
         if shutil.which(name) is None:
             pytest.skip(f"{name} is not installed")
@@ -111,10 +111,10 @@ def trigger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def debian(trigger: Path, tmp_path: Path) -> Debian:
-    """With the package under test installed."""
+    """A system with the package under test installed."""
     system = Debian(tmp_path)
     if os.geteuid() != 0 and shutil.which("fakeroot") is None:
-        pytest.skip("dpkg gives files to root, and fakeroot is not installed")
+        pytest.skip("dpkg needs root or fakeroot, and fakeroot is not installed")
     system.dpkg("--install", trigger)
     assert system.logged() == []
     return system
@@ -129,7 +129,7 @@ def test_package_with_libraries_refreshes_once(debian: Debian) -> None:
     assert debian.logged() == ["edged device refresh"]
 
 
-def test_many_packages_at_once_are_one_refresh(debian: Debian) -> None:
+def test_many_packages_at_once_refresh_once(debian: Debian) -> None:
     packages = [debian.package(f"library{n}", f"{_LIBRARY}.{n}") for n in range(3)]
     debian.dpkg("--install", *packages)
     assert debian.logged() == ["edged device refresh"]
@@ -142,7 +142,7 @@ def test_package_without_libraries_does_not_refresh(debian: Debian) -> None:
 
 @pytest.mark.parametrize("folder", surveyor.SYSTEM_FOLDERS)
 def test_watched_folder_is_a_trigger(debian: Debian, folder: str) -> None:
-    # CUDA's packages know the folder by its version.
+    # CUDA's packages use the folder with the version in its name.
     file = folder.replace("/cuda/", "/cuda-12.6/").lstrip("/") + "/something"
     debian.dpkg("--install", debian.package("something", file))
     assert debian.logged() == ["edged device refresh"]
@@ -204,7 +204,7 @@ def test_refresh_reaches_a_running_daemon(debian: Debian, daemon: Daemon) -> Non
     assert answer == "nothing changed" or " → " in answer
     daemon.stop()
     debian.dpkg("--remove", "library")
-    (answer,) = debian.logged()  # one line, and dpkg does not mind
+    (answer,) = debian.logged()  # one line, and dpkg succeeds
     assert answer.startswith("edged: ")
 
 

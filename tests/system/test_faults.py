@@ -1,4 +1,4 @@
-"""Disks that are full, broken or read-only, and altered files: one clear line, nothing left, and serving goes on."""
+"""Full, broken or read-only disks, and altered files: one clear error, no leftovers, and serving continues."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def peer() -> Iterator[Peer]:
 
 
 def after_faults(order: Deeds, outcome: Outcome) -> list[State]:
-    """What a store may hold when some steps failed: a step that did is done or not, and so is a removal, which is
-    never refused, though a disk may not let go."""
+    """Return the possible states of a store after some steps failed. A failed step is done or not done; so is a
+    removal, which never fails, although the disk may keep the files."""
     possible = [State({}, set())]
     for step, end in zip(order.steps, outcome.ends, strict=True):
         then = [state.after(step) for state in possible]
@@ -59,12 +59,12 @@ def after_faults(order: Deeds, outcome: Outcome) -> list[State]:
 
 
 def fail_at(peer: Peer, root: Path, call: str, when: int, error: str) -> bool:
-    """One run of the scenario in which one call fails; whether it came to that."""
+    """Run the scenario with one failing call; return False if the scenario ended before that call."""
     order = Deeds(str(root), scenario(), None, call, when, fault=error)
     outcome = peer.run(order)
     assert not outcome.complaint, outcome.complaint
     assert outcome.status == 0
-    Store(root)  # what could not be removed then is removed now
+    Store(root)  # removes what could not be removed before
     store, possible = look(root), after_faults(order, outcome)
     found(store, dict.fromkeys("abcd", possible))
     shutil.rmtree(root)
@@ -79,7 +79,7 @@ _FALLIBLE = {
 }
 
 
-def test_a_call_that_fails_fails_one_step_and_no_more(peer: Peer, tmp_path: Path) -> None:
+def test_store_failed_call_fails_one_step_only(peer: Peer, tmp_path: Path) -> None:
     require_tracing()
     for call in ("fsync", "rename"):
         for when in (1, 5, 12):
@@ -88,7 +88,7 @@ def test_a_call_that_fails_fails_one_step_and_no_more(peer: Peer, tmp_path: Path
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_any_call_that_fails_fails_one_step_and_no_more(peer: Peer, tmp_path: Path) -> None:
+def test_store_every_failed_call_fails_one_step_only(peer: Peer, tmp_path: Path) -> None:
     require_tracing()
     counts = {}
     for call, error in _FALLIBLE.items():
@@ -130,7 +130,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
             yield place
 
 
-def test_a_full_disk_fails_builds_in_one_line_and_keeps_and_evicts_what_it_has(disk: Path, tmp_path: Path) -> None:
+def test_full_disk_fails_builds_in_one_line_and_keeps_and_evicts_engines(disk: Path, tmp_path: Path) -> None:
     root = disk / "cache"
     store, model = Store(root), read(models.save(models.conv(), tmp_path / "model.onnx"))
     builder = Builder(store, root, _LIMITS)
@@ -189,9 +189,7 @@ def test_read_only_disk_is_reported_and_read(tmp_path: Path) -> None:
     assert look(root).problem == ""
 
 
-def test_eviction_takes_the_least_recently_used_although_the_clock_jumped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evict_least_recently_used_after_clock_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, real = Store(tmp_path), time.time()
     for jump, name in ((0, "a"), (3e8, "b"), (-3e8, "c"), (-1e9, "a"), (10, "d")):
         monkeypatch.setattr(time, "time", lambda now=real + jump: now)
@@ -219,7 +217,7 @@ def answer(session: Session, model: Model) -> np.ndarray:
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
-def test_a_byte_altered_anywhere_in_an_engine_is_found_before_it_is_opened(tmp_path: Path, backend: str) -> None:
+def test_open_engine_with_an_altered_byte_is_refused(tmp_path: Path, backend: str) -> None:
     model = read(models.save(models.conv(channels=16), tmp_path / "model.onnx"))
     recipe, store = Recipe(backend), Store(tmp_path / "cache")
     assert make(Builder(store, store.root, _LIMITS), model, recipe).verdict.accepted
@@ -230,7 +228,7 @@ def test_a_byte_altered_anywhere_in_an_engine_is_found_before_it_is_opened(tmp_p
     for name, record in artefact.files.items():
         place = Path(artefact.root) / name
         whole = place.read_bytes()
-        spots = {round(i * (record.size - 1) / 99) for i in range(100)}  # in every region, the first and last byte too
+        spots = {round(i * (record.size - 1) / 99) for i in range(100)}  # in every region, with both ends
         for spot in sorted(spots):
             altered = bytearray(whole)
             altered[spot] ^= 1 << spot % 8
@@ -246,8 +244,8 @@ def test_a_byte_altered_anywhere_in_an_engine_is_found_before_it_is_opened(tmp_p
 
 
 @pytest.mark.long
-def test_openvino_alone_takes_altered_weights_for_good_ones(tmp_path: Path) -> None:
-    """Why a runtime's own check is not enough: it answers, wrongly, where ours refuses."""
+def test_openvino_alone_accepts_altered_weights(tmp_path: Path) -> None:
+    """A runtime's own check is not enough: it gives wrong answers for an engine that edged refuses."""
     openvino = pytest.importorskip("openvino")
     model = read(models.save(models.conv(channels=16), tmp_path / "model.onnx"))
     recipe, store = Recipe("openvino"), Store(tmp_path / "cache")
@@ -256,14 +254,14 @@ def test_openvino_alone_takes_altered_weights_for_good_ones(tmp_path: Path) -> N
     (name,) = artefact.files
     place = Path(artefact.root) / name
     blob = bytearray(place.read_bytes())
-    weights = np.random.default_rng(0).standard_normal((16, 3, 3, 3)).astype(np.float32)  # as `models.conv` makes them
+    weights = np.random.default_rng(0).standard_normal((16, 3, 3, 3)).astype(np.float32)  # the same as in `models.conv`
     start = bytes(blob).find(weights[:1, :1, 0, :2].tobytes())
     assert start >= 0, "the weights are not in the blob as they were in the model"
     picture = np.linspace(0, 1, 192, dtype=np.float32).reshape(1, 3, 8, 8)
     core = openvino.Core()
     right = core.import_model(bytes(blob), "CPU")({0: picture})[0].copy()
     blob[start + 3] ^= 0x40  # an exponent
-    wrong = core.import_model(bytes(blob), "CPU")({0: picture})[0].copy()  # no complaint
+    wrong = core.import_model(bytes(blob), "CPU")({0: picture})[0].copy()  # no error
     assert not np.allclose(right, wrong)
     place.write_bytes(blob)
     with pytest.raises(EngineDamaged):

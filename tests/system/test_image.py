@@ -1,4 +1,4 @@
-"""The container image: built by buildah, and run as its user with a read-only root, as docs/packages.md says."""
+"""The container image: built by buildah, and run as its user with a read-only root, as in docs/packages.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.system.packages.chroot import archive
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 _TAG = "localhost/edged:test"
-# What a container engine does with --read-only, a tmpfs and volumes, without one: none runs inside every builder.
+# What a container engine does with --read-only, a tmpfs and volumes. Not every machine can run a container engine.
 _RUN = """
 root=$1 volumes=$2; shift 2
 mount --bind "$root" "$root"
@@ -33,7 +33,7 @@ exec chroot "$root" setpriv --reuid=edged --regid=edged --init-groups --no-new-p
 
 
 class Image:
-    """The built image, its root and its settings."""
+    """The built image, its root folder and its settings."""
 
     def __init__(self, home: Path, package: Path) -> None:
         self._storage = home / "storage.conf"
@@ -47,23 +47,23 @@ class Image:
         self._run(["sh", str(debs.ROOT / "packaging/container/build")], build)
         self.config: dict[str, Any] = json.loads(self._buildah("inspect", "--type", "image", _TAG))["Docker"]["config"]
         self.root = Path(self._buildah("mount", self._buildah("from", "--pull-never", _TAG)))
-        (self.root / "etc/hosts").write_text("127.0.0.1 localhost\n")  # a container engine writes it
+        (self.root / "etc/hosts").write_text("127.0.0.1 localhost\n")  # as a container engine does
         self._volumes = home / "volumes"
         for parent in ("var/lib", "var/cache", "run"):
             name, owner = Path(parent).name, (self.root / parent / "edged").stat()
-            # An empty volume takes the owner of the image's folder.
+            # An empty volume gets the owner of the image's folder.
             (self._volumes / name).mkdir(parents=True)
             os.chown(self._volumes / name, owner.st_uid, owner.st_gid)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
-        """Start a command in a container of its own."""
+        """Start a command in a new container."""
         words = ["unshare", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--propagation", "private"]
         words += ["sh", "-ec", _RUN, "run", str(self.root), str(self._volumes), *self.config["Env"], *command]
         pipe = subprocess.PIPE
         return subprocess.Popen(words, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
     def run(self, *command: str) -> tuple[int, str]:
-        """Run a command in a container with the same volumes; its status and what it printed."""
+        """Run a command in a container with the same volumes; return its status and output."""
         with self.start(*command) as process:
             output, _ = process.communicate(timeout=120)
         return process.returncode, output
@@ -107,8 +107,8 @@ def test_image_serves_as_its_user_with_a_read_only_root(image: Image) -> None:
         model = next(image.root.glob("opt/edged/releases/*/lib/python3*/site-packages/edged/shapes/shapes.onnx"))
         status, output = image.run("edged", "models", "add", "shapes", f"/{model.relative_to(image.root)}")
         assert status == 0, output
-        wait_for("it answers", lambda: "shapes" in image.run("edged", "models", "list")[1], 60)
-        wait_for("it is healthy", lambda: image.run(*check[1:])[0] == 0, 60)
+        wait_for("the daemon answers", lambda: "shapes" in image.run("edged", "models", "list")[1], 60)
+        wait_for("the health check succeeds again", lambda: image.run(*check[1:])[0] == 0, 60)
     finally:
         os.killpg(daemon.pid, 9)
         print(daemon.communicate()[0][-2000:])

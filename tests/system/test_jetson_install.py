@@ -1,4 +1,4 @@
-"""jetson/install.sh against recorded boxes: what it would do on each, and which it refuses."""
+"""jetson/install.sh against recorded boxes: its steps on each, and its refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def install(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def plan(root: Path) -> tuple[list[str], str]:
-    """The commands of a dry run, and everything that it printed."""
+    """Return the commands of a dry run, and its whole output."""
     done = install("--dry-run", "--root", str(root))
     assert (done.returncode, done.stderr) == (0, "")
     marked = "would run: "
@@ -36,7 +36,7 @@ def plan(root: Path) -> tuple[list[str], str]:
 
 
 def refusal(root: Path) -> str:
-    """The one line that a dry run is refused with."""
+    """Return the one-line error of a refused dry run."""
     done = install("--dry-run", "--root", str(root))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("install.sh: ")
@@ -119,7 +119,7 @@ def test_missing_packages_are_installed_or_named(tmp_path: Path) -> None:
     assert "sudo apt install python3.12" in refusal(box)
 
 
-def test_install_of_a_package_builds_nothing(tmp_path: Path) -> None:
+def test_install_with_a_given_package_builds_nothing(tmp_path: Path) -> None:
     package = tmp_path / "edged 1.deb"
     package.touch()
     done = install("--dry-run", "--root", str(BOXES / "jetson-orin-nano"), "--deb", str(package))
@@ -153,7 +153,7 @@ def test_invalid_command_line_is_refused(words: list[str], output: str) -> None:
 def test_dry_run_changes_nothing_without_root(tmp_path: Path) -> None:
     box = copy("jetson-orin-nano", tmp_path)
     before = sorted(path.relative_to(box) for path in box.rglob("*"))
-    # A path on which every command that installs something fails.
+    # Stand-ins that fail, for all commands that install something.
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("apt-get", "install", "ln", "groupadd", "systemctl", "pip"):

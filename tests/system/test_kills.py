@@ -1,4 +1,4 @@
-"""Hosts, build children and the tracker are killed at random moments: no request is lost and the daemon lives on."""
+"""Hosts, build children and the tracker are killed at random moments: no request fails and the daemon survives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.attack import kills
 
 @pytest.mark.long
 def test_torture_processes_killed_at_random_loses_no_request() -> None:
-    models, rounds = 4, 12  # `make kills` does 300 with 12 models
+    models, rounds = 4, 12  # `make kills` runs 300 rounds with 12 models
     with kills.prepared(models) as daemon:
         for name in (*(file.stem for file in daemon.models.glob("m*.onnx")), kills.DETECTOR):
             daemon.ready(name)

@@ -1,4 +1,4 @@
-"""Another version of a runtime is installed under a daemon that serves: no request fails, the new one takes over."""
+"""A runtime is replaced by another version while the daemon serves: no request fails, and new engines take over."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def pip(python: Path, *words: str) -> None:
     command = [str(python), "-m", "pip", *words, "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
-        pytest.skip(f"no package index: {done.stderr.strip().splitlines()[-1][:200]}")
+        pytest.skip(f"no package index is reachable: {done.stderr.strip().splitlines()[-1][:200]}")
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment of its own, so that packages can be exchanged in it."""
+    """A virtual environment, so that tests can change its packages."""
     home = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", str(home)], check=True, timeout=120)
     python = home / "bin" / "python"
@@ -50,15 +50,15 @@ def installed(python: Path, package: str) -> str:
 
 
 def states(daemon: Daemon, fact: str, version: str) -> set[str]:
-    """The states of all exact engines that were built with a version of a runtime. Coarser ones may be rejected."""
+    """Return the states of all exact engines built with a version of a runtime. Less exact ones may be rejected."""
     with daemon.client() as client:
         found = [e for e in client.engines("shapes") if e.parts.get(fact) == version]
     return {e.state for e in found if e.precision == "fp32"}
 
 
 @pytest.mark.parametrize("package", ["openvino", "onnxruntime"])
-def test_another_version_takes_over_under_load_and_back(daemon: Daemon, python: Path, package: str) -> None:
-    """Down to an older version and up again, with cameras and tritonclient asking all the time."""
+def test_runtime_downgrade_and_upgrade_under_load_fail_no_request(daemon: Daemon, python: Path, package: str) -> None:
+    """Down to an older version and up again, under constant load from cameras and tritonclient."""
     daemon.settled("shapes")
     first, fact = installed(python, package), f"runtime.{package}"
     for before, version in ((first, _OLDER[package]), (_OLDER[package], first)):
@@ -74,13 +74,13 @@ def test_another_version_takes_over_under_load_and_back(daemon: Daemon, python: 
         assert load.asked > 0
         assert states(daemon, fact, version) <= {"ready", "serving"}
         assert states(daemon, fact, before) == {"stale"}
-        if version != first:  # nothing of it was in the store yet
+        if version != first:  # no engine of this version was in the store before
             assert any(f"{package} {before} → {version}" in reason for reason in reasons.values()), reasons
 
 
 @pytest.mark.parametrize("package", ["openvino", "onnxruntime"])
-def test_a_runtime_that_is_removed_while_it_serves_is_replaced(daemon: Daemon, python: Path, package: str) -> None:
-    """ONNX Runtime is also what everything is compared with; without it, what is there goes on serving."""
+def test_runtime_removed_while_serving_fails_no_request(daemon: Daemon, python: Path, package: str) -> None:
+    """Without OpenVINO, ONNX Runtime serves. Without ONNX Runtime (the reference), existing engines still serve."""
     before = {e.key: e for e in daemon.settled("shapes")}
     first = installed(python, package)
     with Load(daemon) as load:
@@ -96,7 +96,7 @@ def test_a_runtime_that_is_removed_while_it_serves_is_replaced(daemon: Daemon, p
     assert serving.backend != package or serving.key in before
     if package == "openvino":
         assert serving.backend == "onnxruntime"
-    wait_for("it is noticed again", lambda: f"runtime.{package}: absent -> {first}" in daemon.log.read_text(), 90)
+    wait_for("it is noticed", lambda: f"runtime.{package}: absent -> {first}" in daemon.log.read_text(), 90)
     after = daemon.settled("shapes")
     assert {e.key for e in after if e.state == "serving"} <= before.keys()
 
@@ -113,5 +113,5 @@ def test_engines_why_names_the_changed_library(daemon: Daemon, python: Path) -> 
     reported = [item for item in json.loads(done.stdout)["explanations"] if item["backend"] == "openvino"]
     pip(python, "install", f"openvino=={first}")
     assert reported[0]["state"] in ("absent", "queued", "building", "verifying", "ready", "serving")
-    if reported[0]["changes"]:  # it was asked before the new engine was there
+    if reported[0]["changes"]:  # it ran before the new engine existed
         assert f"openvino {first} → {_OLDER['openvino']}" in reported[0]["summary"]

@@ -1,4 +1,4 @@
-"""The page in a headless Chromium, on a desk and on a phone: what it shows, without errors, also after a restart.
+"""The page in a headless Chromium, on a desktop and a phone: its content, without console errors, also after a restart.
 
 Needs the Python package playwright and a chromium: `make test-page`.
 """
@@ -28,7 +28,7 @@ _WAIT_MS = 60_000
 
 
 class Browser:
-    """A page at a width in pixels, and what its console said."""
+    """A page at a width in pixels, and the problems on its console."""
 
     def __init__(self, chromium: Any, width: int, address: str) -> None:
         self.width = width
@@ -39,11 +39,11 @@ class Browser:
         self.page.goto(address)
 
     def shows(self, selector: str, text: str) -> None:
-        """Wait until an element has the text. The page's policy forbids what playwright's `wait_for_function` does."""
+        """Wait until an element has the text. The page's policy forbids playwright's `wait_for_function`."""
         self.page.locator(selector, has_text=text).first.wait_for(timeout=_WAIT_MS)
 
     def fits(self) -> bool:
-        """Whether the page is not wider than the window."""
+        """Return True if the page is not wider than the window."""
         return all(self.page.locator(name).first.bounding_box()["width"] <= self.width for name in ("body", "main"))
 
     def focused(self) -> str:
@@ -66,7 +66,7 @@ def box() -> Iterator[PageBox]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_page_shows_health_cameras_models_and_the_box(chromium: Any, box: PageBox, width: int) -> None:
+def test_page_has_health_cameras_models_and_the_box(chromium: Any, box: PageBox, width: int) -> None:
     browser = Browser(chromium, width, box.url)
     browser.shows("#cameras .camera", "hall")
     browser.shows("#cameras .camera", "frames/s")
@@ -96,7 +96,7 @@ def test_camera_opens_and_closes_by_the_keyboard(chromium: Any, box: PageBox, wi
     assert browser.problems == []
 
 
-def test_page_that_stays_open_sees_a_restart(chromium: Any) -> None:
+def test_open_page_continues_after_a_restart(chromium: Any) -> None:
     with PageBox(f"127.0.0.1:{free_port()}") as box:
         browser = Browser(chromium, WIDTHS[0], box.url)
         browser.shows("#cameras .camera", "hall")
@@ -105,7 +105,7 @@ def test_page_that_stays_open_sees_a_restart(chromium: Any) -> None:
         box.start()
         browser.page.locator("#offline").wait_for(state="hidden", timeout=_WAIT_MS)
         browser.shows("#cameras .camera", "frames/s")
-    # A browser says so itself of requests that fail.
+    # The browser itself reports failed requests.
     assert [each for each in browser.problems if "net::" not in each and "Failed to load" not in each] == []
 
 

@@ -1,4 +1,4 @@
-"""A daemon whose disk is slow: no file below its folders is touched by the thread that answers cameras."""
+"""A daemon with a slow disk: the event loop's thread, which serves cameras, touches no file in the daemon's folders."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.system import disks
 pytestmark = pytest.mark.timeout(400)
 
 _PICTURE = Scene(3).frame(0)[0]
-_MOST_TIMES, _MOST_SECONDS = 10.0, 0.1  # of the median of a camera's answers on a fast disk
-# Runs in the daemon's Python: says what the first thread was doing when it touched a file.
+_MOST_TIMES, _MOST_SECONDS = 10.0, 0.1  # limits of p95: relative to the median on a fast disk, and absolute
+# Runs in the daemon's Python: prints the first thread's stack when that thread touches a file.
 _STACKS = """
 import faulthandler, signal
 faulthandler.register(signal.SIGRTMIN + 5, file=open({calls!r}, "a"), all_threads=False)
@@ -43,7 +43,7 @@ listen = "unix:{home}/metrics.sock"
 
 
 class Camera(threading.Thread):
-    """Asks for one picture after the other and notes how long each answer took, in seconds."""
+    """Requests one picture after another; `took` has the seconds of each answer."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
@@ -62,7 +62,7 @@ class Camera(threading.Thread):
                 self.took.append(time.perf_counter() - began)
 
     def lap(self) -> list[float]:
-        """The times since the last lap."""
+        """Return the times since the last lap."""
         took, self.took = self.took, []
         return took
 
@@ -73,7 +73,7 @@ class Camera(threading.Thread):
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[tuple[Daemon, Path]]:
-    """A daemon that answers, and the folder of its disk, which is slow while FOLDER.slow exists."""
+    """A ready daemon, and the folder of its disk, which is slow while FOLDER.slow exists."""
     disk = tmp_path / "disk"
     for place in ("state/models", "tmp"):
         (disk / place).mkdir(parents=True)
@@ -98,7 +98,7 @@ def slow(tmp_path: Path) -> Iterator[tuple[Daemon, Path]]:
 
 
 def touch_everything(daemon: Daemon, folder: Path) -> None:
-    """What makes a daemon read or write its disk, once each."""
+    """Do everything once that makes a daemon read or write its disk."""
     with daemon.client() as client:
         client.add_model("added", models.save(models.matmul(5, 4), folder / "added.onnx"), {"backends": "onnxruntime"})
         daemon.ready("added")
@@ -122,7 +122,7 @@ def touch_everything(daemon: Daemon, folder: Path) -> None:
         onnx_files.convolutions(daemon.models / "m.onnx", 5)
         TokenFile(daemon.state / "access" / "tokens.json").add(make("t", frozenset({"infer"}))[0])
         client.remove_model("added")
-        wait_for("it is gone", lambda: all(m.name != "added" for m in client.models()))
+        wait_for("the model is removed", lambda: all(m.name != "added" for m in client.models()))
         daemon.ready("m")
 
 

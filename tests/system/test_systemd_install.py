@@ -1,4 +1,4 @@
-"""`make install` into a tree that stands for a box, and out of it again."""
+"""`make install` into a folder that stands in for a box, and `make uninstall`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = {
 
 
 class Tree:
-    """The tree, and the make that works on it."""
+    """The target folder, and make with its settings."""
 
     def __init__(self, home: Path) -> None:
         self.root, self.wheels = home / "root", home / "wheels"
@@ -36,7 +36,7 @@ class Tree:
     def make(self, target: str, **settings: object) -> subprocess.CompletedProcess[str]:
         given = {"DESTDIR": self.root, "WHEELS": self.wheels, "EXTRAS": "", "PYTHON": PYTHON, **settings}
         words = [f"{name}={value}" for name, value in given.items()]
-        # Nothing of this environment may be needed.
+        # The installation must not need this environment.
         clean = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.root.parent)}
         return subprocess.run(
             ["make", "-C", str(CHECKOUT), "--no-print-directory", target, *words],
@@ -48,7 +48,7 @@ class Tree:
         )
 
     def files(self) -> set[str]:
-        """What there is beside the virtual environment."""
+        """Return the installed files, without the virtual environment."""
         found = (Path(folder) / name for folder, _, names in os.walk(self.root) for name in names)
         return {str(path.relative_to(self.root)) for path in found if "opt" not in path.relative_to(self.root).parts}
 
@@ -56,7 +56,7 @@ class Tree:
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     if not PYTHON.exists() or subprocess.run([PYTHON, "-c", "import ensurepip"], check=False).returncode:
-        pytest.skip(f"there is no {PYTHON} that can make a virtual environment")
+        pytest.skip(f"{PYTHON} is missing or has no ensurepip")
     return Tree(tmp_path)
 
 
@@ -80,7 +80,7 @@ def test_install_twice_and_uninstall_in_a_tree(tree: Tree) -> None:
     assert tree.make("install").returncode == 0
     assert config.read_text() == "stop_seconds = 3.0\n"
     assert list((tree.root / "opt/edged/lib").glob("*/site-packages/edged/daemon/main.py")), (
-        "the same version, but whole"
+        "the same version is installed again, complete"
     )
 
     models = tree.root / "var/lib/edged/models"
@@ -124,7 +124,7 @@ def test_failed_install_step_is_one_line(tree: Tree, settings: dict[str, str], w
     assert (tree.root / "taken/file").exists()
 
 
-# Stands for PYTHON and for the interpreter of the environment that it makes; writes down what pip is asked for.
+# Stands in for PYTHON and for the interpreter of its virtual environment; records the calls of pip.
 _PYTHON = """#!/bin/sh
 case "$*" in
     -c*) echo '(3, 12)' ;;

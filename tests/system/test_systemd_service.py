@@ -1,4 +1,4 @@
-"""The service under a real systemd: it starts, tells how it is, survives what kills its parts, reloads, and stops."""
+"""The service under a real systemd: it starts, reports its status, survives crashes of its parts, reloads, stops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNITS = ("edged.service", *_SOCKETS, "edged-refresh.service", "edged-refresh.pa
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Installed, started, and given a model."""
+    """The installed and running service, with a model."""
     try:
         wheels = tmp_path_factory.mktemp("wheels")
         _write_hog(wheels / "hog.onnx")
@@ -42,7 +42,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(autouse=True)
 def settled(service: Service) -> None:
-    """Each test finds it up, whatever the one before it did."""
+    """Make sure that the service runs before each test, whatever the previous test did."""
     service.wait("the service is up", lambda: service.show("ActiveState") == "active" and service.pid)
     service.wait("shapes answers", lambda: service.sees("shapes"))
 
@@ -77,7 +77,7 @@ def test_service_unit_lets_the_daemon_confine_its_hosts(service: Service) -> Non
 
 
 def _filters(service: Service, pid: str | int) -> int:
-    """How many filters of system calls a process has: those of its unit, and its own."""
+    """Return the number of a process's seccomp filters: those of its unit plus its own."""
     lines = service.box.run("cat", f"/proc/{pid}/status").stdout.splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("Seccomp_filters:")))
 
@@ -96,16 +96,16 @@ def test_sockets_belong_to_two_groups(service: Service) -> None:
     assert _owners(service) == ["660 edged edged", "660 edged edged-operate"]
 
 
-def test_unit_status_names_what_serves(service: Service) -> None:
-    service.wait("the status says so", lambda: service.status.startswith("1 of 1 models answer"), 20)
+def test_unit_status_counts_the_serving_models(service: Service) -> None:
+    service.wait("the status has the count", lambda: service.status.startswith("1 of 1 models answer"), 20)
     assert service.edged("status", check=False).stdout.startswith("edged")
 
 
 def test_killed_daemon_restarts_with_its_engines(service: Service) -> None:
-    service.wait("all is made", lambda: _made(service, "shapes"), 180)
+    service.wait("all engines are built", lambda: _made(service, "shapes"), 180)
     before, made = service.pid, {engine["key"]: engine["created_unix_s"] for engine in service.engines("shapes")}
     service.signal("KILL", before)
-    service.wait("it is started again", lambda: service.pid not in (0, before))
+    service.wait("the daemon is restarted", lambda: service.pid not in (0, before))
     service.wait("shapes answers", lambda: service.sees("shapes"))
     assert {engine["key"]: engine["created_unix_s"] for engine in service.engines("shapes")} == made
     assert int(service.show("NRestarts")) >= 1
@@ -114,7 +114,7 @@ def test_killed_daemon_restarts_with_its_engines(service: Service) -> None:
 def test_killed_host_is_replaced(service: Service) -> None:
     daemon, hosts = service.pid, service.wait("a host runs", service.hosts)
     service.signal("KILL", *hosts)
-    service.wait("there are other hosts", lambda: service.hosts() and not set(hosts) & set(service.hosts()))
+    service.wait("new hosts run", lambda: service.hosts() and not set(hosts) & set(service.hosts()))
     service.wait("shapes answers", lambda: service.sees("shapes"))
     assert service.pid == daemon
 
@@ -125,18 +125,18 @@ def test_reload_applies_changes_and_rejects_mistakes(service: Service) -> None:
     service.write(CONFIG, '[http]\nlisten = "unix:/run/edged/http.sock"\n')
     service.box.run("systemctl", "reload", UNIT)
     service.wait(
-        "HTTP is there", lambda: service.box.run("test", "-S", "/run/edged/http.sock", check=False).returncode == 0
+        "HTTP listens", lambda: service.box.run("test", "-S", "/run/edged/http.sock", check=False).returncode == 0
     )
     service.write(CONFIG, "[http]\nlissen = 5\n")
     done = service.edged("reload", check=False)
     assert done.returncode == 2
     assert "did you mean `listen`?" in done.stderr
-    service.wait("the status says so", lambda: "configuration refused: configuration /etc" in service.status, 20)
+    service.wait("the refusal is shown", lambda: "configuration refused: configuration /etc" in service.status, 20)
     service.box.run("systemctl", "reload", UNIT)
     assert service.box.run("test", "-S", "/run/edged/http.sock", check=False).returncode == 0
     service.write(CONFIG, "")
     assert service.edged("reload").stdout == "http.listen: unix:/run/edged/http.sock → none\n"
-    service.wait("the status is clean", lambda: "refused" not in service.status, 20)
+    service.wait("the status has no refusal", lambda: "refused" not in service.status, 20)
     assert (service.pid, service.hosts()) == (daemon, hosts)
 
 
@@ -165,14 +165,14 @@ def test_socket_unit_starts_the_daemon_and_refuses_no_call(service: Service) -> 
         assert _owners(service) == ["660 edged edged", "660 edged edged-operate"]
         found("systemctl", *end)
         if "kill" in end:
-            service.wait("it is gone", lambda: service.show("SubState") == "auto-restart", 20)
+            service.wait("the daemon has been killed", lambda: service.show("SubState") == "auto-restart", 20)
     found("systemctl", "disable", "--now", "edged.socket")
     assert [service.box.show(unit, "SubState") for unit in _SOCKETS] == ["dead"] * 2
     found("systemctl", "start", UNIT)
     assert _owners(service) == ["660 edged edged", "660 edged edged-operate"]
 
 
-# Calls with wait_for_ready for so many seconds, and tells the failures and the longest time between two answers.
+# Calls with wait_for_ready for so many seconds; prints the failures and the longest time between two answers.
 _CALLS = """
 import json, sys, time
 import grpc
@@ -190,7 +190,7 @@ print(json.dumps([failed, gap]))
 
 
 @pytest.mark.long
-def test_socket_unit_calls_that_wait_for_ready_go_on_over_a_restart_and_a_kill(service: Service) -> None:
+def test_socket_unit_calls_that_wait_for_ready_survive_a_restart_and_a_kill(service: Service) -> None:
     run = service.box.run
     run("systemctl", "stop", UNIT)
     run("systemctl", "enable", "--now", "edged.socket")
@@ -203,7 +203,7 @@ def test_socket_unit_calls_that_wait_for_ready_go_on_over_a_restart_and_a_kill(s
         run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", UNIT)
         failed, gap = json.loads(calls.result().stdout)
     print(f"failed: {failed}; longest gap {gap:.2f} s")
-    assert len(failed) <= 4, "more than those that the daemon had when it ended"
+    assert len(failed) <= 4, "only calls in the ending daemon may fail"
     assert set(failed) <= {"CANCELLED", "UNAVAILABLE"}
     assert gap < 15
     run("systemctl", "disable", "--now", "edged.socket")
@@ -224,11 +224,11 @@ def test_hung_daemon_is_restarted_by_the_watchdog(service: Service) -> None:
     service.configure(WatchdogSec="4s", TimeoutAbortSec="2s")
     service.box.run("systemctl", "restart", UNIT)
     service.wait("shapes answers", lambda: service.sees("shapes"))
-    time.sleep(8)  # twice as long as the watchdog waits
+    time.sleep(8)  # twice the watchdog's timeout
     before, restarts = service.pid, int(service.show("NRestarts"))
-    assert restarts == 0, "the watchdog was not fed although nothing hung"
+    assert restarts == 0, "the watchdog fired although nothing hung"
     service.signal("STOP", before)
-    service.wait("it is started again", lambda: service.pid not in (0, before), 60)
+    service.wait("the daemon is restarted", lambda: service.pid not in (0, before), 60)
     assert "Watchdog timeout" in service.box.log(UNIT)
     service.configure()
     service.box.run("systemctl", "restart", UNIT)
@@ -237,15 +237,15 @@ def test_hung_daemon_is_restarted_by_the_watchdog(service: Service) -> None:
 @pytest.mark.long
 def test_host_out_of_memory_is_killed_and_the_daemon_survives(service: Service) -> None:
     service.configure(MemoryMax="1500M")
-    # Its own limit, which costs a request and no host, is out of the way.
+    # The host's own memory limit, which would fail only the request, is out of reach.
     service.write(CONFIG, '[http]\nlisten = "unix:/run/edged/http.sock"\n[hosts]\nmemory_mb = 100000\n')
     service.box.run("systemctl", "restart", UNIT)
     service.edged("models", "add", "hog", str(SHARED / "wheels/hog.onnx"))
     service.wait("hog answers", lambda: _ask_hog(service, 2))
-    service.wait("all is made", lambda: _made(service, "hog") and _made(service, "shapes"), 180)
+    service.wait("all engines are built", lambda: _made(service, "hog") and _made(service, "shapes"), 180)
     daemon, hosts = service.pid, service.hosts()
-    assert not _ask_hog(service, 200_000)  # for which it takes 3 GiB
-    service.wait("a host is gone", lambda: set(hosts) - set(service.hosts()))
+    assert not _ask_hog(service, 200_000)  # takes 3 GiB
+    service.wait("a host is killed", lambda: set(hosts) - set(service.hosts()))
     assert _killed_for_memory(service)
     service.wait("shapes answers", lambda: service.sees("shapes"))
     service.wait("hog answers", lambda: _ask_hog(service, 2))
@@ -271,13 +271,13 @@ def test_uninstall_keeps_state_until_purge(service: Service) -> None:
 
 
 def _owners(service: Service) -> list[str]:
-    """Mode, user and group of the sockets for frames and for operators."""
+    """Return mode, user and group of the sockets for frames and for operators."""
     done = service.box.run("stat", "-c", "%a %U %G", "/run/edged/edged.sock", "/run/edged/operate.sock")
     return done.stdout.splitlines()
 
 
 def _killed_for_memory(service: Service) -> int:
-    """How many processes of the unit the kernel has killed for want of memory; by cgroups of either version."""
+    """Return how many processes of the unit the kernel has killed for lack of memory, with cgroups v1 or v2."""
     group = service.show("ControlGroup")
     files = (f"/sys/fs/cgroup/memory{group}/memory.oom_control", f"/sys/fs/cgroup{group}/memory.events")
     lines = service.box.run("cat", *files, check=False).stdout.splitlines()
@@ -294,7 +294,7 @@ def _served_by(service: Service, model: str, backend: str) -> bool:
 
 
 def _ask_hog(service: Service, rows: int) -> bool:
-    """Whether it answers a request of so many rows, 16 KiB of memory for each."""
+    """Return True if the model answers a request of so many rows, each of which takes 16 KiB of memory."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 1], "data": [1.0] * rows}
     url = "http://localhost/v2/models/hog/infer"
     command = ("curl", "-s", "-f", "--max-time", "100", "--unix-socket", "/run/edged/http.sock", "-d", "@-", url)
@@ -303,7 +303,7 @@ def _ask_hog(service: Service, rows: int) -> bool:
 
 
 def _write_hog(path: Path) -> None:
-    """y = the sums of the rows of x w, x FP32 [n, 1], w [1, 4096]: what lies between is large."""
+    """Write y = row sums of x w, with x FP32 [n, 1] and w [1, 4096]: the intermediate result is large."""
     graph = helper.make_graph(
         [
             helper.make_node("MatMul", ["x", "w"], ["p"]),

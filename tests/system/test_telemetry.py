@@ -1,6 +1,6 @@
-"""Nothing leaves the box, and nothing is written home: a daemon with all that it starts, followed by strace.
+"""No network access, and no files outside the daemon's folders: a daemon and all its children under strace.
 
-A model is added, read, made into an engine by every runtime that is here, and asked; a camera has its objects followed.
+A model is added and gets an engine of every installed runtime, requests are answered, and a camera is tracked.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.integration.daemon import Daemon, wait_for
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(400),
-]  # all of it happens in the first test's fixture, slowed down by strace
+]  # the fixture does everything, slowed down by strace
 
 _CALLS = (
     "socket,connect,sendto,sendmsg,bind,openat,open,creat,mkdir,mkdirat,rename,renameat,renameat2,symlink,symlinkat"
 )
-# Runs in every Python that the daemon starts: says what the environment was when ONNX Runtime began to be imported. It
-# says so to strace, by the path of a file that does not exist: most of these processes may write no file of the test.
+# Runs in every Python process of the daemon. Reports the environment at the import of ONNX Runtime by opening a path
+# that does not exist, which strace records: most of these processes may write no file of the test.
 _WATCHER = """
 import os, sys
 def say(words):
@@ -48,7 +48,7 @@ sys.meta_path.insert(0, Watcher())
 
 
 class Followed:
-    """A daemon that did all it can; what strace and the watcher saw of it."""
+    """A daemon that has done all its work, and the records of strace and the watcher."""
 
     def __init__(self, folder: Path, own: Path) -> None:
         self.folder, self.own = folder, own
@@ -64,12 +64,12 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
     folder = tmp_path_factory.mktemp("followed")
     tried = subprocess.run([strace, "-f", "-o", "/dev/null", "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        pytest.skip(f"strace may not follow here: {tried.stderr.strip()}")
+        pytest.skip(f"strace cannot trace here: {tried.stderr.strip()}")
     home = folder / "home"
     home.mkdir()
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(_WATCHER)
-    # -D: the daemon stays the child of the test, and strace follows it from aside.
+    # -D: the daemon remains the test's child; strace is a detached process.
     python = folder / "python"
     options = f"-D -f -qq --seccomp-bpf -y -s 256 -e trace={_CALLS} -o {folder}/trace"
     python.write_text(f'#!/bin/sh\nexec {strace} {options} {sys.executable} "$@"\n')
@@ -84,11 +84,11 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
         with daemon.client() as client:
             client.add_model("small", models.save(models.matmul(5, 4), folder / "small.onnx"), {"threads": "1"})
             daemon.settled("small", 200)
-            client.add_model("shapes", MODEL_PATH, {"backends": "tensorrt"})  # which leaves the reference
+            client.add_model("shapes", MODEL_PATH, {"backends": "tensorrt"})  # the reference only
             daemon.ready("shapes")
             pictures = [Scene(3).frame(number)[0] for number in range(8)]
             wait_for(
-                "objects are followed",
+                "objects have tracker ids",
                 lambda: any(
                     found.tracker_id is not None
                     for result in client.stream("shapes", pictures, camera="door", track=True)
@@ -101,7 +101,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
 
 
 def test_trace_covers_hosts_children_and_tracker(followed: Followed) -> None:
-    """Otherwise the other tests would look at nothing."""
+    """Otherwise the other tests would prove nothing."""
     assert len({line.split()[0] for line in followed.trace.splitlines()}) > 10
     modules = {line.split()[0] for line in followed.imports}
     assert {"edged.host.main", "edged.jobs.main"} <= modules
@@ -110,14 +110,14 @@ def test_trace_covers_hosts_children_and_tracker(followed: Followed) -> None:
     assert "socket(AF_UNIX" in followed.trace
 
 
-def test_telemetry_is_off_before_onnxruntime_is_imported_in_whichever_process(followed: Followed) -> None:
+def test_telemetry_is_off_before_any_process_imports_onnxruntime(followed: Followed) -> None:
     assert {line.split()[-1] for line in followed.imports} == {"1"}, set(followed.imports)
 
 
 def test_sockets_are_all_local(followed: Followed) -> None:
     kinds = set(re.findall(r"\bsocket\((AF_\w+)", followed.trace))
     assert kinds <= {"AF_UNIX", "AF_NETLINK", "AF_INET", "AF_INET6"}
-    # Loopback, and the wildcard to which gRPC binds a socket only to see whether the machine has IPv6.
+    # Loopback, and the wildcard address, to which gRPC binds a socket to test for IPv6.
     elsewhere = [
         line
         for line in followed.trace.splitlines()
@@ -141,8 +141,8 @@ def test_files_are_written_to_state_and_cache_only(followed: Followed) -> None:
         for path in re.findall(r'"([^"]*)"', line)[:1]
     }
     assert any(path.startswith(str(followed.own)) for path in written)
-    trace = str(followed.folder / "trace")  # the test's own
+    trace = str(followed.folder / "trace")  # strace's own output
     allowed = (str(followed.own), trace, "/tmp/edged-", "/dev/", "/proc/")
-    probe = re.compile(r"/tmp/[a-z0-9_]{8}")  # Python's tempfile tries a folder out
+    probe = re.compile(r"/tmp/[a-z0-9_]{8}")  # Python's tempfile tests whether a folder is writable
     elsewhere = [path for path in written if path.startswith("/") and not path.startswith(allowed)]
     assert not [path for path in elsewhere if not probe.fullmatch(path)]

@@ -1,4 +1,4 @@
-"""Processes are killed at any moment while they change a store: what was acknowledged is there, and nothing by half."""
+"""Processes are killed at any moment while they change a store: acknowledged changes stay, and no change is partial."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _DEEDS = ("commit",) * 8 + (
     *("adopt", "amend", "strip", "remove", "damaged"),
     *("pin", "unpin", "touch", "abandon", "rescan"),
 )
-_HARSH = "loop,noauto_da_alloc"  # ext4 then does not write a file because it is renamed over another
-_DURABLE = ("commit", "adopt", "amend", "strip", "pin")  # these wait until the disk has it
-# Whatever changes a file system, and what is between those calls.
+_HARSH = "loop,noauto_da_alloc"  # without it, ext4 writes a file when it is renamed over another
+_DURABLE = ("commit", "adopt", "amend", "strip", "pin")  # these return once the change is on the disk
+# System calls that change a file system, and those between them.
 _CALLS = (
     *("openat", "write", "fsync", "fchmod", "utimensat", "mkdir", "rename", "renameat2", "link"),
     *("unlink", "unlinkat", "rmdir", "flock", "close"),
@@ -45,7 +45,7 @@ def peer() -> Iterator[Peer]:
 
 
 def judge(root: Path, before: State, order: Order, outcome: Outcome, only: str = _NAMES) -> State:
-    """What is there, if it is what was acknowledged, with or without the step that was cut off."""
+    """Return the store's state. It must be the acknowledged one, with or without the interrupted step."""
     assert not outcome.complaint, outcome.complaint
     state = before
     for step in order.steps[: outcome.done]:
@@ -53,13 +53,13 @@ def judge(root: Path, before: State, order: Order, outcome: Outcome, only: str =
     possible = [state]
     if outcome.begun > outcome.done:
         possible.append(state.after(order.steps[outcome.done]))
-        if not order.can_exchange:  # the old engine goes before the new one comes
+        if not order.can_exchange:  # the old engine is removed before the new one appears
             possible.append(state.after(Step("damaged", order.steps[outcome.done].name)))
     return found(look(root), dict.fromkeys(only, possible))
 
 
 def steps(dice: random.Random, names: str, first: int, count: int = 500) -> list[Step]:
-    """Any of them, numbered so that no two make the same."""
+    """Return random steps, numbered so that no two have the same content."""
     return [
         Step(dice.choice(_DEEDS), dice.choice(names), first + index, dice.choice(names))  # type: ignore[arg-type]
         for index in range(count)
@@ -70,7 +70,7 @@ def steps(dice: random.Random, names: str, first: int, count: int = 500) -> list
 
 
 def torture(peer: Peer, root: Path, rounds: int, seed: int, can_exchange: bool = True) -> None:
-    """Kills a process again and again on one store."""
+    """Kill a process again and again on the same store."""
     dice, state, killed, busy, done = random.Random(seed), State({}, set()), 0, 0, 0
     for number in range(rounds):
         seconds = dice.choice((0.003, 0.02, 0.08)) * dice.random()
@@ -81,24 +81,24 @@ def torture(peer: Peer, root: Path, rounds: int, seed: int, can_exchange: bool =
         busy += outcome.begun > outcome.done
         done += outcome.done
         state = judge(root, state, order, outcome)
-    print(f"{rounds} rounds: {killed} killed, {busy} of them within a step; {done} steps done")
+    print(f"{rounds} rounds: {killed} killed, {busy} of them during a step; {done} steps done")
     assert killed
     assert busy
 
 
-def test_a_process_killed_at_random_leaves_a_store_that_is_right(peer: Peer, tmp_path: Path) -> None:
+def test_store_process_killed_at_random_leaves_a_valid_store(peer: Peer, tmp_path: Path) -> None:
     torture(peer, tmp_path, 100, seed=1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_process_killed_at_random_many_times_leaves_a_store_that_is_right(peer: Peer, tmp_path: Path) -> None:
+def test_store_process_killed_at_random_many_times_leaves_a_valid_store(peer: Peer, tmp_path: Path) -> None:
     torture(peer, tmp_path / "exchanging", 600, seed=2)
     torture(peer, tmp_path / "not-exchanging", 200, seed=3, can_exchange=False)
 
 
 @pytest.mark.parametrize("rounds", [20, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
-def test_two_processes_on_one_store_do_not_harm_each_other_when_they_are_killed(tmp_path: Path, rounds: int) -> None:
+def test_store_two_killed_processes_do_not_affect_each_other(tmp_path: Path, rounds: int) -> None:
     dice, halves = random.Random(4), (_NAMES[:3], _NAMES[3:])
     states = [State({}, set()) for _ in halves]
     with peers(2) as both:
@@ -116,7 +116,7 @@ def test_two_processes_on_one_store_do_not_harm_each_other_when_they_are_killed(
 
 
 def plant(root: Path) -> None:
-    """What a start has to clean up: a stray, and an entry that is half."""
+    """Add what a start has to clean up: a stray stage, and a partial entry."""
     (root / "staging" / "stray" / "engine").mkdir(parents=True)
     (root / "staging" / "stray" / "engine" / "half").write_bytes(b"half")
     (root / "engines" / "half").mkdir(parents=True)
@@ -124,11 +124,11 @@ def plant(root: Path) -> None:
 
 
 def kill_at(peer: Peer, root: Path, call: str, when: int, can_exchange: bool) -> bool:
-    """One run of the scenario; whether it was killed."""
+    """Run the scenario once; return True if the process was killed."""
     plant(root)
     order = Order(str(root), scenario(), None, call, when, can_exchange)
     outcome = peer.run(order)
-    if not outcome.begun:  # killed while it cleaned up: what was planted may still be there
+    if not outcome.begun:  # killed during the cleanup: the planted files may still exist
         Store(root)
     judge(root, State({}, set()), order, outcome)
     assert outcome.status in (_KILLED, 0)
@@ -137,7 +137,7 @@ def kill_at(peer: Peer, root: Path, call: str, when: int, can_exchange: bool) ->
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_process_killed_at_some_system_calls_leaves_a_store_that_is_right(
+def test_store_process_killed_at_some_system_calls_leaves_a_valid_store(
     peer: Peer, tmp_path: Path, can_exchange: bool
 ) -> None:
     require_tracing()
@@ -149,7 +149,7 @@ def test_a_process_killed_at_some_system_calls_leaves_a_store_that_is_right(
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_process_killed_at_any_system_call_leaves_a_store_that_is_right(
+def test_store_process_killed_at_any_system_call_leaves_a_valid_store(
     peer: Peer, tmp_path: Path, can_exchange: bool
 ) -> None:
     require_tracing()
@@ -168,7 +168,7 @@ def test_a_process_killed_at_any_system_call_leaves_a_store_that_is_right(
 
 
 def judge_power_cut(root: Path, before: State, order: Order, outcome: Outcome) -> State:
-    """As `judge`, where what nobody waited for may be undone: a removal, a pin that was taken away."""
+    """As `judge`, but changes that do not wait for the disk may be undone: removals and unpins."""
     assert not outcome.complaint, outcome.complaint
     states = [before]
     for step in order.steps[: outcome.begun]:
@@ -182,8 +182,8 @@ def judge_power_cut(root: Path, before: State, order: Order, outcome: Outcome) -
 
 
 @pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
-def test_the_plug_is_pulled(peer: Peer, tmp_path: Path, rounds: int) -> None:
-    """What has not reached the disk's image when a process is killed is lost; the image is used from then on."""
+def test_store_power_cut_leaves_a_valid_store(peer: Peer, tmp_path: Path, rounds: int) -> None:
+    """Writes that have not reached the disk image when a process is killed are lost; the next round uses that image."""
     dice, state, done = random.Random(5), State({}, set()), 0
     image, place = ext4(tmp_path / "image", 32), tmp_path / "mounted"
     root = place / "store"
@@ -198,7 +198,7 @@ def test_the_plug_is_pulled(peer: Peer, tmp_path: Path, rounds: int) -> None:
         done += outcome.done
         with mounted(image, place, _HARSH):
             state = judge_power_cut(root, state, order, outcome)
-    print(f"{rounds} times the plug was pulled; {done} steps done")
+    print(f"{rounds} power cuts; {done} steps done")
     assert done
 
 
@@ -206,7 +206,7 @@ def test_the_plug_is_pulled(peer: Peer, tmp_path: Path, rounds: int) -> None:
 
 
 def _children_of(pid: int) -> list[str]:
-    """Build children that name a process as their parent, dead or alive."""
+    """Return build children that have the process as their parent on their command line."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -218,7 +218,7 @@ def _children_of(pid: int) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_a_builder_killed_at_random_leaves_a_store_that_is_right_and_no_process(peer: Peer, tmp_path: Path) -> None:
+def test_builder_killed_at_random_leaves_a_valid_store_and_no_process(peer: Peer, tmp_path: Path) -> None:
     path, root = models.save(models.conv(), tmp_path / "model.onnx"), tmp_path / "cache"
     digest = inspect(path).digest
     builds = [Step("build", "m", number, str(path)) for number in range(len(RECIPES))]
@@ -243,7 +243,7 @@ def test_a_builder_killed_at_random_leaves_a_store_that_is_right_and_no_process(
             assert golden.load(kept).samples
         for kept in (root / "inspections").glob("[!.]*"):
             assert msgspec.json.decode(kept.read_bytes(), type=Inspection).digest == digest
-        wait(lambda pid=outcome.pid: not _children_of(pid), "its children are gone")
-    print(f"{cut} builds were cut off; {sum(path.name.startswith('.') for path in root.rglob('*'))} files beside")
+        wait(lambda pid=outcome.pid: not _children_of(pid), "its children have exited")
+    print(f"{cut} builds were cut off; {sum(path.name.startswith('.') for path in root.rglob('*'))} temporary files")
     assert made == set(keys)
     assert cut

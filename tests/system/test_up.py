@@ -1,4 +1,4 @@
-"""`edged up` as a newcomer runs it, and other commands at terminals of 80 and 120 columns."""
+"""`edged up` as a new user runs it, and other commands on terminals of 80 and 120 columns."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Home:
         self.place, self.state = place, place / "s"
         self.environment = inherited | {name: str(place / folder) for name, folder in folders.items()}
         self.environment |= {"CONFIGURATION_DIRECTORY": str(place / "h"), "TMPDIR": str(place)}
-        self.environment["EDGED_PAGE_LISTEN"] = "localhost:0"  # tests run side by side
-        self.environment["EDGED_ENGINES_BUILD"] = "command"  # the reference serves; builds would take both cores
+        self.environment["EDGED_PAGE_LISTEN"] = "localhost:0"  # tests run in parallel
+        self.environment["EDGED_ENGINES_BUILD"] = "command"  # the reference serves; builds would slow down the tests
 
     def edged(self, *words: str) -> subprocess.CompletedProcess[str]:
         return programs.edged(*words, environment=self.environment, folder=self.place)
@@ -47,12 +47,12 @@ def home() -> Iterator[Home]:
 
 
 def is_served(home: Home) -> bool:
-    """Whether a daemon of this user answers."""
+    """Return True if a daemon of this user answers."""
     return home.edged("status").returncode == 0
 
 
 def too_wide(terminal: Terminal, columns: int) -> list[str]:
-    """Lines that were wider than the terminal; addresses and folders are not broken."""
+    """Return lines wider than the terminal, except lines with addresses and paths, which are not broken."""
     lines = re.split(r"[\r\n]+", terminal.text)
     return [line for line in lines if len(line.rstrip()) > columns and "/" not in line]
 
@@ -78,7 +78,7 @@ def test_up_with_nothing_starts_a_daemon_and_a_camera_and_stops_with_ctrl_c(home
 
 
 @pytest.mark.long
-def test_up_again_uses_the_model_and_the_camera_that_it_kept(home: Home) -> None:
+def test_up_again_uses_the_kept_model_and_camera(home: Home) -> None:
     for _ in range(2):
         with home.terminal("up") as terminal:
             terminal.shows("frames a second answered", 90)
@@ -87,7 +87,7 @@ def test_up_again_uses_the_model_and_the_camera_that_it_kept(home: Home) -> None
     assert "model    shapes, which this box already has" in terminal.text
 
 
-def test_up_with_a_running_daemon_uses_it_and_leaves_it(home: Home) -> None:
+def test_up_with_a_running_daemon_uses_it_and_does_not_stop_it(home: Home) -> None:
     with home.terminal("up") as first:
         first.shows("frames a second answered", 90)
         with home.terminal("up", "shapes", "scene:9", "--name", "second") as second:
@@ -101,7 +101,7 @@ def test_up_with_a_running_daemon_uses_it_and_leaves_it(home: Home) -> None:
         assert re.search(r"^second +shapes", listed, re.M)
 
 
-def test_up_names_what_is_wrong_and_leaves_no_daemon(home: Home) -> None:
+def test_up_invalid_argument_names_it_and_leaves_no_daemon(home: Home) -> None:
     (home.place / "no.onnx").write_text("this is not a model")
     models.save(models.conv(), home.place / "conv.onnx")
     for words, why in (
@@ -124,7 +124,7 @@ def test_stream_top_and_doctor_fit_the_terminal(home: Home) -> None:
             with home.terminal("top", columns=columns) as top:
                 top.shows("scene", 60)
                 top.press("s")
-                top.shows("scene", 60)  # the picture before is whole
+                top.shows("scene", 60)  # the previous screen is complete
                 picture = top.picture()
                 top.press("q")
                 assert top.ended() == 0

@@ -1,7 +1,7 @@
-"""What the torture test kills: processes that do things to a store and say what they have begun and done.
+"""The process that the torture test kills: it makes steps on a store and reports the begin and end of each.
 
-python -m tests.system.torture_peer: one JSON `Order` a line on standard input, one JSON `Outcome` a line on standard
-output. For each order this process forks. It is warm, so that its children are at work within milliseconds.
+python -m tests.system.torture_peer: one JSON `Order` per line of standard input, one JSON `Outcome` per line of
+standard output. It forks a child per order. Its modules are loaded, so that a child starts to work within milliseconds.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _SIZES = (0, 1, 4096, 70_000, 1_300_000)
 _PR_SET_PTRACER = 0x59616D61
 RECIPES = (REFERENCE, Recipe("onnxruntime"), Recipe("onnxruntime", optimization="basic"), Recipe("null"))
 
-Content = tuple[str, int]  # name and number of the step that made it
+Content = tuple[str, int]  # name and number of the step that wrote it
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One thing done to a store; what it needs and is not there makes it nothing. `number` tells contents apart."""
+    """One operation on a store; no operation if what it needs does not exist. `number` makes contents differ."""
 
     do: Literal[
         "commit", "adopt", "amend", "strip", "remove", "damaged", "pin", "unpin", "touch", "abandon", "rescan", "build"
@@ -56,8 +56,8 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Steps for a child, which is killed after so many seconds, or by strace when it makes a system call for the
-    `when`-th time; otherwise it ends by itself. With a `fault` the call fails with this error instead."""
+    """Steps for a child. The child is killed after `seconds`, or by strace at the `when`-th system call `call`;
+    otherwise it exits by itself. With a `fault` the call fails with this error instead."""
 
     root: str
     steps: list[Step]
@@ -69,15 +69,15 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How many steps the process `pid` has begun, how they ended (d: done, f: failed as the order said they would), its
-    exit status (negative: the signal) and its complaint."""
+    """The result of the child `pid`: how many steps it began, how they ended (d: done, f: failed with the expected
+    fault), its exit status (negative: the signal) and its traceback."""
 
     pid: int
     begun: int
     ends: str
     status: int
     complaint: str
-    is_hit: bool  # whether strace came to interfere
+    is_hit: bool  # whether strace interfered
 
     @property
     def done(self) -> int:
@@ -88,7 +88,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def files_of(content: Content) -> dict[str, bytes]:
-    """One to three files of sizes from nothing to more than a megabyte."""
+    """Return one to three files, from empty to more than a megabyte."""
     seed = hashlib.sha256(repr(content).encode()).digest()
     sizes = [_SIZES[byte % len(_SIZES)] for byte in seed[: 1 + seed[31] % 3]]
     return {f"file{i}": ((seed + bytes([i])) * (size // 33 + 1))[:size] for i, size in enumerate(sizes)}
@@ -96,7 +96,7 @@ def files_of(content: Content) -> dict[str, bytes]:
 
 @functools.lru_cache(maxsize=4096)
 def recorded(content: Content) -> dict[str, FileRecord]:
-    """What a record says of these files."""
+    """Return the record's entries for these files."""
     return {name: FileRecord(hashlib.sha256(b).hexdigest(), len(b)) for name, b in files_of(content).items()}
 
 
@@ -120,7 +120,7 @@ def key_of(name: str) -> str:
 
 
 def do(store: Store, step: Step) -> None:
-    """One step."""
+    """Do one step."""
     key = key_of(step.name)
     record = store.records().get(key)
     if step.do == "build":
@@ -151,7 +151,7 @@ def do(store: Store, step: Step) -> None:
 
 
 def _adopt(store: Store, step: Step) -> None:
-    """The files of another engine under this key as well, as a trial leaves them."""
+    """Link the files of another engine under this key, as a trial does."""
     source = store.records().get(key_of(step.source))
     if source is None or source.evicted:
         return
@@ -162,7 +162,7 @@ def _adopt(store: Store, step: Step) -> None:
 
 
 async def _build(store: Store, step: Step) -> None:
-    """Every engine of a model, with golden answers, in children of its own."""
+    """Build one engine of a model, with golden answers, in child processes."""
     builder = Builder(store, store.root, Limits(seconds=_PATIENCE, memory_mb=4096))
     path = Path(step.source)
     model = Model.of(plain_entry(step.name, path, {}), await builder.inspect(path))
@@ -178,12 +178,12 @@ async def _build(store: Store, step: Step) -> None:
 def _child(order: Order, output: int, go: int) -> None:
     if not order.can_exchange:
         atomic.exchange = lambda one, other: False
-    # Where only a parent may trace its children, strace is our sibling.
+    # If only a parent may trace its children: strace is a sibling of this process.
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1))
     os.readv(go, [bytearray(1)])
     store = Store(Path(order.root))
     for step in order.steps:
-        os.writev(output, [b"b"])  # a call that the store does not make, so that what is said is not what fails
+        os.writev(output, [b"b"])  # writev, which the store never calls, so that the report itself cannot fail
         try:
             do(store, step)
         except OSError:
@@ -192,16 +192,16 @@ def _child(order: Order, output: int, go: int) -> None:
             os.writev(output, [b"f"])
         else:
             os.writev(output, [b"d"])
-    disks = [Store(Path(order.root)).records() for _ in range(2)]  # the call that fails may be one of these
+    disks = [Store(Path(order.root)).records() for _ in range(2)]  # the failing call may be in one of these
     wrong = [r.model for key, r in store.records().items() if all(r != disk.get(key) for disk in disks)]
-    assert not wrong, f"what is in memory is not what is on disk: {wrong}"
+    assert not wrong, f"memory and disk differ: {wrong}"
 
 
 # -- the parent -----------------------------------------------------------------------------------------------------
 
 
 def run(order: Order) -> Outcome:
-    """Has the steps done in a child and waits until it has ended, one way or the other."""
+    """Do the steps in a child process; wait until it has exited or was killed."""
     output, output_end = os.pipe()
     complaint, complaint_end = os.pipe()
     go_end, go = os.pipe()
@@ -209,7 +209,7 @@ def run(order: Order) -> Outcome:
     if pid == 0:
         status = 1
         try:
-            for handle in (output, complaint, go):  # so that a parent that dies is seen to have died
+            for handle in (output, complaint, go):  # so that the child notices if the parent dies
                 os.close(handle)
             _child(order, output_end, go_end)
             status = 0
@@ -233,13 +233,13 @@ def run(order: Order) -> Outcome:
 
 
 class _Tracer:
-    """strace, attached to a process: a signal that it injects comes before the system call is made."""
+    """strace, attached to a process. It injects its signal before the system call runs."""
 
     def __init__(self, pid: int, order: Order) -> None:
         what = f"error={order.fault}" if order.fault else "signal=KILL"
         inject = f"inject={order.call}:{what}:when={order.when}"
         command = ["strace", "-q", "-e", f"trace={order.call}", "-e", inject, "-p", str(pid)]
-        # Not a pipe, which could fill up with nobody there to read it.
+        # A file, because a pipe that is not read could fill up.
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `end`
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self._output)
         deadline = time.monotonic() + _PATIENCE
@@ -247,11 +247,11 @@ class _Tracer:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                raise RuntimeError(f"strace does not come to trace: {self.end()}")
+                raise RuntimeError(f"strace did not attach: {self.end()}")
             time.sleep(0.001)
 
     def end(self) -> str:
-        """What it said, once what it traced has ended."""
+        """Return strace's output, after the traced process has exited."""
         self._process.wait(_PATIENCE)
         self._output.seek(0)
         with self._output:

@@ -1,4 +1,4 @@
-"""What a store should hold after steps that were cut off or failed, and the process that does them (`torture_peer`)."""
+"""The expected contents of a store after interrupted or failed steps, and the process that does the steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.system.torture_peer import Content, Order, Outcome, Step, key_of, rec
 
 
 class Peer:
-    """The warm process that forks what is killed."""
+    """The `torture_peer` process, which forks the children that are killed."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.system.torture_peer"]
@@ -43,7 +43,7 @@ class Peer:
         return self.end()
 
     def close(self) -> None:
-        with self._process:  # closes its input, upon which it ends
+        with self._process:  # closes its input, which makes it exit
             pass
 
 
@@ -58,20 +58,20 @@ def peers(count: int) -> Iterator[list[Peer]]:
 
 
 class Engine(msgspec.Struct, frozen=True):
-    """What an engine is known by: whose files it has (None: they were evicted), and a figure in its record."""
+    """The identity of an engine: the content of its files (None: evicted), and a figure in its record."""
 
     content: Content | None
     latency: float
 
 
 class State(msgspec.Struct):
-    """What a store should hold."""
+    """The expected contents of a store."""
 
     engines: dict[str, Engine] = {}
     pins: set[str] = set()
 
     def after(self, step: Step) -> State:
-        """What a step makes of it."""
+        """Return the state after a step."""
         engines, pins, name = dict(self.engines), set(self.pins), step.name
         source = engines.get(step.source)
         if step.do == "commit":
@@ -96,7 +96,7 @@ def names(folder: Path) -> list[str]:
 
 
 def look(root: Path) -> Store:
-    """A store that was just opened, every entry of which is whole and listed, with nothing beside."""
+    """Open a store; check that every entry is complete and listed, and that nothing else exists."""
     store = Store(root)
     assert store.counts.damaged == 0
     assert not store.problem
@@ -110,7 +110,7 @@ def look(root: Path) -> Store:
 
 
 def found(store: Store, possible: dict[str, list[State]]) -> State:
-    """What a store holds, if for every name it is as in one of the states that are possible."""
+    """Return what a store holds. For every name it must match one of the possible states."""
     seen = State({}, set())
     for name, states in possible.items():
         record = store.records().get(key_of(name))
@@ -119,7 +119,7 @@ def found(store: Store, possible: dict[str, list[State]]) -> State:
             assert None in engines, f"engine {name} was acknowledged and is lost: {engines}"
         else:
             alike = [each for each in engines if each is not None and _is(record.files, record.latency_ms, each)]
-            assert alike, f"engine {name} is none of {engines}: {record}"
+            assert alike, f"engine {name} matches none of {engines}: {record}"
             assert record.evicted == (alike[0].content is None)
             seen.engines[name] = alike[0]
         pinned = store.is_pinned(key_of(name))
@@ -134,7 +134,7 @@ def _is(files: object, latency: float | None, engine: Engine) -> bool:
 
 
 def scenario() -> list[Step]:
-    """Each thing that is done to a store, most of them to what is there and to what is not."""
+    """Return a sequence with every kind of step, for names that exist and for names that do not."""
     deeds = [("commit", "a"), ("pin", "a"), ("commit", "b"), ("commit", "a"), ("amend", "a"), ("touch", "a")]
     deeds += [("adopt", "c"), ("strip", "b"), ("commit", "b"), ("abandon", "d"), ("unpin", "a"), ("pin", "c")]
     deeds += [("remove", "c"), ("damaged", "a"), ("commit", "a")]
@@ -149,4 +149,4 @@ def require_tracing() -> None:
         tried = subprocess.run(command, capture_output=True, text=True)
         asleep.kill()
     if "ttach" in tried.stderr or "not permitted" in tried.stderr:
-        pytest.skip(f"processes cannot be traced here: {tried.stderr.strip()}")
+        pytest.skip(f"strace cannot trace here: {tried.stderr.strip()}")

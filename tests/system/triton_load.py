@@ -1,8 +1,8 @@
-"""Asks a daemon through tritonclient without a pause until its standard input ends, then prints what came back.
+"""Sends requests to a daemon with tritonclient until standard input ends, then prints the counts.
 
 python triton_load.py HOST:PORT MODEL
 
-A process of its own: tritonclient and edged cannot share one, both register the same messages.
+A separate process, because tritonclient and edged register the same protobuf messages.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_write_asks_for_confirmation(tmp_path: Path, yes: bool, answer: str, wri
 def test_hardware_tests_need_a_gpu_and_a_checkout(tmp_path: Path) -> None:
     gpu = Fingerprint({"gpu.0.name": "Orin"})
     found = box_report.hardware_tests(gpu, ROOT / "tests" / "gpu")
-    assert "test_engines.py::test_an_altered_engine_is_not_opened" in found
+    assert "test_engines.py::test_open_altered_engine_is_refused" in found
     assert box_report.hardware_tests(Fingerprint(), ROOT / "tests" / "gpu") == ()
     assert box_report.hardware_tests(gpu, tmp_path / "none") == ()
 

@@ -1,5 +1,5 @@
-"""Good and bad models, made from code: how each is made, and what has to become of it.
+"""Good and bad models, made by code: how each is made, and its expected outcome.
 
-Nothing of it is kept as a file: every model is written into a folder of the test's own, quickly and always the same.
+No model is stored: every one is written into the test's folder, quickly and with the same content each time.
 `manifest.py` lists them all. `python -m tests.zoo --help` shows, writes and tries them on ONNX Runtime alone.
 """

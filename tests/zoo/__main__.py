@@ -1,7 +1,7 @@
-"""The zoo from the command line.
+"""The zoo as a command.
 
-python -m tests.zoo list                    the manifest: every model, how it has to end, how it is made
-python -m tests.zoo write FOLDER [NAME...]  writes them, each into a separate folder
+python -m tests.zoo list                    the manifest: every model, its expected outcome, how it is made
+python -m tests.zoo write FOLDER [NAME...]  write models, each into its own folder
 python -m tests.zoo try [NAME...]           whether ONNX Runtime alone runs each
 """
 
@@ -51,13 +51,13 @@ def _made(exhibit: Exhibit, root: Path) -> Path:
 
 
 def _try(chosen: list[Exhibit]) -> None:
-    import onnxruntime  # once, before the forks
+    import onnxruntime  # imported once, before the forks
 
     print(f"ONNX Runtime {onnxruntime.__version__}")
     for each in chosen:
         with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
             path = _made(each, Path(folder))
-            # Opening a FIFO blocks.
+            # Opening a FIFO would block.
             result = runtime.tried(path) if path.is_file() else "no file"
         print(f"{each.name:30} {_endings(each):40} {result}", flush=True)
 

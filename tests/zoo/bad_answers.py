@@ -1,4 +1,4 @@
-"""Models that open and then cannot answer, or answer what is no number."""
+"""Models that open but cannot answer, or answer NaN or infinity."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ HALL = Hall()
 _FAILED = refused(Stage.INFERENCE, Category.FAILED)
 
 _NOT_NUMBERS: dict[str, tuple[str, list[onnx.NodeProto], list[onnx.TensorProto]]] = {
-    "nan_constant": ("adds what is no number", [node("Add", "x k", "y")], [constant("k", np.nan)]),
-    "nan_by_division": ("nothing divided by nothing", [node("Sub", "x x", "z"), node("Div", "z z", "y")], []),
+    "nan_constant": ("adds NaN", [node("Add", "x k", "y")], [constant("k", np.nan)]),
+    "nan_by_division": ("zero divided by zero", [node("Sub", "x x", "z"), node("Div", "z z", "y")], []),
     "nan_by_root": (
-        "the root of what is below zero",
+        "the square root of a negative number",
         [node("Abs", "x", "a"), node("Add", "a k", "b"), node("Neg", "b", "c"), node("Sqrt", "c", "y")],
         [constant("k", 1)],
     ),
     "infinite_by_division": (
-        "one divided by nothing",
+        "one divided by zero",
         [node("Sub", "x x", "z"), node("Div", "k z", "y")],
         [constant("k", 1)],
     ),
@@ -41,21 +41,21 @@ for _name, (_how, _nodes, _constants) in _NOT_NUMBERS.items():
 
 @HALL.model(SERVED, warns=Category.NOT_FINITE)
 def nan_in_half() -> onnx.ModelProto:
-    """What is no number, in half precision"""
+    """NaN in half precision"""
     ends: dict[str, Any] = {"inputs": [value("x", "FP16")], "outputs": [value("y", "FP16")]}
     return chain(node("Add", "x k", "y"), constants=[constant("k", np.nan, np.float16)], **ends)
 
 
 @HALL.model(SERVED, warns=Category.NOT_FINITE)
 def nan_beside_numbers() -> onnx.ModelProto:
-    """One output that is fine and one that is not"""
+    """One output with numbers and one with NaN"""
     nodes = node("Relu", "x", "y"), node("Add", "x k", "z")
     return chain(*nodes, outputs=[value("y"), value("z")], constants=[constant("k", np.nan)])
 
 
 @HALL.model(*_FAILED)
 def row_beyond_the_table() -> onnx.ModelProto:
-    """Looks up the row behind the last, whatever it is asked"""
+    """Looks up the row after the last, for any input"""
     constants = [constant("table", np.ones((4, 4))), constant("row", [4], np.int64), constant("nothing", 0, np.int64)]
     nodes = [
         node("Shape", "x", "sizes"),
@@ -70,7 +70,7 @@ def row_beyond_the_table() -> onnx.ModelProto:
 HALL.texts(
     (*_FAILED, *refused(Stage.SESSION, Category.REFUSED), *refused(Stage.INFERENCE, Category.CRASHED)),
     """
-    divided_by_nothing: A whole number divided by zero, whatever it is asked: on some machines the program ends there
+    divided_by_nothing: An integer divided by zero, for any input: on some machines the process crashes
         (int32[4] x) => (int32[4] y) { z = Sub(x, x) y = Div(x, z) }
     """,
 )
@@ -79,7 +79,7 @@ HALL.texts(
 HALL.texts(
     _FAILED,
     """
-    rearranged_in_vain: Rearranges its input in a way that no size of it allows, which only shows when it runs
+    rearranged_in_vain: Reshapes its input to a size that never fits, which only a run shows
         (float[n,4] x) => (float[m] y) <int64[1] seven = {7}, int64[1] one = {1}> { sizes = Shape(x)
         count = ReduceProd<keepdims = 1>(sizes) more = Add(count, one) y = Reshape(x, more) }
     """,
@@ -89,7 +89,7 @@ HALL.texts(
 HALL.texts(
     (SERVED,),
     """
-    table_is_small: Looks up rows of a table of two: ordinary numbers find one, wild ones are refused by the runtime
+    table_is_small: Looks up rows of a table of two: small numbers find one, large ones are refused by the runtime
         (int64[1] x) => (float[1,4] y) <float[2,4] table = {1,1,1,1,1,1,1,1}> { y = Gather(table, x) }
     """,
 )

@@ -18,7 +18,7 @@ from tests.zoo.parts import chain, constant, graph, node, relu, value
 
 HALL = Hall()
 _MEMORY = refused(Stage.MEMORY, Category.TOO_MUCH_MEMORY)
-# If only running shows it: the runtime runs out of memory, or is stopped at its limit.
+# For models whose need shows only in a run: the runtime runs out of memory, or is stopped at its limit.
 _RUNS_OUT = _MEMORY + refused(Stage.INFERENCE, Category.TOO_MUCH_MEMORY, Category.FAILED, Category.CRASHED)
 _TIMED_OUT = refused(Stage.INFERENCE, Category.TIMED_OUT)
 _TOO_DEEP = refused(Stage.PARSE, Category.TOO_DEEP)
@@ -32,7 +32,7 @@ _4_TIB = [1 << 20, 1 << 20]  # of FP32
 HALL.texts(
     _MEMORY,
     """
-    input_of_4_tib: A picture that no box holds
+    input_of_4_tib: An input too large for any box
         (float[1048576,1048576] x) => (float[1048576,1048576] y) { y = Relu(x) }
     """,
 )
@@ -41,8 +41,8 @@ HALL.texts(
 HALL.texts(
     (*_MEMORY, *refused(Stage.GRAPH, Category.SHAPE_MISMATCH)),
     """
-    # Sizes whose product does not fit into 64 bits are too much memory, or no shape at all.
-    input_beyond_64_bits: Sizes that multiply to nothing in 64 bits
+    # Sizes whose product does not fit into 64 bits are too much memory, or an invalid shape.
+    input_beyond_64_bits: Sizes with a product that is zero in 64 bits
         (float[4294967296,4294967296] x) => (float[4294967296,4294967296] y) { y = Relu(x) }
     """,
 )
@@ -50,14 +50,14 @@ HALL.texts(
 
 @HALL.model(*_MEMORY, *_RUNS_OUT, *refused(Stage.SESSION, Category.TOO_MUCH_MEMORY, Category.REFUSED, Category.CRASHED))
 def constant_of_4_tib() -> onnx.ModelProto:
-    """As many zeros as a constant says: constant folding makes them all"""
+    """As many zeros as a constant says: constant folding would make them all"""
     nodes = node("ConstantOfShape", "sizes", "zeros"), node("ReduceSum", "zeros", "sum", keepdims=0)
     return chain(*nodes, node("Add", "x sum", "y"), constants=[constant("sizes", _4_TIB, np.int64)])
 
 
 @HALL.model(*_RUNS_OUT)
 def inside_of_4_tib() -> onnx.ModelProto:
-    """The sum of a column times a row, of a million each: small ends, large inside"""
+    """The sum of a column times a row, of a million each: small ends, a large intermediate result"""
     column, row = constant("column", [-1, 1], np.int64), constant("row", [1, -1], np.int64)
     nodes = [
         node("Reshape", "x column", "a"),
@@ -70,8 +70,8 @@ def inside_of_4_tib() -> onnx.ModelProto:
 
 
 def _sized_by_input(datatype: str, nodes: list[onnx.NodeProto], *constants: onnx.TensorProto) -> onnx.ModelProto:
-    """Makes as many numbers as its input says. Ordinary inputs are small ones, so it may be served: what a request
-    asks for is held within limits when it is asked. It may also be refused for what extreme ones do."""
+    """Makes as many numbers as its input says. Ordinary inputs are small, so it may be served; requests are limited
+    when they run. It may also be refused because extreme golden inputs fail."""
     ends: dict[str, Any] = {"inputs": [value("x", datatype, [1])], "outputs": [value("y", dims=None)]}
     return chain(*nodes, constants=constants, **ends)
 
@@ -100,9 +100,9 @@ for _name, _how, _datatype, _nodes, _constants in (
 HALL.texts(
     _RUNS_OUT,
     """
-    output_of_4_tib: Four numbers spread over four tebibytes
+    output_of_4_tib: A number expanded to four tebibytes
         (float[1,1] x) => (float[1048576,1048576] y) <int64[2] sizes = {1048576,1048576}> { y = Expand(x, sizes) }
-    grows_without_end: A Loop that keeps what it makes at every trip, and takes a million million trips
+    grows_without_end: A Loop that collects a result per trip, with a million million trips
         <bool yes = {1}, int64 trips = {1000000000000}, float one = {1}, int64[1] sizes = {262144}> {
         all = Loop(trips, yes) <body = body(int64 i, bool go) => (bool on, float[] kept) { on = Identity(go)
         kept = Expand(one, sizes) }> sum = ReduceSum<keepdims = 0>(all) y = Add(x, sum) }
@@ -126,7 +126,7 @@ def _endless(*carried: onnx.NodeProto) -> onnx.ModelProto:
     return chain(node("Loop", ["", "yes", "x"], ["y"], body=inner), constants=[constant("yes", True, np.bool_)])
 
 
-HALL.add("loop_endless", "a Loop that nothing ends", partial(_endless, node("Identity", "v", "w")), *_TIMED_OUT)
+HALL.add("loop_endless", "a Loop that never ends", partial(_endless, node("Identity", "v", "w")), *_TIMED_OUT)
 HALL.add(
     "loop_of_many_trips",
     "a Loop of a million million trips",
@@ -147,21 +147,20 @@ def _varint(number: int) -> bytes:
 
 
 def _message(tag: int, content: bytes) -> bytes:
-    """A field that holds a message (or a text), as protobuf writes it."""
+    """Encode a field with a message (or a text), as protobuf does."""
     return bytes([tag << 3 | 2]) + _varint(len(content)) + content
 
 
 def _named(output: str) -> bytes:
-    """The name of a graph, and its only output."""
+    """Encode the name of a graph and its only output."""
     return _message(2, b"branch") + _message(12, value(output).SerializeToString())
 
 
 def _nested(depth: int, path: Path) -> None:
-    """Ifs inside each other, put together by hand since protobuf writes no deeper than it reads.
+    """Write Ifs inside each other, encoded by hand because protobuf writes no deeper than it reads.
 
-    Field numbers are onnx.proto's: of a graph 1 is a node, 2 the name, 11 an input, 12 an
-    output; of a node 1 and 2 are inputs and
-    outputs, 4 the operator, 5 an attribute; of an attribute 1 is the name, 6 the graph, 20 its type (5, a graph).
+    Field numbers are from onnx.proto. Graph: 1 node, 2 name, 11 input, 12 output. Node: 1 inputs, 2 outputs,
+    4 operator, 5 attribute. Attribute: 1 name, 6 graph, 20 type (5: graph).
     """
 
     def plain(name: str) -> bytes:
@@ -193,10 +192,10 @@ def chain_of_100_000() -> onnx.ModelProto:
     return long_chain(100_000)
 
 
-# Runtimes take too long for it; a faster one may serve it.
+# Present runtimes take too long for it; a faster one may serve it.
 @HALL.model(SERVED, *(Ending(stage, Category.TIMED_OUT) for stage in _READING), costly=True)
 def node_of_100_000_outputs() -> onnx.ModelProto:
-    """A node that takes its input apart into a hundred thousand outputs, of which one is used"""
+    """A node with a hundred thousand outputs, one of them used"""
     count = 100_000
     parts = node("Split", ["x"], [f"p{at}" for at in range(count)], num_outputs=count)
     ends: dict[str, Any] = {"inputs": [value("x", dims=[count])], "outputs": [value("y", dims=[1])]}
@@ -217,7 +216,7 @@ def description_of_100_mb() -> onnx.ModelProto:
     return proto
 
 
-# Each function calls the next twice: put in place of their calls they are a thousand million nodes.
+# Each function calls the next twice: inlined, they are a thousand million nodes.
 _LAUGHS = (
     refused(Stage.GRAPH, Category.TOO_DEEP, Category.TOO_LARGE) + refused(Stage.PARSE, Category.TOO_DEEP) + _MEMORY
 )

@@ -1,4 +1,4 @@
-"""Graphs that cannot be computed: cycles, loose ends, names used twice."""
+"""Graphs that cannot be computed: cycles, dangling names, duplicate names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def no_graph() -> onnx.ModelProto:
 
 HALL.models(
     _NO_GRAPH,
-    no_nodes=("A graph that computes nothing and promises an output", chain()),
+    no_nodes=("A graph without nodes that declares an output", chain()),
     no_outputs=("A graph without outputs", relu(outputs=[])),
 )
 
@@ -42,7 +42,7 @@ HALL.models(
 
 HALL.models(
     _CYCLE,
-    cycle_of_one=("A node that reads what it makes", chain(node("Add", "x y", "y", name="own"))),
+    cycle_of_one=("A node that reads its own output", chain(node("Add", "x y", "y", name="own"))),
     cycle_of_many=(
         "A ring of two thousand nodes",
         chain(*[node("Identity", f"t{at}", f"t{(at + 1) % 2000}") for at in range(2000)], node("Add", "x t0", "y")),
@@ -58,7 +58,7 @@ HALL.texts(
     cycle_in_a_branch: A cycle inside the branch of an If
         (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] b) { a = Add(x, b) b = Relu(a) }> }
-    cycle_through_a_branch: A branch that reads what the If makes
+    cycle_through_a_branch: A branch that reads the If's output
         (bool up, float[n,4] x) => (float[n,4] y) { [choice] y = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] t) { t = Relu(y) }> }
     cycle_off_the_way: A cycle that no output depends on
@@ -83,10 +83,10 @@ def functions_call_each_other() -> onnx.ModelProto:
     return calling(*two)
 
 
-# -- loose ends ------------------------------------------------------------------------------------------------------
+# -- dangling names --------------------------------------------------------------------------------------------------
 
 
-# ONNX says that functions do not see it; ONNX Runtime puts them in place of their call, where it is seen.
+# By ONNX's rules functions cannot see it; ONNX Runtime inlines the function where it can.
 @HALL.model(SERVED, *_DANGLING)
 def dangling_in_a_function() -> onnx.ModelProto:
     """A function that reads a tensor of the graph, which functions do not see"""
@@ -96,18 +96,18 @@ def dangling_in_a_function() -> onnx.ModelProto:
 HALL.texts(
     _DANGLING,
     """
-    dangling_input: A node that reads what nothing makes
+    dangling_input: A node that reads an undefined tensor
         [sum] y = Add(x, missing)
-    dangling_output: An output that nothing makes
+    dangling_output: An output that no node makes
         (float[n,4] x) => (float[n,4] y, float[n,4] missing) { y = Relu(x) }
-    dangling_in_a_branch: A branch that reads what nothing makes, inside or outside
+    dangling_in_a_branch: A branch that reads a tensor undefined inside and outside
         (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] t) { t = Add(x, missing) }> }
-    dangling_out_of_a_branch: A node that reads what is made inside a branch, where it cannot be seen from outside
+    dangling_out_of_a_branch: A node that reads a tensor from inside a branch, where it is not visible
         (bool up, float[n,4] x) => (float[n,4] y) { h = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] t) { inside = Relu(x) t = Neg(inside) }>
         y = Add(h, inside) }
-    dangling_output_of_a_branch: A branch whose output nothing makes
+    dangling_output_of_a_branch: A branch with an output that no node makes
         (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] missing) { t = Relu(x) }> }
     """,
@@ -119,15 +119,15 @@ HALL.texts(
 
 @HALL.model(*_DUPLICATE)
 def two_functions_of_one_name() -> onnx.ModelProto:
-    """Two functions of one name"""
+    """Two functions with the same name"""
     return calling(*(function("Outer", [node(operator, "a", "b")]) for operator in ("Relu", "Neg")))
 
 
 HALL.texts(
     (*_DUPLICATE, *refused(Stage.SESSION, Category.REFUSED)),
     """
-    # ONNX tells only tensors apart by their names; ONNX Runtime nodes as well.
-    two_nodes_of_one_name: Two nodes called the same
+    # ONNX requires unique names of tensors only; ONNX Runtime of nodes as well.
+    two_nodes_of_one_name: Two nodes with the same name
         [same] h = Relu(x) [same] y = Neg(h)
     """,
 )
@@ -143,16 +143,16 @@ def function_of_two_opsets() -> onnx.ModelProto:
 
 @HALL.model(*_DUPLICATE)
 def two_models_in_one_file() -> onnx.ModelProto:
-    """A model appended to itself, which protobuf reads as one with everything twice"""
+    """A model appended to itself, which protobuf reads as one model with everything twice"""
     return onnx.ModelProto.FromString(relu().SerializeToString() * 2)
 
 
 HALL.texts(
     _DUPLICATE,
     """
-    node_makes_an_input: A node whose output is called as an input is
+    node_makes_an_input: A node whose output has the name of an input
         x = Relu(x) y = Neg(x)
-    node_makes_a_constant: A node whose output is called as an initialiser is
+    node_makes_a_constant: A node whose output has the name of an initialiser
         <float w = {1}> { w = Relu(x) y = Add(x, w) }
     two_nodes_make_one_tensor: Two nodes with the same output
         y = Relu(x) [two] y = Neg(x)
@@ -160,17 +160,17 @@ HALL.texts(
         (float[n,4] x, int64[n,4] x) => (float[n,4] y) { y = Relu(x) }
     two_outputs_of_one_name: One output listed twice
         (float[n,4] x) => (float[n,4] y, float[n,4] y) { y = Relu(x) }
-    # Runtimes take one of the two without a word; ONNX says that names are unique.
+    # Runtimes take one of the two silently; ONNX requires unique names.
     two_constants_of_one_name: Two initialisers called w, with different numbers
         <float w = {1}, float w = {2}> { y = Mul(x, w) }
-    branch_hides_a_name: A branch that makes a tensor called as one outside is
+    branch_hides_a_name: A branch with a tensor that has the name of one outside
         (bool up, float[n,4] x) => (float[n,4] y) { h = Relu(x)
         z = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] h) { h = Neg(x) }> y = Add(h, z) }
-    branch_hides_an_input: A branch that makes a tensor called as an input is
+    branch_hides_an_input: A branch with a tensor that has the name of an input
         (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] x) { [in] x = Neg(up) }> }
-    branch_in_a_branch_hides_a_name: A branch of a branch that makes a tensor called as one outside of both is
+    branch_in_a_branch_hides_a_name: A branch in a branch with a tensor that has the name of one outside both
         (bool up, float[n,4] x) => (float[n,4] y) { h = Relu(x)
         y = If(up) <else_branch = branch () => (float[n,4] e) { e = Neg(x) }, then_branch = branch () =>
         (float[n,4] t) { t = If(up) <else_branch = branch () => (float[n,4] f) { f = Neg(x) },
@@ -190,9 +190,9 @@ HALL.texts(
 )
 
 
-# Protobuf of one kind refuses such bytes as text, of another kind hands them on.
+# Some protobuf implementations refuse such bytes as text, others pass them on.
 @HALL.file(*_BAD_NAME, *refused(Stage.PARSE, Category.DAMAGED, Category.BAD_NAME))
 def name_not_utf8(path: Path) -> None:
-    """Names of bytes that are no text"""
+    """Names that are not valid UTF-8"""
     proto = chain(node("Relu", "INPUT", "y"), inputs=[value("INPUT")])
     path.write_bytes(proto.SerializeToString().replace(b"INPUT", b"\xff\xfe\xfd\xfc\xfb"))

@@ -1,4 +1,4 @@
-"""Operators that no runtime has, and nodes that their operators do not allow."""
+"""Unknown operators, and nodes that their operators do not allow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HALL = Hall()
 _DOMAIN = refused(Stage.OPERATORS, Category.UNKNOWN_DOMAIN)
 _OPERATOR = refused(Stage.OPERATORS, Category.UNKNOWN_OPERATOR)
 _INVALID = refused(Stage.GRAPH, Category.INVALID_NODE)
-# An attribute and the shapes contradict each other: either may be reported.
+# The attribute and the shapes contradict each other; either may be reported.
 _IMPOSSIBLE = _INVALID + refused(Stage.GRAPH, Category.SHAPE_MISMATCH)
 
 
@@ -31,7 +31,7 @@ def domain_unknown() -> onnx.ModelProto:
 
 @HALL.model(*_DOMAIN)
 def operator_of_extensions() -> onnx.ModelProto:
-    """Words taken apart by an operator of onnxruntime-extensions, whose library no runtime here loads"""
+    """An operator of onnxruntime-extensions, a library that no runtime here loads"""
     domains, ends = {"ai.onnx.contrib": 1}, {"inputs": [value("x", "BYTES")], "outputs": [value("y", "BYTES")]}
     return chain(node("StringUpper", "x", "y", domain="ai.onnx.contrib"), domains=domains, **ends)
 
@@ -39,7 +39,7 @@ def operator_of_extensions() -> onnx.ModelProto:
 HALL.texts(
     (*_DOMAIN, *_OPERATOR, *_INVALID),
     """
-    # Where a domain is not declared, one may miss the declaration or the operator.
+    # For an undeclared domain, either the declaration or the operator may be reported.
     domain_not_declared: An operator of a domain without a version
         y = com.example.Frobnicate(x)
     """,
@@ -48,7 +48,7 @@ HALL.texts(
 
 @HALL.model(*_DOMAIN, *_OPERATOR)
 def domain_in_a_branch() -> onnx.ModelProto:
-    """A custom operator in the branch that is not taken"""
+    """A custom operator in the branch that is never taken"""
     strange = node("Frobnicate", "x", "t", domain="com.example")
     then, other = body(strange, outputs=[value("t")]), body(node("Neg", "x", "e"), outputs=[value("e")])
     chosen = node("If", "up", "y", then_branch=then, else_branch=other)
@@ -57,18 +57,18 @@ def domain_in_a_branch() -> onnx.ModelProto:
 
 @HALL.model(*_OPERATOR)
 def operator_of_a_known_domain() -> onnx.ModelProto:
-    """An operator that a runtime's own domain does not have"""
+    """An unknown operator in a runtime's own domain"""
     return chain(node("Frobnicate", "x", "y", domain="com.microsoft"), domains={"com.microsoft": 1})
 
 
 HALL.texts(
     _OPERATOR,
     """
-    operator_of_a_later_version: An operator that came with version 20, in a model of version 17
+    operator_of_a_later_version: An operator of opset 20 in a model of opset 17
         y = Gelu(x)
     operator_unknown: An operator that ONNX never had
         [odd] y = Frobnicate(x)
-    operator_in_other_case: ReLU as mathematicians write it
+    operator_in_other_case: ReLU in the wrong case
         y = RELU(x)
     """,
 )
@@ -77,9 +77,9 @@ HALL.texts(
 HALL.texts(
     (*_OPERATOR, *_INVALID),
     """
-    operator_withdrawn: An operator that was withdrawn with version 10
+    operator_withdrawn: An operator that opset 10 removed
         <float[2] factors = {1,2}> { y = Upsample(x, factors) }
-    operator_without_a_name: A node that does not say what it does
+    operator_without_a_name: A node without an operator
         y = (x)
     """,
 )
@@ -103,34 +103,34 @@ def operator_not_implemented() -> onnx.ModelProto:
 
 
 def _made(operator: str, inputs: str, outputs: str = "y", **attributes: Any) -> onnx.ModelProto:
-    """x FP32 [2, 4] with a constant `k`, to whatever comes out."""
+    """Return a model of one node: x FP32 [2, 4] and a constant `k`, to outputs of any shape."""
     made = node(operator, inputs, outputs, **attributes)
     ends = [value("x", dims=[2, 4])], [value("y", dims=None)]
     return chain(made, inputs=ends[0], outputs=ends[1], constants=[constant("k", [[1, 2, 3, 4]])])
 
 
 for _name, _how, _make in (
-    ("attribute_unknown", "an attribute that the operator does not have", partial(_made, "Relu", "x", alpha=1.0)),
-    ("attribute_missing", "an attribute that the operator cannot do without", partial(_made, "Concat", "x x")),
+    ("attribute_unknown", "an attribute unknown to the operator", partial(_made, "Relu", "x", alpha=1.0)),
+    ("attribute_missing", "a missing required attribute", partial(_made, "Concat", "x x")),
     ("attribute_of_a_wrong_type", "a text where a number belongs", partial(_made, "Concat", "x x", axis="zero")),
     ("attribute_without_a_graph", "an If with one branch", partial(_made, "If", "x", then_branch=graph([], [], []))),
     ("inputs_too_few", "a sum of one", partial(_made, "Add", "x")),
     ("inputs_too_many", "a ReLU of two", partial(_made, "Relu", "x k")),
     ("inputs_none", "a sum of nothing", partial(_made, "Add", "")),
     ("outputs_too_many", "a ReLU with two results", partial(_made, "Relu", "x", "y z")),
-    ("constant_without_a_value", "a constant that does not say which", partial(_made, "Constant", "")),
+    ("constant_without_a_value", "a Constant without a value", partial(_made, "Constant", "")),
     ("cast_to_nothing", "a conversion to an unknown type", partial(_made, "Cast", "x", to=999)),
 ):
     HALL.add(_name, _how, _make, *_INVALID)
 
 for _name, _how, _make in (
-    ("axis_beyond", "the ninth dimension of two", partial(_made, "Concat", "x x", axis=9)),
-    ("axis_huge", "an axis as far from zero as can be", partial(_made, "Softmax", "x", axis=-(2**63))),
-    ("permutation_wrong", "dimensions changed round that are not there", partial(_made, "Transpose", "x", perm=[0, 7])),
+    ("axis_beyond", "axis 9 of two dimensions", partial(_made, "Concat", "x x", axis=9)),
+    ("axis_huge", "the lowest 64-bit integer as axis", partial(_made, "Softmax", "x", axis=-(2**63))),
+    ("permutation_wrong", "a permutation of missing dimensions", partial(_made, "Transpose", "x", perm=[0, 7])),
     ("permutation_repeated", "one dimension twice", partial(_made, "Transpose", "x", perm=[0, 0])),
     ("split_to_nothing", "parts that do not add up", partial(_made, "Split", "x", "y z w", axis=1)),
 ):
-    # A runtime that keeps 32 bits of a number takes the huge axis for the first one, which is harmless.
+    # A runtime that truncates the huge axis to 32 bits reads axis 0, which is harmless.
     HALL.add(_name, _how, _make, *_IMPOSSIBLE, *((SERVED,) if _name == "axis_huge" else ()))
 
 
@@ -145,7 +145,7 @@ HALL.texts(
 
 @HALL.model(*_INVALID)
 def attribute_without_a_type() -> onnx.ModelProto:
-    """An attribute that does not say which kind of value it has"""
+    """An attribute without a type"""
     proto = _made("Concat", "x x", axis=0)
     proto.graph.node[0].attribute[0].type = onnx.AttributeProto.UNDEFINED
     return proto
@@ -154,8 +154,8 @@ def attribute_without_a_type() -> onnx.ModelProto:
 HALL.texts(
     (SERVED, *_INVALID),
     """
-    # ONNX does not allow it; ONNX Runtime goes by the attribute's default.
-    attribute_refers_to_nothing: An attribute handed on from a function, where there is no function
+    # ONNX does not allow it; ONNX Runtime uses the attribute's default.
+    attribute_refers_to_nothing: A reference to a function's attribute outside any function
         (float[2,4] x) => (float[] y) <float[1,4] k = {1,2,3,4}> { y = LeakyRelu<alpha: float = @slope>(x) }
     """,
 )
@@ -177,18 +177,18 @@ def _convolved(**attributes: Any) -> onnx.ModelProto:
     return chain(node("Conv", "x w", "y", **attributes), inputs=ends[0], outputs=ends[1], constants=[weights])
 
 
-# Numbers that a runtime divides by, or takes for sizes: its graph may be refused, or it fails when it runs; it must not
-# take anything else with it.
+# Numbers that a runtime divides by, or uses as sizes. The graph may be refused, or fail when it runs, but it must not
+# affect anything else.
 _HARMFUL = _IMPOSSIBLE + refused(Stage.SESSION, Category.REFUSED, Category.CRASHED)
 _HARMFUL += refused(Stage.INFERENCE, Category.FAILED, Category.CRASHED)
 for _name, _how, _attributes in (
     ("convolution_group_0", "no groups: a division by zero", {"group": 0}),
-    ("convolution_group_huge", "more groups than there are numbers", {"group": 2**62}),
-    ("convolution_stride_0", "a step of nothing: a division by zero", {"strides": [0, 0]}),
-    ("convolution_stride_negative", "steps backwards", {"strides": [-1, -1]}),
+    ("convolution_group_huge", "far too many groups", {"group": 2**62}),
+    ("convolution_stride_0", "a stride of 0: a division by zero", {"strides": [0, 0]}),
+    ("convolution_stride_negative", "a negative stride", {"strides": [-1, -1]}),
     ("convolution_dilation_huge", "a window wider than any picture", {"dilations": [2**40, 2**40]}),
-    ("convolution_pads_negative", "a picture that is cut off entirely", {"pads": [-9, -9, -9, -9]}),
-    ("convolution_kernel_wrong", "a window other than that of the weights", {"kernel_shape": [5, 5]}),
+    ("convolution_pads_negative", "padding that removes the whole picture", {"pads": [-9, -9, -9, -9]}),
+    ("convolution_kernel_wrong", "a kernel size other than that of the weights", {"kernel_shape": [5, 5]}),
 ):
     HALL.add(_name, f"a convolution with {_how}", partial(_convolved, **_attributes), *_HARMFUL)
 
@@ -199,12 +199,10 @@ def _pooled(**attributes: Any) -> onnx.ModelProto:
 
 
 HALL.add("pool_of_0", "a pool of no pixels", partial(_pooled, kernel_shape=[0, 0]), *_HARMFUL)
-HALL.add(
-    "pool_stride_0", "a pool with a step of nothing", partial(_pooled, kernel_shape=[2, 2], strides=[0, 0]), *_HARMFUL
-)
+HALL.add("pool_stride_0", "a pool with a stride of 0", partial(_pooled, kernel_shape=[2, 2], strides=[0, 0]), *_HARMFUL)
 HALL.add(
     "depth_to_space_0",
-    "blocks of no size: a division by zero",
+    "a block size of 0: a division by zero",
     lambda: chain(
         node("DepthToSpace", "x", "y", blocksize=0),
         inputs=[value("x", dims=[1, 4, 2, 2])],

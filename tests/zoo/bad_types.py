@@ -1,4 +1,4 @@
-"""Types and shapes that contradict each other, and types that the protocol cannot carry."""
+"""Contradictory types and shapes, and types that the protocol cannot carry."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ HALL.texts(
         <int64 k = {1}> { y = Add(x, k) }
     type_not_taken: A text is multiplied
         (string[n,4] x) => (string[n,4] y) { y = Mul(x, x) }
-    type_declared_otherwise: An output declared as integers that is made of floats
+    type_declared_otherwise: An output declared as integers that has floats
         (float[n,4] x) => (int64[n,4] y) { y = Relu(x) }
-    type_of_condition: An If by a number
+    type_of_condition: An If with a number as condition
         (float up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] t) { t = Relu(x) }> }
     type_of_branches: An If whose branches make different types
@@ -53,7 +53,7 @@ def _matrices(one: list[int], other: list[int]) -> onnx.ModelProto:
 HALL.add("shape_of_matrices", "a product of matrices that do not fit", partial(_matrices, [3, 4], [5, 6]), *_SHAPE)
 
 
-# ONNX's own rules pass over these two, which show when the model runs.
+# ONNX's own rules do not find these two; they show when the model runs.
 _SHOWN_LATE = _SHAPE + refused(Stage.INFERENCE, Category.FAILED)
 
 
@@ -70,7 +70,7 @@ HALL.texts(
     """
     shape_not_broadcast: A sum of three and five numbers
         (float[3] x) => (float[] y) <float[5] five = {1,1,1,1,1}> { y = Add(x, five) }
-    shape_joined: Rows of different lengths put below each other
+    shape_joined: A concatenation of rows of different lengths
         (float[2,3] a, float[2,4] b) => (float[] y) { y = Concat<axis = 0>(a, b) }
     """,
 )
@@ -79,7 +79,7 @@ HALL.texts(
 HALL.texts(
     _SHOWN_LATE,
     """
-    shape_rearranged: Six numbers rearranged as four
+    shape_rearranged: Six numbers reshaped to four
         (float[2,3] x) => (float[] y) <int64[1] four = {4}> { y = Reshape(x, four) }
     """,
 )
@@ -87,7 +87,7 @@ HALL.texts(
 
 @HALL.model(*_SHAPE)
 def shape_deep_inside() -> onnx.ModelProto:
-    """Shapes that only turn out not to fit when those before are worked out"""
+    """Shapes that turn out to be incompatible only after inference of earlier ones"""
     constants = [constant("w", np.ones((4, 7))), constant("v", np.ones((8, 2)))]
     nodes = node("MatMul", "x w", "h"), node("Relu", "h", "g"), node("MatMul", "g v", "y")
     return chain(*nodes, constants=constants, outputs=[value("y", dims=["n", 2])])
@@ -96,8 +96,8 @@ def shape_deep_inside() -> onnx.ModelProto:
 HALL.texts(
     (SERVED, *_SHAPE),
     """
-    # Exporters are careless with the shapes of outputs, and runtimes only warn: refusing these would refuse models that
-    # people use every day.
+    # Exporters often declare wrong output shapes, and runtimes only warn: refusing these would refuse models that are
+    # in wide use.
     shape_declared_otherwise: An output declared with five columns that has four
         (float[n,4] x) => (float[n,5] y) { y = Relu(x) }
     shape_of_another_rank: An output declared with three dimensions that has two
@@ -106,9 +106,9 @@ HALL.texts(
 )
 
 
-# A tensor that contradicts itself: the bytes are not what its shape says. Damage or a wrong shape, as one sees it.
+# A tensor whose bytes do not match its shape. Either the bytes or the shape may be reported.
 _BYTES = _SHAPE + refused(Stage.GRAPH, Category.INVALID_NODE) + refused(Stage.PARSE, Category.DAMAGED)
-_BYTES += refused(Stage.MEMORY, Category.TOO_MUCH_MEMORY)  # by what the shape says
+_BYTES += refused(Stage.MEMORY, Category.TOO_MUCH_MEMORY)  # by the size of the shape
 
 
 def _weights(change: Mapping[str, Any]) -> onnx.ModelProto:
@@ -132,8 +132,8 @@ for _name, _how, _change in (
         {"raw_data": b"", "float_data": [1, 2]},
     ),
     ("weights_negative", "weights with a negative size", {"dims": [-4]}),
-    ("weights_overflow", "weights whose sizes multiply to nothing in 64 bits", {"dims": [2**32, 2**32]}),
-    ("weights_without_a_type", "weights without a type of elements", {"data_type": 0}),
+    ("weights_overflow", "weights with sizes whose product is zero in 64 bits", {"dims": [2**32, 2**32]}),
+    ("weights_without_a_type", "weights without an element type", {"data_type": 0}),
     ("weights_of_an_unknown_type", "weights of an unknown type", {"data_type": 999}),
 ):
     _endings = _BYTES + _TYPE + refused(Stage.GRAPH, Category.UNSERVABLE_TYPE) if "type" in _name else _BYTES
@@ -152,9 +152,9 @@ for _name, _how, _kind in (
     ("elements_complex", "complex numbers", TensorProto.COMPLEX64),
     ("elements_float8", "numbers of eight bits", TensorProto.FLOAT8E4M3FN),
     ("elements_int4", "integers of four bits", TensorProto.INT4),
-    ("elements_undefined", "elements of no type", TensorProto.UNDEFINED),
+    ("elements_undefined", "elements of the type UNDEFINED", TensorProto.UNDEFINED),
     ("elements_unknown", "elements of an unknown type", 999),
-    ("elements_negative", "elements of a type below zero", -1),
+    ("elements_negative", "elements of a negative type", -1),
 ):
     HALL.add(_name, f"an input of {_how}", partial(_of_type, int(_kind)), *_UNSERVABLE)
 
@@ -168,7 +168,7 @@ def _taking(kind: onnx.TypeProto, operator: str) -> onnx.ModelProto:
 
 @HALL.model(*_UNSERVABLE)
 def map_out() -> onnx.ModelProto:
-    """Probabilities by name, as scikit-learn's converters write them unless told otherwise"""
+    """Probabilities by class name, as scikit-learn's converters write them by default"""
     kind = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.STRING, _FLOATS))
     zipped = node("ZipMap", "x", "y", domain="ai.onnx.ml", classlabels_strings=["a", "b", "c", "d"])
     return chain(zipped, outputs=[helper.make_value_info("y", kind)], domains={"ai.onnx.ml": 3})
@@ -176,7 +176,7 @@ def map_out() -> onnx.ModelProto:
 
 HALL.add(
     "optional_in",
-    "an input that may be nothing",
+    "an optional input type",
     partial(_taking, helper.make_optional_type_proto(_FLOATS), "OptionalGetElement"),
     *_UNSERVABLE,
 )
@@ -189,7 +189,7 @@ HALL.texts(
         (seq(float[4]) x) => (float[] y) { y = ConcatFromSequence<axis = 0>(x) }
     sequence_out: An output that is a sequence of tensors
         (float[n,4] x) => (seq(float[4]) y) { y = SplitToSequence<axis = 0>(x) }
-    sequence_out_unsaid: An output without a type that is a sequence of tensors by the node that makes it
+    sequence_out_unsaid: An output without a type, which by its node is a sequence of tensors
         (float[n,4] x) => ( y) { y = SplitToSequence<axis = 0>(x) }
     sparse_in: An input that is a sparse tensor
         (sparse_tensor(float[4]) x) => (float[] y) { y = Relu(x) }

@@ -1,4 +1,4 @@
-"""A model of the zoo, how it is made and how it must end; and a hall, which collects models of one kind."""
+"""A model of the zoo, how it is made, and its expected outcome; and a hall, which collects models of one kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MODEL = re.compile(r"^ {4}(\w+): (.*)\n((?: {8}.*\n)+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Ending:
-    """How a model ends: served, or refused at a stage for a category."""
+    """The outcome of a model: served, or refused at a stage with a category."""
 
     stage: Stage | None = None
     category: Category | None = None
@@ -33,7 +33,7 @@ SERVED = Ending()
 
 
 def refused(stage: Stage, *categories: Category) -> tuple[Ending, ...]:
-    """Refused at a stage, for one of these categories."""
+    """Return refusals at a stage, with any of these categories."""
     return tuple(Ending(stage, category) for category in categories)
 
 
@@ -45,9 +45,9 @@ Writer: TypeAlias = Callable[[Path], None]  # gets the path of the model file, i
 class Exhibit:
     """One model.
 
-    how: what is special about it. endings: the ways in which it may end; several only if several are right. warns: the
+    how: what is special about it. endings: the possible outcomes; several only if several are right. warns: the
     expected warning if it is served. file: its name, if that matters. costly: takes more than a few seconds to make or
-    examine, or a lot of disk. not_as_root: needs file permissions, which do not apply to root.
+    examine, or much disk space. not_as_root: needs file permissions, which do not apply to root.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Hall:
     def model(
         self, *endings: Ending, warns: Category | None = None, file: str = MODEL, costly: bool = False
     ) -> Callable[[Proto], Proto]:
-        """For a function that makes a model."""
+        """Decorate a function that makes a model."""
 
         def collect(make: Proto) -> Proto:
             self.add(make.__name__, make.__doc__ or "", make, *endings, warns=warns, file=file, costly=costly)
@@ -94,7 +94,7 @@ class Hall:
     def file(
         self, *endings: Ending, file: str = MODEL, costly: bool = False, not_as_root: bool = False
     ) -> Callable[[Writer], Writer]:
-        """For a function that writes the file itself."""
+        """Decorate a function that writes the file itself."""
 
         def collect(write: Writer) -> Writer:
             how = " ".join((write.__doc__ or "").split())
@@ -105,16 +105,16 @@ class Hall:
         return collect
 
     def content(self, name: str, how: str, content: bytes, endings: tuple[Ending, ...]) -> None:
-        """A model file of these bytes."""
+        """Add a model file with these bytes."""
         self.exhibits.append(Exhibit(name, how, partial(_write, content), endings))
 
     def models(self, endings: tuple[Ending, ...], **models: tuple[str, onnx.ModelProto]) -> None:
-        """Models by name, each with how it is made, that all end in the same ways."""
+        """Add models by name, each with its description, that all have the same outcomes."""
         for name, (how, proto) in models.items():
             self.content(name, how, proto.SerializeToString(), endings)
 
     def texts(self, endings: tuple[Ending, ...], models: str) -> None:
-        """Models that all end in the same ways, as text: `NAME: HOW`, and indented below it the graph for `parts.text`.
+        """Add models that all have the same outcomes, as text: `NAME: HOW`, then, indented, the graph for `parts.text`.
         A line that begins with # is a comment."""
         for found in _MODEL.finditer(re.sub(r"(?m)^ *#.*\n", "", models)):
             name, how, graph = found.groups()
@@ -130,7 +130,7 @@ class Hall:
         file: str = MODEL,
         costly: bool = False,
     ) -> None:
-        """A model that is made by any function."""
+        """Add a model that a function makes."""
 
         def write(path: Path) -> None:
             path.write_bytes(make().SerializeToString())

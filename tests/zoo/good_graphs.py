@@ -1,4 +1,4 @@
-"""Graphs as exporters write them: control flow, functions, things left away, doubled or never used."""
+"""Graphs as exporters write them: control flow, functions, omitted, duplicate and unused parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCAL = "zoo.local"
 
 
 def nested_ifs(depth: int) -> onnx.ModelProto:
-    """y = x, decided `depth` times over, each If inside the one before."""
+    """Return y = x through `depth` Ifs, each inside the one before."""
     inner = body(node("Identity", "x", "y0"), outputs=[value("y0")])
     for level in range(1, depth + 1):
         other = body(node("Neg", "x", f"n{level}"), outputs=[value(f"n{level}")])
@@ -26,7 +26,7 @@ def nested_ifs(depth: int) -> onnx.ModelProto:
 
 
 def counted_loop(trips: str, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]) -> onnx.ModelProto:
-    """Doubles x as often as `trips` says; `nodes` make what the loop needs."""
+    """Return a Loop that doubles x `trips` times; `nodes` make its inputs."""
     inner = graph(
         [node("Identity", "go", "on"), node("Add", "v v", "w")],
         [value("i", "INT64", []), value("go", "BOOL", []), value("v")],
@@ -38,13 +38,13 @@ def counted_loop(trips: str, nodes: list[onnx.NodeProto], constants: list[onnx.T
 
 
 def function(name: str, nodes: list[onnx.NodeProto], domains: dict[str, int] | None = None) -> onnx.FunctionProto:
-    """A function from `a` to `b`."""
+    """Return a function from `a` to `b`."""
     opsets = [helper.make_opsetid(domain, version) for domain, version in {"": 17, **(domains or {})}.items()]
     return helper.make_function(LOCAL, name, ["a"], ["b"], nodes, opsets)
 
 
 def calling(*functions: onnx.FunctionProto, first: str = "Outer", ir: int = 9) -> onnx.ModelProto:
-    """A model that calls one of its own functions."""
+    """Return a model that calls one of its own functions."""
     call = node(first, "x", "y", domain=LOCAL)
     return chain(call, domains={LOCAL: 1}, functions=functions, ir=ir)
 
@@ -56,19 +56,19 @@ def long_chain(nodes: int) -> onnx.ModelProto:
 
 @HALL.model(SERVED, costly=True)
 def if_nested_deep() -> onnx.ModelProto:
-    """Twenty Ifs inside each other, which every parser takes"""
+    """Twenty Ifs inside each other, which every parser accepts"""
     return nested_ifs(20)
 
 
 @HALL.model(SERVED)
 def local_function() -> onnx.ModelProto:
-    """A function of the model's own"""
+    """A model-local function"""
     return calling(function("Outer", [node("Relu", "a", "c"), node("Neg", "c", "b")]))
 
 
 @HALL.model(SERVED)
 def functions_in_functions() -> onnx.ModelProto:
-    """Functions that call each other, written in the order in which they are called"""
+    """Functions that call each other, listed in the order of the calls"""
     outer = function(
         "Outer", [node("Inner", "a", "c", domain=LOCAL), node("Inner", "c", "b", domain=LOCAL)], {LOCAL: 1}
     )
@@ -77,7 +77,7 @@ def functions_in_functions() -> onnx.ModelProto:
 
 @HALL.model(SERVED)
 def function_with_attribute() -> onnx.ModelProto:
-    """A function that hands an attribute on"""
+    """A function that passes an attribute on"""
     scaled = node("LeakyRelu", "a", "b")
     reference = onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
     scaled.attribute.append(reference)
@@ -106,7 +106,7 @@ def function_never_called() -> onnx.ModelProto:
 
 @HALL.model(SERVED)
 def function_overloads() -> onnx.ModelProto:
-    """Two functions of one name with different overloads, since IR 10"""
+    """Two functions with the same name and different overloads, since IR 10"""
     two = [function("Outer", [node(operator, "a", "b")]) for operator in ("Relu", "Neg")]
     calls = [node("Outer", "x", "h", domain=LOCAL), node("Outer", "h", "y", domain=LOCAL)]
     for number in (0, 1):
@@ -116,7 +116,7 @@ def function_overloads() -> onnx.ModelProto:
 
 @HALL.model(SERVED)
 def optional_outputs_left_away() -> onnx.ModelProto:
-    """The first of a node's outputs left away: of a recurrent layer only the last state is wanted"""
+    """A node with its first output omitted: only the last state of a recurrent layer is wanted"""
     weights = [constant("w", np.ones((1, 12, 4)) / 9), constant("r", np.ones((1, 12, 4)) / 9)]
     row = constant("front", [0], np.int64)
     nodes = node("Unsqueeze", "x front", "steps"), node("GRU", "steps w r", ["", "y"], hidden_size=4)
@@ -134,7 +134,7 @@ def many_inputs_and_outputs() -> onnx.ModelProto:
 
 @HALL.model(SERVED)
 def sparse_weights() -> onnx.ModelProto:
-    """Weights of which only those that are not zero are written"""
+    """Sparse weights"""
     proto = chain(node("Mul", "x w", "y"))
     values, at = constant("w", [2.0, 3.0]), constant("", [0, 3], np.int64)
     proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, at, [4]))
@@ -151,7 +151,7 @@ def domain_spelled_out() -> onnx.ModelProto:
 
 @HALL.model(SERVED)
 def merged() -> onnx.ModelProto:
-    """Two models that onnx.compose put together, with an entry for the opset of each"""
+    """Two models merged by onnx.compose, with an opset entry of each"""
     first, second = relu(), chain(node("Neg", "a", "b"), inputs=[value("a")], outputs=[value("b")])
     return onnx.compose.merge_models(first, second, [("y", "a")])
 
@@ -162,10 +162,10 @@ HALL.texts(
     if_constant_condition: An If whose condition never changes
         <bool up = {1}> { y = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] t) { t = Relu(x) }> }
-    if_shapes_differ: Branches whose answers have different shapes
+    if_shapes_differ: Branches with results of different shapes
         (bool up, float[n,4] x) => (float[] y) { y = If(up) <else_branch = branch () => (float e) {
         e = ReduceSum<keepdims = 0>(x) }, then_branch = branch () => (float[n,4] t) { t = Relu(x) }> }
-    loop_collects: A Loop that collects what it makes at every trip
+    loop_collects: A Loop that collects a result per trip
         (float[n,4] x) => (float[trips,n,4] y) <bool yes = {1}, int64 three = {3}> { last,
         y = Loop(three, yes, x) <body = body(int64 i, bool go, float[n,4] v) => (bool on, float[n,4] w, float[n,4]
         kept) {
@@ -174,11 +174,11 @@ HALL.texts(
         <float[4] start = {0,0,0,0}> { last,
         y = Scan(start, x) <body = body(float[4] sum, float[4] row) => (float[4] next, float[4] seen) {
         next = Add(sum, row) seen = Identity(next) }, num_scan_inputs = 1> }
-    output_is_read_inside: An output that another node goes on from
+    output_is_read_inside: An output that another node reads
         (float[n,4] x) => (float[n,4] h, float[n,4] y) { h = Relu(x) y = Neg(h) }
-    constants_only: No inputs: it always answers the same
+    constants_only: No inputs: always the same answer
         () => (float[1,4] y) <float[1,4] a = {1,2,3,4}, float[1,4] b = {1,1,1,1}> { y = Add(a, b) }
-    random_numbers: An output that is another at every run
+    random_numbers: An output that differs in every run
         (float[n,4] x) => (float[n,4] y, float[n,4] z) { y = Relu(x)
         z = RandomUniformLike<high: float = 1, low: float = 0>(x) }
     """,
@@ -196,7 +196,7 @@ def metadata_of_all_kinds() -> onnx.ModelProto:
 
 HALL.models(
     (SERVED,),
-    if_branches=("An If by an input", nested_ifs(1)),
+    if_branches=("An If with an input as condition", nested_ifs(1)),
     if_nested=("Four Ifs inside each other", nested_ifs(4)),
     loop_counted=("A Loop of three trips", counted_loop("three", [], [constant("three", 3, np.int64)])),
     loop_of_no_trip=("A Loop that never runs", counted_loop("none", [], [constant("none", 0, np.int64)])),
@@ -205,7 +205,7 @@ HALL.models(
         chain(node("SplitToSequence", "x", "rows", axis=0), node("ConcatFromSequence", "rows", "y", axis=0)),
     ),
     optional_inputs_left_away=(
-        "Empty names in the middle and missing ones at the end of a node's inputs",
+        "Omitted inputs of a node: empty names in the middle, missing ones at the end",
         chain(node("Clip", ["x", "", "most"], ["h"]), node("Clip", "h", "y"), constants=[constant("most", 0.5)]),
     ),
     input_never_used=("An input that no node reads", relu(inputs=[value("x"), value("unused", "INT64", [3])])),
@@ -215,12 +215,12 @@ HALL.models(
         chain(node("Relu", "x", "y"), node("Identity", "y", "z"), outputs=[value("y"), value("z")]),
     ),
     output_is_a_constant=(
-        "One output from the input, and one that is a constant itself",
+        "One output from the input, and one that is a constant",
         relu(outputs=[value("y"), value("version", "INT64", [1])], constants=[constant("version", [7], np.int64)]),
     ),
-    output_is_an_input=("One output that no node makes: it is the input", relu(outputs=[value("y"), value("x")])),
+    output_is_an_input=("One output that is the input itself", relu(outputs=[value("y"), value("x")])),
     weights_in_typed_fields=(
-        "Weights one by one instead of as bytes",
+        "Weights as typed values instead of bytes",
         chain(node("Mul", "x w", "y"), constants=[helper.make_tensor("w", DTYPES["FP32"], [4], [1.0, 2.0, 3.0, 4.0])]),
     ),
     trained_network=("Three dense layers", dense()),

@@ -1,4 +1,4 @@
-"""Names that people and programs give: of tensors, nodes and files."""
+"""Names of tensors, nodes and files that people and programs use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ HALL = Hall()
 
 
 def _named(name: str) -> onnx.ModelProto:
-    """The name is that of the input, the node, an inner tensor, and begins the output's."""
+    """Return a model in which the input, the node, an inner tensor and the output have the name or begin with it."""
     first = node("Relu", [name], [f"{name} inner"], name=name)
     second = node("Neg", [f"{name} inner"], [f"{name} out"], name=f"{name} again")
     return chain(first, second, inputs=[value(name)], outputs=[value(f"{name} out")])
 
 
 _NAMES = {
-    "name_unicode": ("of several scripts", "größe/模型/вход"),
+    "name_unicode": ("in several scripts", "größe/模型/вход"),
     "name_emoji": ("beyond the basic plane", "\N{CAMERA}\N{ZERO WIDTH JOINER}\N{ROCKET}"),
     "name_spaces": ("with spaces at both ends", "  an input  "),
     "name_punctuation": ("as PyTorch and TensorFlow write them", "model/layer.0/conv2d:0|a=b,{c}[d]"),
@@ -45,7 +45,7 @@ for _key, _file in {
 
 @HALL.file(SERVED)
 def file_is_a_link(path: Path) -> None:
-    """The model file is a symbolic link to the file itself"""
+    """A model file that is a symbolic link to the real file"""
     target = path.parent / "the file itself"
     target.write_bytes(relu().SerializeToString())
     path.symlink_to(target.name)

@@ -1,4 +1,4 @@
-"""edged's verdict on a model file, in the terms of the manifest."""
+"""edged's verdict on a model file, in terms of the manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.zoo.exhibit import SERVED, Ending
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a model ended, the warnings of a served one, and the line for people, if any."""
+    """The outcome of a model, the warnings if it is served, and the message for users, if any."""
 
     ending: Ending
     warnings: tuple[Category, ...]
@@ -21,7 +21,7 @@ class Verdict:
 
 
 def judge(box: LocalBox, path: Path) -> Verdict:
-    """As `edged inspect` does it, in this process and its children. Whatever else it raises is edged's own failure."""
+    """Examine a file as `edged inspect` does, in this process and its children. Other exceptions are edged's bugs."""
     try:
         admission = box.examine(path, {})
     except ModelRefused as error:

@@ -1,4 +1,4 @@
-"""Every model of the zoo: the good ones, then the bad ones in the order of the stages that catch them."""
+"""Every model of the zoo: the good ones, then the bad ones in the order of the stages that refuse them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.zoo.runtime import Reach
 
 
 def exhibits(reach: Reach) -> tuple[Exhibit, ...]:
-    """All of them, as they have to end with a runtime of this reach. Names are unique."""
+    """Return all exhibits, with the outcomes expected for a runtime of this reach. Names are unique."""
     good = (good_types.HALL, good_graphs.HALL, good_names.HALL)
     bad = (bad_files.HALL, bad_graphs.HALL, bad_types.HALL, versions.hall(reach), versions.FIXED, bad_nodes.HALL)
     late = (bad_external.HALL, bad_appetites.HALL, bad_answers.HALL)

@@ -1,4 +1,4 @@
-"""What a process and everything it starts take while something is done: memory, and what is left of it afterwards."""
+"""Measure memory, processes and open files of a process and everything that it starts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
-_PAUSE = 0.05  # seconds between two looks
+_PAUSE = 0.05  # seconds between two measurements
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Tree:
-    """Watches what a process starts, in a `with`: `peak` is the most bytes that all of it had for itself at one look,
-    memory that is shared or backed by files left out. Children that are there from the start are not looked at."""
+    """Watches what a process starts, in a `with`. `peak` is the largest total of private memory in bytes, without
+    shared and file-backed memory. Children from before the start are not included."""
 
     def __init__(self, root: int) -> None:
         self.root, self.peak = root, 0
@@ -38,15 +38,15 @@ class Tree:
             self.peak = max(self.peak, sum(map(own_bytes, self.started())))
 
     def started(self) -> set[int]:
-        """What lives now and was started since."""
+        """Return the processes that were started since and still run."""
         return descendants(self.root, self._others) - self._others
 
 
 def descendants(root: int, without: Collection[int] = ()) -> set[int]:
-    """All processes that descend from one, itself left out, and those that descend by way of others."""
+    """Return all descendants of a process, except those that descend through one of `without`."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it ended while it was read
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it exited while it was read
             state, parent = stat.read_text().rpartition(")")[2].split()[:2]
             if state not in "ZX":
                 parents[int(stat.parent.name)] = int(parent)
@@ -57,7 +57,7 @@ def descendants(root: int, without: Collection[int] = ()) -> set[int]:
 
 
 def own_bytes(pid: int) -> int:
-    """Resident memory of a process, without what it shares and what lies in files; 0 when it is gone."""
+    """Return a process's resident memory without shared and file-backed memory; 0 if it has exited."""
     try:
         _, resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:3])
     except (OSError, ValueError):
@@ -66,5 +66,5 @@ def own_bytes(pid: int) -> int:
 
 
 def descriptors(pid: int) -> int:
-    """How many files a process has open."""
+    """Return the number of files that a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))

@@ -1,4 +1,4 @@
-"""What the models of the zoo are put together from. IR version and opset are set by hand, to what runtimes take."""
+"""Parts for the models of the zoo, with a fixed IR version and opset that the runtimes accept."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Dims = Sequence[int | str | None]
 
 
 def value(name: str, datatype: str = "FP32", dims: Dims | None = ("n", 4)) -> onnx.ValueInfoProto:
-    """An input or output; `dims` None leaves the shape away, a dimension None leaves that away."""
+    """Return an input or output. `dims` None omits the shape; a dimension None omits its size."""
     return helper.make_tensor_value_info(name, DTYPES[datatype], dims)
 
 
 def node(operator: str, inputs: str | Sequence[str], outputs: str | Sequence[str], **attributes: Any) -> onnx.NodeProto:
-    """Names are separated by spaces; pass sequences for names that have some."""
+    """Return a node. Names are separated by spaces; pass sequences for names with spaces."""
     inputs = inputs.split() if isinstance(inputs, str) else inputs
     outputs = outputs.split() if isinstance(outputs, str) else outputs
     return helper.make_node(operator, inputs, outputs, **attributes)
@@ -60,26 +60,26 @@ def chain(
     constants: Sequence[onnx.TensorProto] = (),
     **options: Any,
 ) -> onnx.ModelProto:
-    """From `x` to `y`, FP32 [n, 4] both by default; options are those of `model`."""
+    """Return a model from `x` to `y`, by default both FP32 [n, 4]; options are those of `model`."""
     ends = [value("x")] if inputs is None else inputs, [value("y")] if outputs is None else outputs
     return model(graph(nodes, *ends, constants), **options)
 
 
 def text(graph: str) -> onnx.ModelProto:
-    """A graph in ONNX's textual syntax (docs/Syntax.md of onnx). It may begin with its inputs and outputs; by default
-    those of `chain`. Braces around nodes alone may be left out."""
+    """Parse a graph in ONNX's textual syntax (docs/Syntax.md of onnx). It may begin with inputs and outputs; by default
+    those of `chain`. Braces around nodes alone may be omitted."""
     graph = graph.strip() if graph.strip()[0] in "(<" else f"{{ {graph} }}"
     ends = "" if graph.startswith("(") else "(float[n,4] x) => (float[n,4] y)"
     return model(onnx.parser.parse_graph(f"graph {ends} {graph}"))
 
 
 def relu(**options: Any) -> onnx.ModelProto:
-    """The plainest model there is: y = max(x, 0)."""
+    """Return the simplest model: y = max(x, 0)."""
     return chain(node("Relu", "x", "y"), **options)
 
 
 def body(*nodes: onnx.NodeProto, outputs: Sequence[onnx.ValueInfoProto], name: str = "branch") -> onnx.GraphProto:
-    """The branch of an If: it has no inputs and sees the names outside."""
+    """Return the branch of an If: it has no inputs and sees outer names."""
     return graph(nodes, [], outputs, name=name)
 
 
@@ -88,7 +88,7 @@ def choice(then: onnx.GraphProto, other: onnx.GraphProto, condition: str = "up",
 
 
 def dense(layers: int = 3, width: int = 64) -> onnx.ModelProto:
-    """A small network with most of its bytes in weights: x FP32 [n, width] to y of the same shape."""
+    """Return a small network with most of its bytes in weights: x FP32 [n, width] to y of the same shape."""
     random = np.random.default_rng(layers)
     weights = [constant(f"w{at}", random.standard_normal((width, width)) / 8) for at in range(layers)]
     names = ["x", *(f"t{at}" for at in range(1, layers)), "y"]

@@ -30,12 +30,12 @@ def last(name, first):
 print(last("opset", 17), last("ir", 9))
 """
 _ROOT = Path(__file__).resolve().parents[2]
-_MOST_BYTES = 8 << 30  # of address space, for what is tried
+_MOST_BYTES = 8 << 30  # of address space, for the trial process
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The newest versions that the runtime here takes."""
+    """The newest opset and IR version that the installed runtime accepts."""
 
     opset: int
     ir: int
@@ -43,7 +43,7 @@ class Reach:
 
 @functools.cache
 def reach() -> Reach:
-    """Found by asking, never from a table of releases."""
+    """Determine the versions by trials, not from a table of releases."""
     asked = subprocess.run(
         [sys.executable, "-c", _REACH], cwd=_ROOT, check=True, capture_output=True, text=True, timeout=60
     )
@@ -52,9 +52,9 @@ def reach() -> Reach:
 
 
 def tried(path: Path, seconds: float = 15.0) -> str:
-    """What becomes of a model that is loaded as it is written and run once: `runs`, or how it fails, in a line.
+    """Load a model as it is written and run it once; return `runs`, or one line that says how it fails.
 
-    In a fork of this process, which has limits of address space and time and takes a crash upon itself.
+    Runs in a fork with limits of address space and time, so that a crash affects only the fork.
     """
     reader, writer = os.pipe()
     began = time.monotonic()
@@ -75,11 +75,11 @@ def tried(path: Path, seconds: float = 15.0) -> str:
         return f"takes longer than {seconds:g} s"
     if os.WIFSIGNALED(status):
         return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return output or "ends without a word"
+    return output or "exits without output"
 
 
 def _ended(pid: int, until: float) -> int:
-    """The status it ended with. TimeoutError, and it is killed, when it does not end in time."""
+    """Return the exit status. A process that does not exit in time is killed, with TimeoutError."""
     while time.monotonic() < until:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
@@ -101,7 +101,7 @@ def _loaded_and_run(path: Path) -> str:
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # what a runtime raises shares no base
+    except Exception as error:  # the runtime's exceptions have no common base
         return f"not loaded: {_line(error)}"
     feeds = {}
     for entry in session.get_inputs():

@@ -1,5 +1,5 @@
-"""Versions of the format and of the operators: those that the runtime here takes, and those beyond. What it takes is
-found out by asking it (`runtime.py`)."""
+"""Versions of the format and of the operators: those that the installed runtime accepts, and newer ones. Trials
+determine which (`runtime.py`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IR_TOO_NEW = refused(Stage.OPSET, Category.IR_TOO_NEW)
 
 
 def hall(reach: Reach) -> Hall:
-    """All versions, as they have to end with a runtime of this reach."""
+    """Return all versions, with the outcomes expected for a runtime of this reach."""
     versions = Hall()
     opsets = {str(opset): opset for opset in range(7, 27)} | {"beyond": reach.opset + 1, "far_beyond": 999}
     for name, opset in opsets.items():
@@ -37,7 +37,7 @@ def hall(reach: Reach) -> Hall:
 
 
 def _listed(ir: int = 3) -> onnx.ModelProto:
-    """y = x * w, with w both an input and an initialiser."""
+    """Return y = x * w, with w both an input and an initialiser."""
     weights = constant("w", [1, 2, 3, 4])
     proto = chain(node("Mul", "x w", "y"), constants=[weights], ir=ir, opset=8)
     proto.graph.input.append(onnx.helper.make_tensor_value_info("w", weights.data_type, [4]))
@@ -61,7 +61,7 @@ def opset_missing() -> onnx.ModelProto:
     return proto
 
 
-# Runtimes go by the last one, others call it an error: both can be defended, so long as it is one of them.
+# Runtimes use the last one, others report an error: both are acceptable.
 @FIXED.model(SERVED, *refused(Stage.GRAPH, Category.DUPLICATE))
 def opset_twice() -> onnx.ModelProto:
     """Two versions of one domain"""
@@ -72,25 +72,25 @@ def opset_twice() -> onnx.ModelProto:
 
 FIXED.models(
     _TOO_OLD,
-    opset_0=("Operators of version 0, which never was", relu(opset=0)),
-    opset_negative=("Operators of a version below zero", relu(opset=-(2**40))),
+    opset_0=("Opset 0, which does not exist", relu(opset=0)),
+    opset_negative=("A negative opset", relu(opset=-(2**40))),
 )
 
 
 @FIXED.model(*_TOO_OLD)
 def opset_1() -> onnx.ModelProto:
-    """Operators of the first version, of which runtimes have few left"""
+    """Opset 1, of which runtimes support few operators"""
     return chain(node("Relu", "x", "y", consumed_inputs=[0]), opset=1, ir=3)
 
 
-# A runtime that keeps 32 bits of it reads 17 and supports that.
+# A runtime that truncates it to 32 bits reads 17, which it supports.
 @FIXED.model(SERVED, *refused(Stage.OPSET, Category.OPSET_TOO_NEW))
 def opset_beyond_32_bits() -> onnx.ModelProto:
-    """Operators of a version that does not fit into 32 bits: cut off it would be 17"""
+    """An opset beyond 32 bits, which truncates to 17"""
     return relu(opset=2**32 + 17)
 
 
 @FIXED.model(*refused(Stage.OPSET, Category.IR_TOO_NEW))
 def ir_beyond_32_bits() -> onnx.ModelProto:
-    """A format version that does not fit into 32 bits: cut off it would be 9"""
+    """An IR version beyond 32 bits, which truncates to 9"""
     return relu(ir=2**32 + 9)

@@ -1,4 +1,4 @@
-"""What has to be said of models of the zoo: words of the line that refuses one, by its name."""
+"""Expected words in the refusals of zoo models, by model name."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ CUresult fake_enter(const char *name) {
     return error;
 }
 
-/* The call after the next `skip` ones answers `error`, once. */
+/* Makes one call return `error`, after the next `skip` ones. */
 API void fakeFail(const char *name, long skip, CUresult error) {
     pthread_mutex_lock(&calls_lock);
     int i = index_of(name);
@@ -110,7 +110,7 @@ void fake_misuse(const char *what) { snprintf(misuse, sizeof misuse, "%s", what)
 
 API const char *fakeMisuse(void) { return misuse; }
 
-/* Allocations, streams, events and graphs that are alive. */
+/* Live allocations, streams, events and graphs. */
 API int fakeAlive(void) { return fake_blocks() + fake_objects; }
 
 API void fakeForget(void) {
@@ -121,9 +121,9 @@ API void fakeForget(void) {
     pthread_mutex_unlock(&calls_lock);
 }
 
-/* -- work for a stream, as an engine would give it ----------------------------------------------------------------- */
+/* -- work for a stream, as an engine submits it -------------------------------------------------------------------- */
 
-/* to[i] = 2 * from[i] + 1 of `count` floats in device memory, after some time. */
+/* to[i] = 2 * from[i] + 1 for `count` floats in device memory; takes `microseconds`. */
 API CUresult fakeAffine(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t count, long microseconds) {
     Operation op = {.kind = AFFINE, .to = to, .from = from, .size = count, .to_device = 1, .from_device = 1};
     op.microseconds = microseconds;
@@ -131,7 +131,7 @@ API CUresult fakeAffine(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_
     return missing ? missing : fake_enqueue(stream, op);
 }
 
-/* An operation that breaks the context when its turn and some time have come. */
+/* An operation that breaks the context `microseconds` after its turn. */
 API CUresult fakeBreak(CUstream stream, CUresult error, long microseconds) {
     return fake_enqueue(stream, (Operation){.kind = BREAK, .error = error, .microseconds = microseconds});
 }

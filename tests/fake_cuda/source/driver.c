@@ -9,7 +9,7 @@
 #define DEVICES 2
 
 static int initialised;
-static CUresult broken; /* by an operation; every later call answers it, as a real context does */
+static CUresult broken; /* set by a failed operation; every later call returns it, as in a real context */
 static struct Context primaries[DEVICES] = {{0, 0}, {1, 0}};
 static __thread CUcontext stack[DEPTH];
 static __thread int depth;
@@ -69,12 +69,12 @@ API CUresult cuGetErrorName(CUresult error, const char **name) {
 }
 
 API CUresult cuGetErrorString(CUresult error, const char **text) {
-    if (error == OUT_OF_MEMORY) /* the driver's own words, which a binding may give instead of the name */
+    if (error == OUT_OF_MEMORY) /* the driver's text, which a binding may report instead of the name */
         return *text = "out of memory", SUCCESS;
     return cuGetErrorName(error, text);
 }
 
-/* The faster device is the second on the bus, so that the two orders differ. Of CUDA_VISIBLE_DEVICES it knows numbers. */
+/* The faster device is the second on the bus, so that the two orders differ. CUDA_VISIBLE_DEVICES has numbers only. */
 static int device_of(int ordinal) {
     const char *order = getenv("CUDA_DEVICE_ORDER"), *visible = getenv("CUDA_VISIBLE_DEVICES");
     for (int skip = ordinal; visible; skip--) {
@@ -169,7 +169,7 @@ API CUresult cuCtxGetDevice(CUdevice *device) {
     return SUCCESS;
 }
 
-/* A function is asked for by its name without the suffix of its version; the newest one here is what a driver has. */
+/* A function is requested by its name without version suffix; like a driver, return the newest version that exists. */
 static CUresult look_up(const char *symbol, int version, void **function) {
     static const char *const suffixes[] = {"_v2", "WithFlags", ""};
     Dl_info self;

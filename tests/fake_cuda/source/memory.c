@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Addresses no processor accepts: a device's memory that is read from the host ends the test. */
+/* Addresses that no processor accepts: if the host reads device memory, the test crashes. */
 #define DEVICE_BASE 0xd00000000000ULL
 #define MAPPED_BASE 0xe00000000000ULL
 #define BLOCKS 65536
@@ -36,14 +36,14 @@ static CUresult add(size_t size, int host, int mapped, Block **made) {
     block->live = 1;
     uint64_t *next = host ? &next_mapped : &next_device;
     block->device = host && !mapped ? 0 : *next;
-    *next += (size + 1023) / 512 * 512; /* with a gap, so that one block's end is never another's start */
+    *next += (size + 1023) / 512 * 512; /* with a gap, so that blocks are never adjacent */
     used += host ? 0 : size;
     count++;
     *made = block;
     return SUCCESS;
 }
 
-/* Freed blocks keep their bytes until the process ends: use after free is found, and harms nothing. */
+/* Freed blocks keep their memory until the process ends, so that use after free is detected and harmless. */
 static void retire(Block *block) {
     memset(block->bytes, FREED, block->size);
     block->live = 0;
@@ -97,7 +97,7 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
     CUresult result = fake_refuse_in_capture();
     Block *block = at_device(address, 1);
     if (!result && (!block || block->host || block->device != address)) {
-        fake_misuse("cuMemFree of what is not allocated");
+        fake_misuse("cuMemFree of an address that is not allocated");
         result = INVALID_VALUE;
     }
     if (!result)
@@ -127,7 +127,7 @@ API CUresult cuMemFreeHost(void *address) {
             result = SUCCESS;
         }
     if (result)
-        fake_misuse("cuMemFreeHost of what is not allocated");
+        fake_misuse("cuMemFreeHost of an address that is not allocated");
     fake_release();
     return result;
 }
@@ -160,7 +160,7 @@ static CUresult copy(uint64_t to, int to_device, uint64_t from, int from_device,
     int pageable = (!to_device && !fake_host_kind(to, size)) || (!from_device && !fake_host_kind(from, size));
     if (!result && pageable) {
         fake_misuse("a copy of pageable memory");
-        result = INVALID_VALUE; /* slower than what edged wants, never wrong for the real driver */
+        result = INVALID_VALUE; /* the real driver accepts this, but it is slow */
     }
     fake_release();
     return result ? result : fake_enqueue(stream, op);

@@ -41,7 +41,7 @@ static void perform(CUstream stream, Operation *op) {
         size_t size = op->kind == AFFINE ? op->size * sizeof(float) : op->size;
         void *to = bytes(op->to, op->to_device, size), *from = bytes(op->from, op->from_device, size);
         if (!to || !from) {
-            fake_misuse("an operation on memory that is gone");
+            fake_misuse("an operation on freed memory");
             fake_break(ILLEGAL_ADDRESS);
         } else if (op->kind == COPY) {
             memcpy(to, from, size);
@@ -152,7 +152,7 @@ API CUresult cuStreamDestroy_v2(CUstream stream) {
         fake_objects--;
         pthread_cond_broadcast(&fake_changed);
     } else {
-        fake_misuse("cuStreamDestroy of what is no stream");
+        fake_misuse("cuStreamDestroy of an invalid stream");
     }
     fake_release();
     if (known)

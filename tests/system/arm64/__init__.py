@@ -1,4 +1,4 @@
-"""The tests as aarch64 programs on a machine of another kind, and whether every dependency has a wheel there.
+"""The tests as aarch64 programs on a machine of another kind, and a check that every dependency has an aarch64 wheel.
 
 `python -m tests.system.arm64 test` (`make test-arm64`) and `... resolve` (`make resolve-arm64`).
 """
@@ -7,4 +7,4 @@ from __future__ import annotations
 
 
 class Unavailable(Exception):
-    """This machine cannot do it; one line that says what to install or to set."""
+    """This machine cannot run it; the message is one line that says what to install or to set."""

@@ -16,18 +16,18 @@ from pathlib import Path
 from tests.system.arm64 import Unavailable, resolution, suites, sysroot, turns
 from tests.system.arm64.box import Box
 
-UNAVAILABLE = 77  # what a test harness takes for "not run here"
+UNAVAILABLE = 77  # means "not run here" to test harnesses
 
 _EPILOGUE = """environment:
-  ARM64_CACHE     where what was fetched is kept (XDG_CACHE_HOME/edged-arm64)
-  ARM64_MIRROR    a mirror of Debian (the one that apt uses here)
+  ARM64_CACHE     folder for downloads (XDG_CACHE_HOME/edged-arm64)
+  ARM64_MIRROR    a mirror of Debian (default: the one that apt uses here)
   ARM64_RELEASE   the release of Debian whose Python runs (bookworm)
   ARM64_PATIENCE  how many times longer than usual a test may take (10)
-  ARM64_JOBS      how many parts of the suites run at a time (one for each processor and 4 GiB)
-  ARM64_LIMIT     seconds that all suites may take together (5400)
-  QEMU_CPU        the processor that is emulated (cortex-a76, as good as an Orin's)
+  ARM64_JOBS      parts of the suites to run at a time (one per processor and 4 GiB)
+  ARM64_LIMIT     time limit for all suites, in seconds (5400)
+  QEMU_CPU        the emulated processor (cortex-a76, as good as an Orin's)
 
-exit status: 0 all is well, 1 something failed, 77 it cannot be done here, for the reason told
+exit status: 0 success, 1 a failure, 77 not possible here; the reason is printed
 """
 
 
@@ -53,9 +53,9 @@ def _parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("resolve", help="is there a wheel of everything for each aarch64 box")
+    commands.add_parser("resolve", help="check that every dependency has a wheel for each aarch64 box")
     test = commands.add_parser("test", help="run the tests as aarch64 programs")
-    test.add_argument("--suite", action="append", choices=suites.SUITES, help="all of them when none is named")
+    test.add_argument("--suite", action="append", choices=suites.SUITES, help="default: all")
     test.add_argument(
         "tests", nargs="*", metavar="TEST", help="files or node ids to run instead, such as a/test_b.py::c"
     )
@@ -66,7 +66,7 @@ def _parse() -> argparse.Namespace:
 
 def _test(arguments: argparse.Namespace) -> int:
     if platform.machine() == "aarch64":
-        raise Unavailable("this machine is an aarch64 itself: run make test")
+        raise Unavailable("this machine is an aarch64 itself; run make test")
     start = time.monotonic()
     cache, setting = cache_folder(), os.environ.get
     mirror = setting("ARM64_MIRROR") or sysroot.mirror_of_this_machine()
@@ -96,7 +96,7 @@ def _jobs() -> int:
 
 
 def cache_folder() -> Path:
-    """Where everything is kept that was fetched."""
+    """Return the folder for everything that is downloaded."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path(os.environ.get("ARM64_CACHE") or Path(base) / "edged-arm64").absolute()
     cache.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def _alone(cache: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Unavailable(f"another run uses {cache}: wait for it, or name another folder by ARM64_CACHE") from None
+            raise Unavailable(f"another run uses {cache}: wait for it, or set ARM64_CACHE to another folder") from None
         yield
 
 

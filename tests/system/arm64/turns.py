@@ -1,4 +1,4 @@
-"""Runs the parts of the suites, some at a time, and prints how each ended."""
+"""Run the parts of the suites, several at a time, and print each outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.system.arm64.suites import Manner, Outcome, Part
 
 
 class Tester(Protocol):
-    """What starts pytest; see box.Box."""
+    """Starts pytest; see box.Box."""
 
     def test(self, arguments: Sequence[str], report: Path, manner: Manner, output: int) -> Running: ...
 
@@ -44,7 +44,8 @@ class _Turn:
 
 
 def take(box: Tester, parts: Sequence[Part], manner: Manner) -> list[Outcome]:
-    """How every part ended; what is not done when the time is over is ended or not begun, and counts as failed."""
+    """Run all parts; return their outcomes. At the time limit, running parts are killed; these and all parts not yet
+    started count as failed."""
     waiting, running, outcomes = deque(parts), set[_Turn](), list[Outcome]()
     end = time.monotonic() + manner.seconds
     with tempfile.TemporaryDirectory(prefix="edged-arm64-") as scratch:

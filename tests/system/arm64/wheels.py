@@ -1,4 +1,4 @@
-"""Wheels for an aarch64 machine, chosen by pip on this one: its own settings say which index it asks."""
+"""Wheels for an aarch64 machine, selected by pip on this machine. pip's own settings determine the index."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from packaging.requirements import Requirement
 from tests.system.arm64 import Unavailable
 
 REPOSITORY = Path(__file__).parents[3]
-# What the package is built from. It is built from a copy: the build writes the generated code beside the sources.
+# The sources of the package. Builds use a copy, because they write generated code next to the sources.
 _SOURCES = ("edged", "protos", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "CHANGELOG.md")
 _OLDEST_GLIBC = 17
 _SECONDS = 900  # for one call of pip
 
 
 class Unresolved(Exception):
-    """Something has no wheel there; what pip said."""
+    """Something has no wheel for the target; the message is pip's."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """An interpreter on a box: `python` such as 3.10, and the minor version of its C library, glibc 2.`glibc`."""
+    """A Python interpreter on a box: `python` is for example 3.10; the C library is glibc 2.`glibc`."""
 
     name: str
     python: str
@@ -39,8 +39,8 @@ class Target:
 
     @property
     def options(self) -> list[str]:
-        # pip does not know that a newer glibc takes what was built for an older one, unless both are named. Of several
-        # files of a release it takes the one whose tag is named first: the one that asks for least.
+        # pip does not know that a newer glibc loads files built for an older one, so all tags are listed. If a release
+        # has several files, pip takes the one with the first tag in the list: the one with the lowest requirement.
         tags = [f"manylinux_2_{minor}_aarch64" for minor in range(_OLDEST_GLIBC, self.glibc + 1)]
         platforms = [f"--platform={tag}" for tag in ["manylinux2014_aarch64", *tags]]
         return ["--only-binary=:all:", "--implementation=cp", f"--python-version={self.python}", *platforms]
@@ -61,7 +61,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Resolved:
-    """One package that would be installed."""
+    """A package that would be installed."""
 
     name: str
     version: str
@@ -69,7 +69,7 @@ class Resolved:
 
     @property
     def glibc(self) -> int:
-        """The minor version of the oldest glibc that it runs with; 0 when it holds no compiled code."""
+        """The minor version of the oldest glibc that it runs with; 0 without compiled code."""
         tags = self.file.removesuffix(".whl").rpartition("-")[2]
         minors = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", tags)]
         minors += [17] * ("manylinux2014" in tags)
@@ -77,7 +77,7 @@ class Resolved:
 
 
 def build(folder: Path) -> Path:
-    """Edged's own wheel, of the sources as they are now."""
+    """Build edged's wheel from the present sources."""
     with tempfile.TemporaryDirectory(prefix="edged-arm64-") as scratch:
         tree = Path(scratch) / "tree"
         copy_tree(_SOURCES, tree)
@@ -90,7 +90,7 @@ def build(folder: Path) -> Path:
 
 
 def copy_tree(names: Iterable[str], tree: Path) -> None:
-    """Files and folders of the repository, without what Python made of them."""
+    """Copy files and folders of the repository, without Python's bytecode."""
     tree.mkdir(parents=True, exist_ok=True)
     for name in names:
         source = REPOSITORY / name
@@ -101,12 +101,12 @@ def copy_tree(names: Iterable[str], tree: Path) -> None:
 
 
 def requirements_of(wheel: Path, target: Target, extra: str) -> list[Requirement]:
-    """What a wheel needs on a box for itself and for one of its extras."""
+    """Return the requirements of a wheel and one of its extras on a box."""
     there = target.markers | {"extra": extra}
     needed = []
     for requirement in map(Requirement, _metadata(wheel, "Requires-Dist")):
         if requirement.marker is None or requirement.marker.evaluate(there):
-            requirement.marker = None  # it holds, and pip would ask for the extra
+            requirement.marker = None  # it is true; pip would need the extra
             needed.append(requirement)
     return needed
 
@@ -123,13 +123,13 @@ def _metadata(wheel: Path, field: str) -> list[str]:
 
 
 def floors(requirements: Iterable[Requirement]) -> list[str]:
-    """Constraints that hold every requirement to the oldest release it allows."""
+    """Return constraints that pin every requirement to the lowest release it allows."""
     lowest = [(r.name, s.version) for r in requirements for s in r.specifier if s.operator == ">="]
     return [f"{name}=={version}{'' if version.count('.') > 1 else '.*'}" for name, version in lowest]
 
 
 def resolve(target: Target, wanted: str, constraints: Sequence[str] = ()) -> list[Resolved]:
-    """What pip would install for a requirement, with a wheel for everything, or Unresolved."""
+    """Return what pip would install for a requirement, with a wheel for every package. Unresolved."""
     with tempfile.TemporaryDirectory(prefix="edged-arm64-") as scratch:
         limits, report = Path(scratch) / "constraints.txt", Path(scratch) / "report.json"
         limits.write_text("\n".join(constraints))
@@ -147,7 +147,7 @@ def resolve(target: Target, wanted: str, constraints: Sequence[str] = ()) -> lis
 
 
 def install(target: Target, folder: Path, *wanted: str) -> None:
-    """Puts wheels into a folder from which the target's Python imports; what was there stays."""
+    """Install wheels into a folder from which the target's Python imports; other files in it stay."""
     _pip_for(target, "--no-compile", f"--target={folder}", "--upgrade", *wanted)
 
 
@@ -168,7 +168,7 @@ def _run(command: Sequence[str]) -> None:
     if done.returncode:
         errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         message = " ".join(errors) or done.stderr.strip()[-300:]
-        # pip says the same of a package without a wheel and of an index that it cannot reach, but for this warning.
+        # pip reports a missing wheel and an unreachable index with the same error, except for this warning.
         if "Retrying" in done.stderr or "Could not fetch" in done.stderr:
             raise Unavailable(f"pip cannot reach its index: {message[:300]}")
         raise Unresolved(message)

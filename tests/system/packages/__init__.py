@@ -1,5 +1,5 @@
-"""Packages of the working tree, and systems to install them in."""
+"""Packages built from the working tree, and systems to install them in."""
 
 
 class Unavailable(Exception):
-    """Why this machine cannot do it, in one line."""
+    """This machine cannot run the test; the message is a one-line reason."""

@@ -1,4 +1,4 @@
-"""A small Debian system in a folder, made by mmdebstrap once and kept in the user's cache."""
+"""A small Debian system in a folder. mmdebstrap creates it once; it is kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.system.packages import Unavailable
 
-# In namespaces of its own, with the file systems that programs expect.
+# Enters the system in new namespaces, with the file systems that programs expect.
 _ENTER = """
 root=$1; shift
 mount --bind /dev "$root/dev"
@@ -20,13 +20,13 @@ mount -t tmpfs tmpfs "$root/tmp"
 exec chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \\
     "$@"
 """
-# What apt, dpkg and logs keep about any package, and the copies of packages that tests install.
+# Files that apt, dpkg and logs keep about any package, and copies of the tested packages.
 _NOT_OURS = ("var/lib/dpkg/", "var/lib/apt", "var/log/", "var/cache/", "root/")
 _UNSHARE = ("unshare", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--propagation", "private")
 
 
 class Chroot:
-    """The system `suite` of Debian with the package `python3`, unpacked into a folder."""
+    """Debian's release `suite` with the package `python3`, unpacked into a folder."""
 
     def __init__(self, suite: str, folder: Path) -> None:
         self.root = folder
@@ -34,10 +34,10 @@ class Chroot:
         subprocess.run(["tar", "-C", str(folder), "--exclude=./dev/*", "-xf", str(archive(suite))], check=True)
         (folder / "etc/hosts").write_text("127.0.0.1 localhost\n")
         shutil.copy("/etc/resolv.conf", folder / "etc/resolv.conf")
-        self.run("apt-get", "update", "-qq", check=False)  # without network, what is needed has to be there already
+        self.run("apt-get", "update", "-qq", check=False)  # without network, everything needed must be present already
 
     def run(self, *command: str, check: bool = True, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-        """Run a command as its root; it must succeed unless `check` is false."""
+        """Run a command as the system's root; it must succeed unless `check` is False."""
         words = [*_UNSHARE, "sh", "-ec", _ENTER, "enter", str(self.root), *command]
         done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, check=False)
         if check:
@@ -45,13 +45,13 @@ class Chroot:
         return done
 
     def install(self, package: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Install a package by apt, as an owner does; an older version, too."""
+        """Install a package with apt, as an owner does; downgrades are allowed."""
         shutil.copy(package, self.root / "root")
         options = ("-y", "--no-install-recommends", "--allow-downgrades")
         return self.run("apt-get", "install", *options, f"/root/{package.name}", check=check)
 
     def files(self) -> set[str]:
-        """All files, by their names below its root."""
+        """Return all files, by their paths below the system's root."""
         found = (os.path.join(folder, name) for folder, _, names in os.walk(self.root) for name in names)
         names = {os.path.relpath(path, self.root) for path in found}
         return {
@@ -62,9 +62,9 @@ class Chroot:
 
 
 def archive(suite: str) -> Path:
-    """Return the system as a tar file; it is made at the first use."""
+    """Return the system as a tar file; create it on first use."""
     if os.geteuid() != 0:
-        raise Unavailable("only root can make a system in a folder")
+        raise Unavailable("needs root, to create a system in a folder")
     if shutil.which("mmdebstrap") is None:
         raise Unavailable("mmdebstrap is not installed: apt install mmdebstrap")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -75,6 +75,6 @@ def archive(suite: str) -> Path:
         command = ["mmdebstrap", "--variant=apt", "--include=python3,ca-certificates", suite, str(part)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
         if done.returncode:
-            raise Unavailable(f"mmdebstrap makes no {suite}: {done.stderr.strip().splitlines()[-1]}")
+            raise Unavailable(f"mmdebstrap cannot create {suite}: {done.stderr.strip().splitlines()[-1]}")
         part.rename(archive)
     return archive

@@ -1,4 +1,4 @@
-"""The Debian packages of the working tree, built for tests."""
+"""Debian packages built from the working tree, for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def uv() -> str:
-    """The command uv, of this environment or of the path."""
+    """Return the command uv, from this environment or PATH."""
     if find_spec("uv"):
         return f"{sys.executable} -m uv"
     if found := shutil.which("uv"):
@@ -23,7 +23,7 @@ def uv() -> str:
 
 
 def build(out: Path, *options: str) -> Path:
-    """Build a package; its path."""
+    """Build a package; return its path."""
     for tool in ("dpkg-deb", "git"):
         if shutil.which(tool) is None:
             raise Unavailable(f"{tool} is not installed")
@@ -33,7 +33,7 @@ def build(out: Path, *options: str) -> Path:
         [*command, "--compress", "fast", *options], capture_output=True, text=True, timeout=600, check=False
     )
     if done.returncode and "index" in done.stderr:
-        raise Unavailable(f"no package index: {done.stderr.strip().splitlines()[-1][:200]}")
+        raise Unavailable(f"no package index is reachable: {done.stderr.strip().splitlines()[-1][:200]}")
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = set(out.glob("*.deb")) - before
     return made

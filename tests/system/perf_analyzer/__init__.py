@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class Unavailable(Exception):
-    """This machine cannot do it; one line that says why."""
+    """This machine cannot run it; the message is a one-line reason."""

@@ -1,6 +1,6 @@
-"""Starts a daemon with a model of fixed shapes and one that takes batches, and has perf_analyzer load both.
+"""Start a daemon with a model of fixed shapes and one that takes batches, and load both with perf_analyzer.
 
-exit status: 0 all is well, 1 something failed, 77 it cannot be done here, for the reason told
+exit status: 0 success, 1 a failure, 77 not possible here; the reason is printed
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tests.system.perf_analyzer import Unavailable
 from tests.system.perf_analyzer.fetched import Program, fetch
 from tests.system.perf_analyzer.runs import MODES, Run, run
 
-_NOT_RUN = 77  # what a test harness takes for "not run here"
+_NOT_RUN = 77  # means "not run here" to test harnesses
 _CONCURRENCY = "1:16:5"
 _CONFIGURATION = "max_batch_size: 16\ndynamic_batching { max_queue_delay_microseconds: 500 }\n"
-# By name: the options that a model is loaded with.
+# By model name: perf_analyzer's options for each load.
 _LOADS: dict[str, tuple[tuple[str, ...], ...]] = {"fixed": ((),), "batched": ((), ("-b", "4"))}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.system.perf_analyzer", description=__doc__)
-    parser.add_argument("--mode", action="append", choices=MODES, help="all of them when none is named")
+    parser.add_argument("--mode", action="append", choices=MODES, help="default: all")
     parser.add_argument("--concurrency", default=_CONCURRENCY, metavar="FIRST:LAST:STEP")
     arguments = parser.parse_args()
     try:
@@ -48,14 +48,14 @@ def main() -> int:
 
 
 def load(program: Program, daemon: Daemon, modes: list[str], concurrency: str) -> list[str]:
-    """Every model in every mode. Prints throughput relative to one synchronous request at a time; returns failures."""
+    """Load every model in every mode. Print throughput relative to one synchronous request; return failures."""
     problems = []
     for name, loads in _LOADS.items():
         single = 0.0
         for options in loads:
             what = " ".join((name, *options))
             for mode in modes:
-                # Memory is shared with those on this machine, which a socket proves that they are.
+                # Shared memory needs a client on the same machine, which a unix socket proves.
                 address = daemon.unix if mode == "shared memory" else daemon.tcp
                 done = run(program, address, name, mode, options, concurrency)
                 single = single or next(iter(done.throughput.values()), 0.0)
@@ -72,7 +72,7 @@ def _line(what: str, mode: str, done: Run, single: float) -> str:
 
 
 def write_models(folder: Path) -> None:
-    """Two layers of 256, once for one row and once for as many as come, configured as for Triton."""
+    """Write a model with two layers of 256, once for one row and once for batches, configured as for Triton."""
     weights = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32) / 16
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
     for name, rows in (("fixed", 1), ("batched", "N")):
@@ -80,12 +80,12 @@ def write_models(folder: Path) -> None:
         outputs = [models.value("y", "FP32", [rows, 256])]
         proto = models.model(nodes, inputs, outputs, [numpy_helper.from_array(weights, "w")])
         models.save(proto, folder / name / "1" / "model.onnx")
-        (folder / name / "edged.toml").write_text(REFERENCE_ONLY)  # so that no build takes part of the processor
+        (folder / name / "edged.toml").write_text(REFERENCE_ONLY)  # so that no build uses the processor
     (folder / "batched" / "config.pbtxt").write_text(_CONFIGURATION)
 
 
 def cache_folder() -> Path:
-    """Where what was fetched is kept."""
+    """Return the folder for downloads."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("PERF_ANALYZER_CACHE") or Path(base) / "edged-perf-analyzer").absolute()
 

@@ -1,6 +1,6 @@
-"""The program and the two libraries that it needs, without root, into a folder that later runs use again.
+"""Downloads perf_analyzer and the two libraries that it needs, without root, into a folder that later runs reuse.
 
-The package of PyPI that is called perf_analyzer is empty; the program comes inside old wheels of tritonclient.
+PyPI's package perf_analyzer is empty; the program is part of old wheels of tritonclient.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from tests.system.perf_analyzer import Unavailable
 
-_CLIENT = "tritonclient==2.51.0"  # the newest whose program runs on the libraries of Debian 12
+_CLIENT = "tritonclient==2.51.0"  # the newest with a program that runs on Debian 12
 _CUDA = "nvidia-cuda-runtime-cu12==12.9.79"
 _BASE64 = "libb64-0d"
 _SECONDS = 300
 
 
 class Program:
-    """`perf_analyzer` in `folder`, ready to run."""
+    """`perf_analyzer` in `folder`, with its environment."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "perf_analyzer"
@@ -32,9 +32,9 @@ class Program:
 
 
 def fetch(folder: Path) -> Program:
-    """Fetches what `folder` lacks. Unavailable where it cannot be had or does not run here."""
+    """Download what `folder` lacks. Unavailable if it cannot be downloaded or does not run here."""
     if platform.machine() != "x86_64":
-        raise Unavailable(f"there is no perf_analyzer for {platform.machine()}")
+        raise Unavailable(f"no perf_analyzer exists for {platform.machine()}")
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "perf_analyzer").exists():
         _take_from_wheel(_CLIENT, "/bin/perf_analyzer", folder)
@@ -64,9 +64,9 @@ def _take_from_wheel(package: str, ending: str, folder: Path) -> None:
 
 
 def _take_from_debian(folder: Path) -> None:
-    """Unpacks the package of the distribution, which needs no root as installing it would."""
+    """Unpack the distribution's package, which, unlike an installation, does not need root."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise Unavailable(f"perf_analyzer needs libb64.so.0d ({_BASE64}), and this is no Debian to take it from")
+        raise Unavailable(f"perf_analyzer needs libb64.so.0d ({_BASE64}); only Debian's package has it")
     with tempfile.TemporaryDirectory() as scratch:
         _run(["apt-get", "download", _BASE64], _BASE64, scratch)
         _run(["dpkg-deb", "-x", str(next(Path(scratch).glob("*.deb"))), scratch], _BASE64)

@@ -1,5 +1,5 @@
-"""A box of its own with a real systemd: namespaces, and the files of this machine copied on write."""
+"""A box with its own systemd: namespaces, and a copy-on-write view of this machine's files."""
 
 
 class Unavailable(Exception):
-    """Why there can be no such box on this machine, in one line."""
+    """This machine cannot run such a box; the message is a one-line reason."""

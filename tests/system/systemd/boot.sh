@@ -1,8 +1,8 @@
 #!/bin/bash
-# Becomes systemd in a root of its own. Runs as the first process of new namespaces; box.py starts it.
-#   boot.sh HOME BINDS CGROUP...    HOME is a folder for us; BINDS has lines NAME=FOLDER, shown read-only below
-#                                   /srv/edged-test; CGROUP are the version 1 hierarchies there are
-# The root is this machine's, with what is written kept in memory. Of the machine's own services none is started.
+# Prepares a root and becomes systemd in it. box.py starts it as the first process of new namespaces.
+#   boot.sh HOME BINDS CGROUP...    HOME is a working folder; BINDS has lines NAME=FOLDER, mounted read-only below
+#                                   /srv/edged-test; CGROUP names the machine's version 1 hierarchies
+# The root is an overlay of this machine's; changes stay in memory. The machine's own services do not start.
 set -eu
 home=$1 binds=$2
 shift 2
@@ -14,7 +14,7 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$home/memory/upper,workdir=$hom
 mount -t proc proc "$root/proc"
 mount -t sysfs -o ro sysfs "$root/sys"
 
-# As on machines of the hybrid kind: limits of memory and devices are those of version 1, where the kernel has them there.
+# As on hybrid machines: the version 1 hierarchies limit memory and devices, if the kernel has them there.
 mount -t tmpfs -o mode=755 tmpfs "$root/sys/fs/cgroup"
 if [ $# = 0 ]; then
     mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
@@ -48,7 +48,7 @@ while IFS='=' read -r name folder; do
 done <<<"$binds"
 rm -rf "$root/var/log/journal" "$root/etc/edged" "$root/opt/edged" "$root/var/lib/edged" "$root/var/cache/edged"
 echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
-# Nothing is wanted but the journal: this target stands for the one that machines start.
+# Only the journal is wanted: this target replaces the machine's default target.
 printf '[Unit]\nRequires=sysinit.target\nAfter=sysinit.target\nWants=systemd-journald.service\nAllowIsolate=yes\n' \
     >"$root/etc/systemd/system/edged-test.target"
 for unit in systemd-{udevd,timesyncd,networkd,resolved,logind,remount-fs,sysctl,modules-load} getty@tty1 console-getty; do

@@ -1,4 +1,4 @@
-"""The box: boots in a second, runs commands as its root, and leaves nothing when it is switched off."""
+"""The box: it boots in a second, runs commands as its root, and leaves nothing when it is shut down."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARED = Path("/srv/edged-test")
 
 
 class Box:
-    """Use in a `with`. It sees folders of this machine, by name, below `SHARED`."""
+    """A box, for use in a `with`. It has folders of this machine, by name, below `SHARED`."""
 
     def __init__(self, shared: Mapping[str, Path]) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="edt-box-"))
@@ -37,7 +37,7 @@ class Box:
     def run(
         self, *command: str, check: bool = True, seconds: float = 120.0, to: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command as the box's root; a good end is taken for granted unless `check` is false."""
+        """Run a command as the box's root; it must succeed unless `check` is False."""
         entered = ("nsenter", "-t", str(self._init), "-a", *_ENVIRONMENT, *command)
         done = subprocess.run(entered, capture_output=True, text=True, timeout=seconds, check=False, input=to)
         if check and done.returncode != 0:
@@ -45,17 +45,17 @@ class Box:
         return done
 
     def start(self, *command: str) -> subprocess.Popen[str]:
-        """Starts a command as the box's root, with pipes to all that it reads and writes."""
+        """Start a command as the box's root, with pipes for its input and output."""
         entered = ("nsenter", "-t", str(self._init), "-a", *_ENVIRONMENT, *command)
         pipe = subprocess.PIPE
         return subprocess.Popen(entered, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def show(self, unit: str, key: str) -> str:
-        """A property of a unit."""
+        """Return a property of a unit."""
         return self.run("systemctl", "show", "-P", key, unit).stdout.strip()
 
     def log(self, unit: str) -> str:
-        """What a unit, and systemd about it, has written."""
+        """Return the journal of a unit, including systemd's lines about it."""
         return self.run("journalctl", "-o", "cat", "--no-pager", "-u", unit).stdout
 
     def __enter__(self) -> Box:
@@ -103,7 +103,7 @@ class Box:
     @staticmethod
     def _require() -> None:
         if os.geteuid() != 0:
-            raise Unavailable("only root can make namespaces that a systemd runs in")
+            raise Unavailable("needs root, to create namespaces for systemd")
         for name in _NEEDED:
             if shutil.which(name) is None:
                 raise Unavailable(f"{name} is not installed")
@@ -119,10 +119,10 @@ class Box:
             if self._init and self.run("systemctl", "is-active", "edged-test.target", check=False).returncode == 0:
                 return
         output = (self._home / "console").read_text(errors="replace").strip()
-        raise Unavailable(f"no systemd comes up here: {output.splitlines()[-1] if output else 'it says nothing'}")
+        raise Unavailable(f"systemd does not start here: {output.splitlines()[-1] if output else 'no output'}")
 
 
-# Groups of its own in every hierarchy, so that nothing of the box is in the machine's.
+# Separate groups in every hierarchy, so that no process of the box is in the machine's groups.
 _JOIN = """
 while [ "$1" != -- ]; do
     mkdir -p "$1"
@@ -138,7 +138,7 @@ exec "$@"
 
 
 def _systemd_below(pid: int) -> int:
-    """The child of a process once it has become systemd; 0 until then."""
+    """Return the child of a process once it has become systemd; 0 until then."""
     with contextlib.suppress(OSError, IndexError):
         child = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
         if Path(f"/proc/{child}/comm").read_text().strip() == "systemd":

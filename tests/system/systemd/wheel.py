@@ -1,4 +1,4 @@
-"""A wheel of the working tree without what it requires, for boxes that see the libraries of this environment anyway."""
+"""A wheel of the working tree without its dependencies, for boxes that can import this environment's libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHECKOUT = Path(__file__).parents[3]
 
 
 def make_wheel(folder: Path) -> Path:
-    """Writes it into a folder; where."""
+    """Write the wheel into a folder; return its path."""
     path = folder / f"edged-{__version__}-py3-none-any.whl"
     about = f"edged-{__version__}.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
