@@ -158,7 +158,7 @@ class PlannedEngine:
 
     @property
     def usual_ms(self) -> float | None:
-        """The lowest median inference time while it served, in ms, since the daemon started; None if unknown."""
+        """The lowest median inference time of this build since the model was loaded, in ms; None if unknown."""
         return self.served_ms.get(self.edition)
 
     def paced(self, milliseconds: float) -> None:

@@ -132,7 +132,7 @@ class Pipeline:
     def prepare(self, shots: Sequence[Shot]) -> Prepared:
         """Decode pictures, at most `batch` of them, and fit them into an input tensor."""
         if self._preparer is None:
-            raise InvalidInput(f"this model takes no picture ({self.recognition.picture}); send tensors instead")
+            raise InvalidInput(f"this model takes no pictures ({self.recognition.picture}); send tensors instead")
         with self._preparing:
             return self._fill(self._preparer, shots)
 

@@ -103,7 +103,7 @@ ENGINE_COST = _gauge(
 )
 ENGINE_BASELINE = _gauge(
     "edged_engine_baseline_seconds",
-    "Lowest median time of one inference while the engine served, since the daemon started.",
+    "Lowest median time of one inference of this build of the engine since the model was loaded.",
     *("model", "engine", "backend"),
 )
 ENGINE_ACCEPTED = _gauge(

@@ -122,8 +122,8 @@ class ClassMatcher:
         return max((abs(ours.get(n, 0.0) - theirs.get(n, 0.0)) for n in ours.keys() | theirs.keys()), default=0.0)
 
     def _probabilities(self, outputs: Mapping[str, Array]) -> dict[int, float]:
-        notify = self._family.classify(outputs, 0, _EVERY_CLASS)
-        return dict(zip(notify.class_ids.tolist(), notify.scores.tolist(), strict=True))
+        every = self._family.classify(outputs, 0, _EVERY_CLASS)
+        return dict(zip(every.class_ids.tolist(), every.scores.tolist(), strict=True))
 
 
 def matcher_for(recognition: Recognition, slack: float) -> Matcher | ClassMatcher | None:

@@ -136,8 +136,8 @@ def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):
         exact = TOLERANCES[arithmetic]
-        notify = {figure: getattr(exact, figure) for figure in ("top1", "boxes", "box_score", "class_score")}
-        found = msgspec.structs.replace(found, **notify)
+        figures = {figure: getattr(exact, figure) for figure in ("top1", "boxes", "box_score", "class_score")}
+        found = msgspec.structs.replace(found, **figures)
     return msgspec.structs.replace(found, **model_settings.verify_bounds(settings, precision))
 
 

@@ -31,7 +31,7 @@ __all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open
 class Recognition(msgspec.Struct, frozen=True):
     """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to hosts.
 
-    `family` None means raw tensors only; `preprocess` None means that the model takes no picture, `picture` says why.
+    `family` None means raw tensors only; `preprocess` None means that the model takes no pictures, `picture` says why.
     `reason` says why the family was recognised or not.
     """
 

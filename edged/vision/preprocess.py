@@ -122,11 +122,11 @@ def preprocess_for(
     exported: tuple[int, int] | None = None,
     feed: Mapping[str, object] = {},
 ) -> tuple[Preprocess | None, str]:
-    """Return the preprocessing of a model with these inputs, or None if it takes no picture; and the reason.
+    """Return the preprocessing of a model with these inputs, or None if it takes no pictures; and the reason.
 
     `exported` is the (width, height) in the exporter's metadata. `feed` are the fields that the model's family sets; by
     default pictures are stretched, RGB (gray for one channel), 0..1, or 0..255 for UINT8. Raises ConfigError if a key
-    of `preprocess.*` is unknown, even if the model takes no picture, or if a value is invalid.
+    of `preprocess.*` is unknown, even if the model takes no pictures, or if a value is invalid.
     """
     keys.check(settings)
     picture, reason = find_picture(inputs)

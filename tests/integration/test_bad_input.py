@@ -51,7 +51,7 @@ def test_model_that_cannot_be_served_has_its_reason(
         ),
         ({}, "no image"),
         ({"raw": cameras.RawImage(format=cameras.BGR, width=64, height=64, data=b"\0" * 100)}, "12288"),
-        ({"model": "id_FP32", "encoded": b"\xff\xd8\xff"}, "takes no picture"),
+        ({"model": "id_FP32", "encoded": b"\xff\xd8\xff"}, "takes no pictures"),
     ],
     ids=range(7),
 )

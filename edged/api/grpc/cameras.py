@@ -192,7 +192,7 @@ def require_pictures(controller: Controller, model: str) -> None:
     answering = controller.find(model).answering
     if answering is not None and answering.recognition.preprocess is None:
         why = answering.recognition.picture
-        raise InvalidInput(f"model {model!r} takes no picture ({why}); send tensors instead")
+        raise InvalidInput(f"model {model!r} takes no pictures ({why}); send tensors instead")
 
 
 def options_of(frame: pb.Frame) -> StreamOptions | None:
