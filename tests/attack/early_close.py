@@ -277,7 +277,7 @@ def _metrics(daemon: FuzzedDaemon) -> dict[str, int]:
         if line and not line.startswith("#"):
             name, _, value = line.rpartition(" ")
             name = name.partition("{")[0]
-            found[name] = found.get(name, 0) + int(float(value)) if float(value) < 1e18 else 0
+            found[name] = found.get(name, 0) + (int(float(value)) if float(value) < 1e18 else 0)
     return found
 
 
