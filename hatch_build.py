@@ -39,8 +39,8 @@ class ProtoBuildHook(BuildHookInterface):
 def _in_own_pool(code: str) -> str:
     """Return generated code that registers its messages in the package's pool, not the default one.
 
-    A process has one default pool, and tritonclient registers package `inference` there too. The second import would fail
-    with "duplicate symbol".
+    A process has one default pool, and tritonclient registers package `inference` there too. The second import would
+    fail with "duplicate symbol".
     """
     for old, new in _POOLS.items():
         if code.count(old) != 1:
