@@ -62,7 +62,7 @@ demo: $(VENV)/.run  ## Start a daemon in a scratch folder, stream cameras throug
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-test: lint architecture  ## Everything that must hold before a change lands.
+test: lint architecture  ## All checks and tests that a change must pass.
 	@$(MAKE) --no-print-directory --output-sync=line -j2 types short
 
 # Each worker would rewrite the assertions of all test files; the first line leaves them on the disk, compiled.
@@ -71,36 +71,36 @@ short: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/system tests/integration tests/unit --collect-only -qq >/dev/null
 	$(PYTEST) tests/system tests/integration tests/unit -m 'not long' $(ARGS)
 
-lint: $(VENV)/.dev  ## Style and likely bugs (ruff).
+lint: $(VENV)/.dev  ## Check style and find likely bugs (ruff).
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.dev  ## Types (mypy, strict).
+types: $(VENV)/.dev  ## Check types (mypy, strict).
 	$(BIN)/mypy
 
-architecture: $(VENV)/.dev  ## Which folder may import which (import-linter).
+architecture: $(VENV)/.dev  ## Check which folder imports which (import-linter).
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.dev  ## Pure tests, no daemon.
+unit: $(VENV)/.dev  ## Run the tests that need no daemon.
 	$(PYTEST) tests/unit -m 'not long' $(ARGS)
 
-integration: $(VENV)/.dev  ## A real daemon, real sockets, real runtimes.
+integration: $(VENV)/.dev  ## Run the tests with a real daemon, real sockets and real runtimes.
 	$(PYTEST) tests/integration -m 'not long' $(ARGS)
 
-system: $(VENV)/.dev  ## The command line as a user meets it, the demo included.
+system: $(VENV)/.dev  ## Run the tests of the command line and of the demo.
 	$(PYTEST) tests/system -m 'not long' $(ARGS)
 
 test-long: WORKERS = 2
-test-long: $(VENV)/.dev  ## The tests that take minutes.
+test-long: $(VENV)/.dev  ## Run the tests that take minutes.
 	$(PYTEST) tests/system tests/integration tests/unit -m long $(ARGS)
 
 # Not part of the two commands above: these find out early what a release of tomorrow breaks, and whether the lowest
 # versions that pyproject.toml allows still work. Each has a virtual environment of its own.
-test-newest:  ## All tests with the newest release of every dependency.
+test-newest:  ## Run all tests with the newest release of each dependency.
 	@rm -rf .venv-newest
 	@$(MAKE) VENV=.venv-newest CONSTRAINTS=/dev/null --no-print-directory short
 
-test-oldest: $(VENV)/.dev  ## All tests with the oldest releases that edged allows.
+test-oldest: $(VENV)/.dev  ## Run all tests with the oldest releases that edged allows.
 	@rm -rf .venv-oldest && mkdir .venv-oldest
 	@$(PIP) uv
 	@$(UV_COMPILE) --python $(BIN)/python --resolution lowest-direct --extra dev pyproject.toml constraints.in \
@@ -122,40 +122,40 @@ lock: $(BIN)/python  ## Write the newest versions that go together into constrai
 	@mv constraints.txt.new constraints.txt
 
 # What needs a real NVIDIA GPU; elsewhere every test says why it is left out. -rP prints the ratios that were measured.
-test-gpu: $(VENV)/.dev  ## CUDA, ONNX Runtime's CUDA provider and TensorRT on this machine's GPU.
+test-gpu: $(VENV)/.dev  ## Test CUDA, ONNX Runtime's CUDA provider and TensorRT on this machine's GPU.
 	$(BIN)/python -m pytest tests/gpu -rsP $(ARGS)
 
 # Exit status 77, with the reason, where a machine cannot do it. `$(BIN)/python -m tests.system.arm64 --help` tells the settings.
-test-arm64: $(VENV)/.dev  ## The tests as aarch64 programs, emulated (ARGS="tests/unit/test_store.py"); see CONTRIBUTING.md.
+test-arm64: $(VENV)/.dev  ## Run the tests as emulated aarch64 programs (ARGS="tests/unit/test_store.py"); see CONTRIBUTING.md.
 	$(BIN)/python -m tests.system.arm64 test $(ARGS)
 
-resolve-arm64: $(VENV)/.dev  ## Has every dependency a wheel for each aarch64 box and its Python?
+resolve-arm64: $(VENV)/.dev  ## Check that each dependency has wheels for aarch64 and each Python.
 	$(BIN)/python -m tests.system.arm64 resolve
 
 # Exit status 77, with the reason, where the program cannot be had. What it fetches once (18 MB) lies in the user's cache.
-test-perf-analyzer: $(VENV)/.dev  ## Triton's perf_analyzer loads a daemon in every mode (ARGS="--mode async").
+test-perf-analyzer: $(VENV)/.dev  ## Load a daemon with Triton's perf_analyzer in every mode (ARGS="--mode async").
 	$(BIN)/python -m tests.system.perf_analyzer $(ARGS)
 
-test-onnx-backend: $(VENV)/.dev  ## Every test model of the onnx package, served and compared; twenty minutes (ARGS="--every 10").
+test-onnx-backend: $(VENV)/.dev  ## Serve each test model of the onnx package and compare its outputs; twenty minutes (ARGS="--every 10").
 	$(BIN)/python -m tests.onnx_backend $(ARGS)
 
 # Another seed each time, which is printed; the same one sends the same again.
-fuzz: $(VENV)/.dev  ## Nonsense for every call, 200,000 messages for handlers and 20,000 for a live daemon; five minutes (SEED=7).
+fuzz: $(VENV)/.dev  ## Send random and malformed messages: 200,000 to handlers, 20,000 to a live daemon; five minutes (SEED=7).
 	$(BIN)/python -m tests.fuzz $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Another seed each time; what fails tells which it was.
 MINUTES ?= 10
-soak: $(VENV)/.dev  ## A daemon to which everything happens at once, and whether it grows (MINUTES=60, SEED=7).
+soak: $(VENV)/.dev  ## Load a daemon in every way at once and check that it does not grow (MINUTES=60, SEED=7).
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-kills: $(VENV)/.dev  ## Hosts, build children and the tracker are killed 300 times while 13 models answer; eleven minutes (ARGS="--rounds 20").
+kills: $(VENV)/.dev  ## Kill hosts, build children and the tracker 300 times while 13 models answer; eleven minutes (ARGS="--rounds 20").
 	$(BIN)/python -m tests.attack.kills $(ARGS)
 
-attack: $(VENV)/.dev  ## Hostile clients, one kind at a time: what a good camera notices of each; a quarter of an hour (ARGS="--list").
+attack: $(VENV)/.dev  ## Run one kind of hostile client after another next to a good camera; fifteen minutes (ARGS="--list").
 	$(BIN)/python -m tests.attack $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.attack.early_close)
 
-test-zoo: $(VENV)/.dev  ## All good and bad models of tests/zoo: does each end as its manifest says? A quarter of an hour (ARGS="-k external").
+test-zoo: $(VENV)/.dev  ## Check that each good and bad model of tests/zoo ends as its manifest says; fifteen minutes (ARGS="-k external").
 	$(BIN)/python -m pytest tests/integration/test_zoo.py $(ARGS)
 
 # Bindings say which calls a generation of TensorRT has, and need neither its libraries nor a GPU. The older TensorRT
@@ -166,7 +166,7 @@ BINDINGS := tensorrt_bindings==8.6.1 tensorrt_cu12_bindings==10.3.0 tensorrt_cu1
 OLDER_RTX := tensorrt_rtx_cu12_libs==1.6.1.120 tensorrt_rtx_cu12_bindings==1.6.1.120
 empty :=
 
-test-tensorrt: $(VENV)/.dev  ## Has TensorRT 8.6 to 11 the calls that edged makes? Fetches 100 MB once, into .tensorrt.
+test-tensorrt: $(VENV)/.dev  ## Check that TensorRT 8.6 to 11 has the calls that edged makes; fetches 100 MB once, into .tensorrt.
 	@for wheel in $(BINDINGS); do test -e $(TENSORRT)/$$wheel || $(PIP) --no-deps --target $(TENSORRT)/$$wheel $$wheel \
 	  || { rm -rf $(TENSORRT)/$$wheel; echo "left out, no wheel for this Python: $$wheel" >&2; }; done
 	@test -e $(TENSORRT)/older-rtx || $(PIP) --no-deps --target $(TENSORRT)/older-rtx $(OLDER_RTX) \
@@ -176,7 +176,7 @@ test-tensorrt: $(VENV)/.dev  ## Has TensorRT 8.6 to 11 the calls that edged make
 	  $(BIN)/python -m pytest tests/integration/test_tensorrt_*.py $(ARGS)
 
 # chromium has to be installed; playwright (50 MB) is fetched into the virtual environment.
-test-page: $(VENV)/.dev  ## The page in a headless Chromium, on a desk and on a phone.
+test-page: $(VENV)/.dev  ## Test the page in a headless Chromium, in the sizes of a desktop and a phone.
 	$(PIP) playwright
 	$(BIN)/python -m pytest tests/system/test_page_browser.py -rs $(ARGS)
 
@@ -228,10 +228,10 @@ install:  ## Install edged as a service of this box, as root (WHEELS=folder for 
 uninstall:  ## Remove the service; models, engines and configuration stay (PURGE=1 removes them).
 	@sh systemd/install.sh uninstall
 
-test-systemd: $(VENV)/.dev  ## The service under a real systemd in namespaces of its own, as root: faults, reload, stop.
+test-systemd: $(VENV)/.dev  ## Test the service under a real systemd in its own namespaces, as root: faults, reload, stop.
 	$(BIN)/python -m pytest tests/system/test_systemd_service.py -rsP $(ARGS)
 
-format: $(VENV)/.dev  ## Rewrite the sources as `make lint` wants them.
+format: $(VENV)/.dev  ## Format the sources.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -35,8 +35,8 @@ class TensorInfo(Info, frozen=True):
 
 
 class AlarmInfo(Info, frozen=True):
-    """A problem that exists since `since_unix_s`. `kind` is one of `edged.engines.alarms.AlarmKind`, such as slow or
-    camera_lost (docs/observability.md); `model`, `engine` (a key) and `camera` are empty if it does not concern one."""
+    """A problem that exists since `since_unix_s`. `kind` is one of those in docs/observability.md, such as slow or
+    camera_lost; `model`, `engine` (a key) and `camera` are empty if it does not concern one."""
 
     kind: str
     message: str
