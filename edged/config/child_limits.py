@@ -49,7 +49,7 @@ class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     open_seconds: Annotated[_Day, Meta(description="Time to open or close an engine, in seconds.")] = 600.0
     output_mb: Annotated[_HostMebibytes, Meta(description="Size of a request's outputs, in MiB.")] = 512
     memory_mb: Annotated[
-        _Mebibytes, Meta(description="A host's own memory, in MiB; 0 is all that the rest of the box does not need.")
+        _Mebibytes, Meta(description="Private memory of a host, in MiB; 0: what the rest of the box leaves free.")
     ] = 0
 
 
@@ -65,7 +65,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ] = 18.0
     memory_mb: Annotated[
         int,
-        Meta(ge=64, le=1 << 30, description="Memory of one child, in MiB, plus three times the size of the model."),
+        Meta(ge=64, le=1 << 30, description="Memory of one child, in MiB; three times the size of the model is added."),
     ] = 2048
 
     def seconds_for(self, size_mb: float) -> float:

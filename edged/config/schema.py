@@ -41,7 +41,7 @@ class Reload(enum.Enum):
 
 
 class Engines(Table, frozen=True):
-    """When engines are built, the disk space that they may use, and alarms."""
+    """The time of builds, the disk space of engines, and alarms."""
 
     build: Annotated[
         Literal["auto", "command"],
