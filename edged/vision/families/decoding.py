@@ -164,6 +164,34 @@ def select_candidates(boxes: Array, scores: Array, class_ids: Array, score: floa
     return _sane(boxes[rows].astype(np.float32), scores[rows].astype(np.float32), class_ids[rows], rows)
 
 
+def to_keypoint_detections(
+    boxes: Array, scores: Array, points: Array, placement: Placement, thresholds: Thresholds
+) -> Detections:
+    """Return detections of one class with keypoints, in pixels of the original picture, best score first, after NMS.
+
+    Boxes and scores are as for `to_detections`; points are [n, k, 2], x and y in input pixels, or [n, 0, 2] if the
+    model has none. Keypoints have score 1 and may lie outside the picture. Detections with a keypoint that is not
+    finite or far outside any input are dropped.
+    """
+    offered = select_candidates(boxes, scores, np.zeros(len(scores)), thresholds.score)
+    points = points[offered.rows]
+    sane = np.flatnonzero(np.all(np.abs(points) < MAX_COORDINATE, axis=(1, 2)))
+    kept = suppress(Candidates(offered.found.select(sane), sane), thresholds, needs_nms=True)
+    found = kept.found
+    if points.shape[1]:
+        originals = placement.points_to_original(points[kept.rows])
+        ones = np.ones((*originals.shape[:2], 1), np.float32)
+        found = msgspec.structs.replace(found, keypoints=np.concatenate((originals, ones), axis=2))
+    return to_picture(found, placement)
+
+
+def cells_at(rows: Rows, across: int, per_cell: int = 1) -> Floats:
+    """Return x and y, in cells, of rows of a grid's table: float32 [n, 2]. The table has `per_cell` rows for each cell
+    and goes through the grid, `across` cells wide, line by line."""
+    cells = rows // per_cell
+    return np.stack((cells % across, cells // across), axis=1, dtype=np.float32)
+
+
 def select_cells(table: Array, classes: int, score: float) -> Candidates:
     """Select from a table of one column per grid cell, [4 + classes + more, A]: cx, cy, w, h in input pixels, a score
     per class, and further values.
