@@ -19,8 +19,10 @@ from edged.vision.families.classification import Classification, UltralyticsClas
 from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, undecided
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
+from edged.vision.families.movenet import MoveNet
 from edged.vision.families.scrfd import Scrfd
 from edged.vision.families.ssd import Ssd
+from edged.vision.families.topdown import HrNet, RtmPose
 from edged.vision.families.ultraface import UltraFace
 from edged.vision.families.ultralytics import Ultralytics, UltralyticsEnd2End, UltralyticsObb, UltralyticsPose
 from edged.vision.families.ultralytics_segment import UltralyticsSegment
@@ -76,6 +78,9 @@ FAMILIES: dict[str, type[Family] | type[Classifier]] = {
         Scrfd,
         UltraFace,
         CenterFace,
+        RtmPose,
+        HrNet,
+        MoveNet,
         Classification,
         UltralyticsClassification,
     )
@@ -137,6 +142,7 @@ _RULES: tuple[Rule, ...] = (
     YuNet.by_names,
     Scrfd.by_names,
     CenterFace.by_names,
+    RtmPose.by_names,
     # Shapes.
     YoloV5.by_shape,
     YoloX.by_shape,
@@ -144,6 +150,8 @@ _RULES: tuple[Rule, ...] = (
     Ssd.by_shape,
     Scrfd.by_shape,
     CenterFace.by_shape,
+    HrNet.by_shape,
+    MoveNet.by_shape,
     _ambiguous_shape,
     Classification.by_shape,
     Ultralytics.by_shape,

@@ -71,7 +71,7 @@ class CenterFace(Family, frozen=True):
             points = np.empty((len(rows), 0, 2), np.float32)
             for landmarks in pairs[2:]:
                 points = landmarks * sizes[:, None] + low[:, None]
-        return to_keypoint_detections(boxes, scores[0, rows], points, placement, thresholds)
+        return to_keypoint_detections(boxes, scores[0, rows], points, placement, thresholds, needs_nms=True)
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:

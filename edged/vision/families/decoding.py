@@ -165,23 +165,25 @@ def select_candidates(boxes: Array, scores: Array, class_ids: Array, score: floa
 
 
 def to_keypoint_detections(
-    boxes: Array, scores: Array, points: Array, placement: Placement, thresholds: Thresholds
+    boxes: Array, scores: Array, points: Floats, placement: Placement, thresholds: Thresholds, *, needs_nms: bool
 ) -> Detections:
-    """Return detections of one class with keypoints, in pixels of the original picture, best score first, after NMS.
+    """Return detections of one class with keypoints, in pixels of the original picture, best score first.
 
-    Boxes and scores are as for `to_detections`; points are [n, k, 2], x and y in input pixels, or [n, 0, 2] if the
-    model has none. Keypoints have score 1 and may lie outside the picture. Detections with a keypoint that is not
-    finite or far outside any input are dropped.
+    Boxes, scores and `needs_nms` are as for `to_detections`. Points are [n, k, 2], x and y in input pixels, or
+    [n, k, 3] with a score; without one keypoints have score 1. `k` is 0 if the model has no keypoints. They may lie
+    outside the picture. Detections with a keypoint that is not finite or far outside any input are dropped.
     """
     offered = select_candidates(boxes, scores, np.zeros(len(scores)), thresholds.score)
     points = points[offered.rows]
     sane = np.flatnonzero(np.all(np.abs(points) < MAX_COORDINATE, axis=(1, 2)))
-    kept = suppress(Candidates(offered.found.select(sane), sane), thresholds, needs_nms=True)
+    kept = suppress(Candidates(offered.found.select(sane), sane), thresholds, needs_nms=needs_nms)
     found = kept.found
     if points.shape[1]:
-        originals = placement.points_to_original(points[kept.rows])
-        ones = np.ones((*originals.shape[:2], 1), np.float32)
-        found = msgspec.structs.replace(found, keypoints=np.concatenate((originals, ones), axis=2))
+        points = points[kept.rows]
+        keypoints = np.ones((*points.shape[:2], 3), np.float32)
+        keypoints[..., :2] = placement.points_to_original(points[..., :2])
+        keypoints[..., 2:] = np.clip(points[..., 2:], 0, 1) if points.shape[2] == 3 else 1
+        found = msgspec.structs.replace(found, keypoints=keypoints)
     return to_picture(found, placement)
 
 

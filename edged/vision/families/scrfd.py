@@ -66,7 +66,7 @@ class Scrfd(Family, frozen=True):
         count = _SCALES[len(names)]
         scales = [self._scale(outputs, index, names[i::count], _STRIDES[i], thresholds.score) for i in range(count)]
         boxes, scores, points = (np.concatenate(parts) for parts in zip(*scales, strict=True))
-        return to_keypoint_detections(boxes, scores, points, placement, thresholds)
+        return to_keypoint_detections(boxes, scores, points, placement, thresholds, needs_nms=True)
 
     def _scale(
         self, outputs: Outputs, index: int, names: tuple[str, ...], stride: int, score: float

@@ -52,7 +52,7 @@ class YuNet(Family, frozen=True):
         """See `Family.decode`; with keypoints."""
         scales = [self._scale(outputs, index, stride, thresholds.score) for stride in _STRIDES]
         boxes, scores, points = (np.concatenate(parts) for parts in zip(*scales, strict=True))
-        return to_keypoint_detections(boxes, scores, points, placement, thresholds)
+        return to_keypoint_detections(boxes, scores, points, placement, thresholds, needs_nms=True)
 
     def _scale(self, outputs: Outputs, index: int, stride: int, score: float) -> tuple[Floats, Floats, Floats]:
         """Return boxes xyxy [n, 4], scores [n] and landmarks [n, 5, 2], in input pixels, of one grid."""
