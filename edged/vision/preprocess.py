@@ -80,10 +80,8 @@ def find_picture(inputs: tuple[TensorSpec, ...]) -> tuple[PictureInput | None, s
         return found[0], f"{found[0].name} takes a picture"
     if found:
         return None, f"{len(found)} inputs could take a picture: {', '.join(p.name for p in found)}"
-    return (
-        None,
-        "no input takes a picture: none is 4-D with 1 or 3 channels in FP32, FP16 or UINT8, or [N, H, W, 3] INT32",
-    )
+    wanted = "none is 4-D with 1 or 3 channels in FP32, FP16 or UINT8, or [N, H, W, 3] in INT32"
+    return None, f"no input takes a picture: {wanted}"
 
 
 def _as_picture(spec: TensorSpec) -> PictureInput | None:
@@ -92,7 +90,7 @@ def _as_picture(spec: TensorSpec) -> PictureInput | None:
     datatype = cast(Datatype, spec.datatype)
     _, second, third, fourth = spec.shape
     # TensorFlow models take pixels as INT32; in other layouts it is rather a mask or indices.
-    if datatype == "INT32" and fourth != 3:
+    if datatype == "INT32" and (second in (1, 3) or fourth != 3):
         return None
     # Channels first is checked first: no model has an input 1 or 3 pixels wide.
     if second in (1, 3):
@@ -133,8 +131,8 @@ def preprocess_for(
     """Return the preprocessing of a model with these inputs, or None if it takes no picture; and the reason.
 
     `exported` is the (width, height) in the exporter's metadata. `feed` are the fields that the model's family sets; by
-    default pictures are stretched, RGB (gray for one channel), 0..1, or 0..255 for integers. Raises ConfigError if a key
-    of `preprocess.*` is unknown, even if the model takes no picture, or if a value is invalid.
+    default pictures are stretched, RGB (gray for one channel), 0..1, or 0..255 for integers. Raises ConfigError if a
+    key of `preprocess.*` is unknown, even if the model takes no picture, or if a value is invalid.
     """
     keys.check(settings)
     picture, reason = find_picture(inputs)

@@ -440,7 +440,7 @@ def test_loaded_file_finds_faces_in_pixels_of_the_picture(form: Format, tmp_path
     )
     assert len(found) == len(wanted) > 0
     for detection, face in zip(found, wanted, strict=True):
-        assert (detection.class_name, detection.class_id) == ("face", 0)
+        assert (detection.label, detection.class_id) == ("face", 0)
         np.testing.assert_allclose((detection.x1, detection.y1, detection.x2, detection.y2), face.box, atol=2e-3)
         marks = [(x, y) for x, y, _ in detection.keypoints or ()]
         np.testing.assert_allclose(np.reshape(marks, (-1, 2)), np.reshape(face.points, (-1, 2)), atol=2e-3)

@@ -283,7 +283,7 @@ def test_decode_tensor_of_another_kind_is_refused(form: Format, how: str) -> Non
         strange = STRANGE[how](outputs.pop(name))
         if strange is not None:
             outputs[name] = strange
-        with pytest.raises(EngineUnusable, match="simcc_[xy]|output") as caught:
+        with pytest.raises(EngineUnusable, match=r"simcc_[xy]|output") as caught:
             decode(form, outputs, form.export.place(*SIZES[0]))
         assert "family=raw" in str(caught.value)
 
