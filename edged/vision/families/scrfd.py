@@ -114,12 +114,15 @@ class Scrfd(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the columns of its outputs, if they have the right number of rows for the input."""
-        what = "tables of 1 and 4 (and 10) columns for each stride, as SCRFD has"
-        claim = cls.claim(evidence, f"shapes: {what}")
-        if claim is not None and any(isinstance(spec.shape[-2], str) for spec in evidence.outputs):
+        """Claim a model by the columns of its outputs. Without landmarks they are less distinct, so the file must also
+        declare the right number of rows for the input."""
+        claim = cls.claim(evidence, "tables of 1, 4 and 10 columns for each stride, as SCRFD has")
+        if claim is None or len(evidence.outputs) in (9, 15):
+            return claim
+        what = "tables of 1 and 4 columns for each stride, as SCRFD without landmarks has"
+        if any(isinstance(spec.shape[-2], str) for spec in evidence.outputs):
             return undecided(f"{what}, but of unknown length", cls.name)
-        return claim
+        return cls.claim(evidence, what)
 
 
 def _per_cell(outputs: int) -> int:
