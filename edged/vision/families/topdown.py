@@ -84,7 +84,8 @@ class RtmPose(TopDown, frozen=True):
         split = across.shape[1] / self.preprocess.width
         down = picture_tensor(outputs, _SIMCC[1], index, len(across), round(self.preprocess.height * split))
         x, y = across.argmax(axis=1) / split, down.argmax(axis=1) / split
-        score = np.minimum(across.max(axis=1), down.max(axis=1))
+        scores = np.stack((across.max(axis=1), down.max(axis=1)), dtype=np.float32)
+        score = np.where(np.isfinite(scores).all(axis=0), scores.min(axis=0), np.float32(np.nan))
         return np.stack((x, y, score), axis=1, dtype=np.float32)
 
     @classmethod
