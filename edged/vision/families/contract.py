@@ -161,6 +161,10 @@ class Family(Opened, frozen=True):
         """Like `decode`, but return only boxes, scores and classes if the rest would cost much more."""
         return self.decode(outputs, index, placement, thresholds)
 
+    def grid(self, stride: int) -> tuple[int, int]:
+        """Return columns and rows of a grid with cells of stride x stride input pixels; partial cells count."""
+        return -(-self.preprocess.width // stride), -(-self.preprocess.height // stride)
+
     def in_pixels(self, relative: Array) -> Floats:
         """Convert boxes [n, 4] in 0..1 of the input to input pixels."""
         size = np.array((self.preprocess.width, self.preprocess.height) * 2, np.float32)

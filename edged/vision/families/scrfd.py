@@ -72,7 +72,7 @@ class Scrfd(Family, frozen=True):
         self, outputs: Outputs, index: int, names: tuple[str, ...], stride: int, score: float
     ) -> tuple[Floats, Floats, Floats]:
         """Return boxes xyxy [n, 4], scores [n] and landmarks [n, k, 2], in input pixels, of one grid."""
-        across, down = -(-self.preprocess.width // stride), -(-self.preprocess.height // stride)
+        across, down = self.grid(stride)
         per_cell = _per_cell(len(self.reading.outputs))
         rated, sides, *landmarks = (
             picture_tensor(outputs, name, index, across * down * per_cell, columns)

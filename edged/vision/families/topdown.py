@@ -120,7 +120,7 @@ class HrNet(TopDown, frozen=True):
     needs = "one output [N, K, H/4, W/4]"
 
     def keypoints(self, outputs: Outputs, index: int) -> Floats:
-        width, height = -(-self.preprocess.width // _STRIDE), -(-self.preprocess.height // _STRIDE)
+        width, height = self.grid(_STRIDE)
         k = self.reading.keypoints[0] or AT_LEAST_ONE
         maps = picture_tensor(outputs, self.reading.outputs[0], index, k, height, width)
         every = np.arange(len(maps))

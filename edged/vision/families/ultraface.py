@@ -56,7 +56,7 @@ class UltraFace(Ssd, frozen=True):
         centres, squares = np.empty((len(priors), 2), np.float32), np.empty((len(priors), 2), np.float32)
         first = 0
         for stride, sides in _SQUARES.items():
-            across, down = -(-size[0] // stride), -(-size[1] // stride)
+            across, down = self.grid(stride)
             here = (priors >= first) & (priors < first + across * down * len(sides))
             rows = priors[here] - first
             grid = np.array((across, down), np.float32)

@@ -56,7 +56,7 @@ class YuNet(Family, frozen=True):
 
     def _scale(self, outputs: Outputs, index: int, stride: int, score: float) -> tuple[Floats, Floats, Floats]:
         """Return boxes xyxy [n, 4], scores [n] and landmarks [n, 5, 2], in input pixels, of one grid."""
-        across, down = -(-self.preprocess.width // stride), -(-self.preprocess.height // stride)
+        across, down = self.grid(stride)
         face, there, box, landmarks = (
             picture_tensor(outputs, f"{kind}_{stride}", index, across * down, columns)
             for kind, columns in _COLUMNS.items()
