@@ -238,8 +238,9 @@ class YoloX(Family, frozen=True):
         return _rated(boxes, table, placement, thresholds)
 
     def _grids(self) -> list[tuple[int, int, int]]:
-        """Return columns, rows and cell size in pixels of each grid."""
-        return [(*self.grid(stride), stride) for stride in _STRIDES[0]]
+        """Return columns, rows and cell size in pixels of each grid; partial cells at the edge count."""
+        width, height = self.preprocess.width, self.preprocess.height
+        return [(-(-width // stride), -(-height // stride), stride) for stride in _STRIDES[0]]
 
     def _to_pixels(self, rows: Rows, boxes: Floats) -> Floats:
         """Convert boxes in units of their cells to cx, cy, w, h in input pixels."""
