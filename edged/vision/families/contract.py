@@ -150,6 +150,10 @@ class Opened(msgspec.Struct, frozen=True):
 class Family(Opened, frozen=True):
     """Decodes detections from a model's outputs."""
 
+    def grid(self, stride: int) -> tuple[int, int]:
+        """Return columns and rows of a grid with cells of stride x stride input pixels; partial cells count."""
+        return -(-self.preprocess.width // stride), -(-self.preprocess.height // stride)
+
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         """Return detections of picture `index` of the batch, in pixels of the original picture, best score first.
 
@@ -160,10 +164,6 @@ class Family(Opened, frozen=True):
     def boxes(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         """Like `decode`, but return only boxes, scores and classes if the rest would cost much more."""
         return self.decode(outputs, index, placement, thresholds)
-
-    def grid(self, stride: int) -> tuple[int, int]:
-        """Return columns and rows of a grid with cells of stride x stride input pixels; partial cells count."""
-        return -(-self.preprocess.width // stride), -(-self.preprocess.height // stride)
 
     def in_pixels(self, relative: Array) -> Floats:
         """Convert boxes [n, 4] in 0..1 of the input to input pixels."""
