@@ -213,7 +213,7 @@ FORMATS = {
         fill_grid,
         yunet,
         Preprocess(WIDTH, HEIGHT, color="bgr", fit=Fit.TOP_LEFT, pad=0, scale=1.0),
-        Thresholds(0.9, 0.3),
+        Thresholds(0.6, 0.3),
     ),
     "scrfd": scrfd_format(grid_specs(KINDS, THREE, 2), THREE, 2, True),
     "scrfd, no landmarks": scrfd_format(grid_specs(NO_MARKS, THREE, 2), THREE, 2, False),

