@@ -140,16 +140,46 @@ def deepstream(batch: Batch) -> Outputs:
     return {"output": table}
 
 
-def priors(batch: Batch) -> Outputs:
+def priors(batch: Batch, rows: int = CELLS) -> Outputs:
     """SSD: a softmax over background and classes for every prior, and the prior's box."""
-    scores = np.zeros((len(batch), CELLS, 1 + CLASSES), np.float32)
-    boxes = np.zeros((len(batch), CELLS, 4), np.float32)
+    scores = np.zeros((len(batch), rows, 1 + CLASSES), np.float32)
+    boxes = np.zeros((len(batch), rows, 4), np.float32)
     scores[:, :, 0] = 1
     for number, picture in enumerate(batch):
-        for row, found in zip(_spread(CELLS), picture, strict=False):
+        for row, found in zip(_spread(rows), picture, strict=False):
             scores[number, row, 0], scores[number, row, found.class_id] = 1 - found.score, found.score
             boxes[number, row] = found.relative
     return {"scores": scores, "boxes": boxes}
+
+
+def ultraface_priors() -> list[tuple[float, float, float, float]]:
+    """UltraFace's prior boxes, in 0..1: cx, cy, w, h."""
+    found = []
+    for stride, sides in ((8, (10, 16, 24)), (16, (32, 48)), (32, (64, 96)), (64, (128, 192, 256))):
+        across, down = math.ceil(WIDTH / stride), math.ceil(HEIGHT / stride)
+        for y in range(down):
+            for x in range(across):
+                for side in sides:
+                    w, h = min(side / WIDTH, 1.0), min(side / HEIGHT, 1.0)
+                    found.append(((x + 0.5) / across, (y + 0.5) / down, w, h))
+    return found
+
+
+def prior_corners(batch: Batch) -> Outputs:
+    """UltraFace with boxes in 0..1."""
+    return priors(batch, len(ultraface_priors()))
+
+
+def prior_offsets(batch: Batch) -> Outputs:
+    """UltraFace without postprocessing: boxes relative to their priors."""
+    outputs = prior_corners(batch)
+    for picture in outputs["boxes"]:
+        for row, (cx, cy, w, h) in enumerate(ultraface_priors()):
+            x1, y1, x2, y2 = map(float, picture[row])
+            if x2 > x1:
+                centre = ((x1 + x2) / 2 - cx) / w / 0.1, ((y1 + y2) / 2 - cy) / h / 0.1
+                picture[row] = *centre, math.log((x2 - x1) / w) / 0.2, math.log((y2 - y1) / h) / 0.2
+    return outputs
 
 
 # -- lists of detections --------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ from tests.vision_encoders import (
     grid_rows,
     labelled,
     logits,
+    prior_corners,
+    prior_offsets,
     priors,
     queries,
     query_classes,
@@ -37,6 +39,7 @@ from tests.vision_encoders import (
     six,
     tflite,
     two_heads,
+    ultraface_priors,
 )
 
 
@@ -98,6 +101,10 @@ _BYTES = (TensorSpec("input", "UINT8", ("n", 3, HEIGHT, WIDTH)),)
 _INPUT = (TensorSpec("input", "FP32", ("n", 3, HEIGHT, WIDTH)),)
 _TABLE = (spec("output0", "n", 4 + CLASSES, CELLS),)
 _SIX = (spec("output0", "n", MOST, 6),)
+_PRIORS = (
+    spec("scores", "n", len(ultraface_priors()), 1 + CLASSES),
+    spec("boxes", "n", len(ultraface_priors()), 4),
+)
 
 
 def _counted_specs(names: Sequence[str], classes: str) -> tuple[TensorSpec, ...]:
@@ -205,6 +212,10 @@ EXPORTS: dict[str, Export] = {
         inputs=_INPUT,
         needs_nms=True,
     ),
+    "ultraface": Export(
+        "ultraface", _PRIORS, prior_corners, inputs=_INPUT, operators=frozenset({"Exp"}), needs_nms=True
+    ),
+    "ultraface, offsets": Export("ultraface", _PRIORS, prior_offsets, inputs=_INPUT, needs_nms=True),
     "ssd, openvino": Export("ssd", (spec("detection_out", 1, 1, "m", 7),), rows_of_seven),
     "ssd, tflite": Export(
         "ssd",

@@ -54,8 +54,8 @@ class Line(Table, frozen=True):
     points: Annotated[
         tuple[Point, Point],
         Meta(
-            description="Its two ends: x and y, each a fraction of the picture. Looking from the first end to the second,"
-            " an object that crosses from the right to the left side goes in.",
+            description="Its two ends: x and y, each a fraction of the picture. Looking from the first end to the"
+            " second, an object that crosses from the right to the left side goes in.",
             examples=[[[0.1, 0.5], [0.9, 0.5]]],
         ),
     ]

@@ -277,6 +277,6 @@ def _input_buffers(
     spec = next(s for s in signature.inputs if s.name == recognition.input)
     fixed = isinstance(spec.shape[0], int)
     rows = spec.shape[0] if isinstance(spec.shape[0], int) else batch
-    dtype = np.dtype({"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}[recognition.preprocess.datatype])
+    dtype = numpy_dtype(recognition.preprocess.datatype)
     zeros = np.zeros if staging is None else staging.array
     return fixed, [zeros((rows, *recognition.preprocess.shape), dtype) for _ in range(buffers)]

@@ -14,14 +14,20 @@ import msgspec
 from edged.errors import ConfigError, Unsupported
 from edged.tensors import TensorSpec
 from edged.vision import settings as keys
+from edged.vision.families.centerface import CenterFace
 from edged.vision.families.classification import Classification, UltralyticsClassification
 from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, undecided
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
+from edged.vision.families.movenet import MoveNet
+from edged.vision.families.scrfd import Scrfd
 from edged.vision.families.ssd import Ssd
+from edged.vision.families.topdown import HrNet, RtmPose
+from edged.vision.families.ultraface import UltraFace
 from edged.vision.families.ultralytics import Ultralytics, UltralyticsEnd2End, UltralyticsObb, UltralyticsPose
 from edged.vision.families.ultralytics_segment import UltralyticsSegment
 from edged.vision.families.yolo import DeepStreamYolo, YoloNas, YoloV5, YoloV7, YoloX
+from edged.vision.families.yunet import YuNet
 from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import Preprocess, find_picture, input_size, preprocess_for
 
@@ -68,6 +74,13 @@ FAMILIES: dict[str, type[Family] | type[Classifier]] = {
         RfDetr,
         DeepStreamYolo,
         Ssd,
+        YuNet,
+        Scrfd,
+        UltraFace,
+        CenterFace,
+        RtmPose,
+        HrNet,
+        MoveNet,
         Classification,
         UltralyticsClassification,
     )
@@ -124,12 +137,21 @@ _RULES: tuple[Rule, ...] = (
     YoloV7.by_names,
     YoloNas.by_names,
     DeepStreamYolo.by_names,
+    UltraFace.by_names,  # before Ssd, whose names it has
     Ssd.by_names,
+    YuNet.by_names,
+    Scrfd.by_names,
+    CenterFace.by_names,
+    RtmPose.by_names,
     # Shapes.
     YoloV5.by_shape,
     YoloX.by_shape,
     YoloV7.by_shape,
     Ssd.by_shape,
+    Scrfd.by_shape,
+    CenterFace.by_shape,
+    HrNet.by_shape,
+    MoveNet.by_shape,
     _ambiguous_shape,
     Classification.by_shape,
     Ultralytics.by_shape,
@@ -203,7 +225,7 @@ def _claim(evidence: Evidence | None, outputs: tuple[TensorSpec, ...], settings:
     claims = (rule(evidence) for rule in _RULES) if evidence is not None else iter(())
     unknown = (
         "metadata, names and shapes match no known detector; raw tensors are served;"
-        f" if it is one, set family={' or family='.join(FAMILIES)}"
+        f" if it is one, set family={', '.join(FAMILIES)}"
     )
     return next((claim for claim in claims if claim is not None), Claim(None, unknown))
 
@@ -222,7 +244,7 @@ def _names(settings: Mapping[str, str], exported: ExportMetadata, claim: Claim) 
     if given is None:
         # Names that do not match the tensor would label every box wrongly; numbers are better than that.
         fits = claim.classes is None or len(exported.names) == claim.classes
-        return exported.names if fits else ()
+        return exported.names if fits and exported.names else claim.names
     if claim.background and claim.classes is not None and len(given) == claim.classes - claim.background:
         return (*["background"] * claim.background, *given)
     if claim.classes is not None and len(given) != claim.classes:

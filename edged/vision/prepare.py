@@ -23,7 +23,7 @@ import numpy.typing as npt
 from edged.tensors import Array, numpy_dtype
 from edged.vision.image import Decoded, Image
 from edged.vision.placement import CropWindow, Fit, Placement, Roi, center_region, crop_window, place, place_window
-from edged.vision.preprocess import Preprocess
+from edged.vision.preprocess import UNSCALED, Preprocess
 
 Plane: TypeAlias = npt.NDArray[np.uint8]
 
@@ -200,7 +200,7 @@ class _Values:
 
     def __init__(self, preprocess: Preprocess, dtype: np.dtype[np.generic]) -> None:
         mean, std = np.array(preprocess.mean), np.array(preprocess.std)
-        raw = preprocess.datatype == "UINT8"
+        raw = preprocess.datatype in UNSCALED
         factor = np.ones(3) if raw else preprocess.scale / std
         offset = np.zeros(3) if raw else -mean / std
         table = np.arange(256)[:, None] * factor + offset

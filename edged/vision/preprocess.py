@@ -17,10 +17,11 @@ from edged.vision import settings as keys
 from edged.vision.placement import Fit
 
 Layout: TypeAlias = Literal["NCHW", "NHWC"]
-Datatype: TypeAlias = Literal["FP32", "FP16", "UINT8"]
+Datatype: TypeAlias = Literal["FP32", "FP16", "UINT8", "INT32"]
 Color: TypeAlias = Literal["rgb", "bgr", "gray"]
 Triple: TypeAlias = tuple[float, float, float]
 
+UNSCALED = ("UINT8", "INT32")  # datatypes of inputs that get pixels as they are
 MAX_SIDE = 16384
 MAX_PIXELS = 1 << 26  # of an input: 8192 x 8192, which is 768 MiB of FP32
 
@@ -32,9 +33,10 @@ IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 class Preprocess(msgspec.Struct, frozen=True):
     """How BGR uint8 pixels become one input.
 
-    value = (pixel * scale - mean[c]) / std[c], c in the model's channel order; UINT8 inputs get unchanged pixels. Width
-    and height are in pixels. `pad` is a pixel value (0..255) before scale and mean. For `zoom` see `placement.place`.
-    `antialias` resizes center crops as Pillow does; `reduce` allows decoding a large JPEG at a fraction of its size.
+    value = (pixel * scale - mean[c]) / std[c], c in the model's channel order; UINT8 and INT32 inputs get unchanged
+    pixels. Width and height are in pixels. `pad` is a pixel value (0..255) before scale and mean. For `zoom` see
+    `placement.place`. `antialias` resizes center crops as Pillow does; `reduce` allows decoding a large JPEG at a
+    fraction of its size.
     """
 
     width: int
@@ -78,14 +80,18 @@ def find_picture(inputs: tuple[TensorSpec, ...]) -> tuple[PictureInput | None, s
         return found[0], f"{found[0].name} takes a picture"
     if found:
         return None, f"{len(found)} inputs could take a picture: {', '.join(p.name for p in found)}"
-    return None, "no input takes a picture: none is 4-D with 1 or 3 channels in FP32, FP16 or UINT8"
+    wanted = "none is 4-D with 1 or 3 channels in FP32, FP16 or UINT8, or [N, H, W, 3] in INT32"
+    return None, f"no input takes a picture: {wanted}"
 
 
 def _as_picture(spec: TensorSpec) -> PictureInput | None:
-    if len(spec.shape) != 4 or spec.datatype not in ("FP32", "FP16", "UINT8"):
+    if len(spec.shape) != 4 or spec.datatype not in ("FP32", "FP16", *UNSCALED):
         return None
     datatype = cast(Datatype, spec.datatype)
     _, second, third, fourth = spec.shape
+    # TensorFlow models take pixels as INT32; in other layouts it is rather a mask or indices.
+    if datatype == "INT32" and (second in (1, 3) or fourth != 3):
+        return None
     # Channels first is checked first: no model has an input 1 or 3 pixels wide.
     if second in (1, 3):
         return PictureInput(spec.name, datatype, "NCHW", second, _size(fourth), _size(third))
@@ -125,8 +131,8 @@ def preprocess_for(
     """Return the preprocessing of a model with these inputs, or None if it takes no pictures; and the reason.
 
     `exported` is the (width, height) in the exporter's metadata. `feed` are the fields that the model's family sets; by
-    default pictures are stretched, RGB (gray for one channel), 0..1, or 0..255 for UINT8. Raises ConfigError if a key
-    of `preprocess.*` is unknown, even if the model takes no pictures, or if a value is invalid.
+    default pictures are stretched, RGB (gray for one channel), 0..1, or 0..255 for integers. Raises ConfigError if a
+    key of `preprocess.*` is unknown, even if the model takes no pictures, or if a value is invalid.
     """
     keys.check(settings)
     picture, reason = find_picture(inputs)
@@ -146,7 +152,7 @@ def preprocess_for(
         channels=picture.channels,
         layout=picture.layout,
         datatype=picture.datatype,
-        scale=1.0 if picture.datatype == "UINT8" else 1 / 255,
+        scale=1.0 if picture.datatype in UNSCALED else 1 / 255,
     )
     preprocess = _override(msgspec.structs.replace(base, **{**feed, **fixed}), settings)
     what = f"{picture.name} takes a picture ({picture.layout}, {picture.datatype})"
@@ -172,6 +178,7 @@ def _override(base: Preprocess, settings: Mapping[str, str]) -> Preprocess:
     if 0.0 in changed.std:
         raise ConfigError("preprocess.std has a zero; every value is divided by it")
     numbers = [field for field in ("scale", "mean", "std") if field in given]
-    if numbers and base.datatype == "UINT8":
-        raise ConfigError(f"preprocess.{numbers[0]} has no effect: the input is UINT8 and takes pixels as they are")
+    if numbers and base.datatype in UNSCALED:
+        what = f"the input is {base.datatype} and takes pixels as they are"
+        raise ConfigError(f"preprocess.{numbers[0]} has no effect: {what}")
     return changed

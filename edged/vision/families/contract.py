@@ -106,7 +106,7 @@ class Claim(msgspec.Struct, frozen=True):
     """A rule's verdict: the family, or None for "known, but not decoded", and the reason.
 
     `classes` is the number of class slots, if the shape shows it. It includes the `background` slots that come first,
-    but not background slots at the end.
+    but not background slots at the end. `names` are the classes' names if neither the file nor the settings have any.
     """
 
     family: str | None
@@ -114,6 +114,7 @@ class Claim(msgspec.Struct, frozen=True):
     reading: Reading = Reading()
     classes: int | None = None
     background: int = 0
+    names: tuple[str, ...] = ()
 
 
 Rule: TypeAlias = Callable[[Evidence], Claim | None]
@@ -149,6 +150,10 @@ class Opened(msgspec.Struct, frozen=True):
 class Family(Opened, frozen=True):
     """Decodes detections from a model's outputs."""
 
+    def grid(self, stride: int) -> tuple[int, int]:
+        """Return columns and rows of a grid with cells of stride x stride input pixels; partial cells count."""
+        return -(-self.preprocess.width // stride), -(-self.preprocess.height // stride)
+
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         """Return detections of picture `index` of the batch, in pixels of the original picture, best score first.
 
@@ -177,6 +182,13 @@ class Classifier(Opened, frozen=True):
 def count_classes(dim: Dim, besides: int = 0) -> int | None:
     """Return the number of classes along a dimension with `besides` other values; None if the dimension is open."""
     return dim - besides if isinstance(dim, int) else None
+
+
+def may_be(shape: tuple[Dim, ...], *sizes: int | None) -> bool:
+    """Whether a declared shape can have these sizes. Open dimensions match any size; None matches any dimension."""
+    return len(shape) == len(sizes) and all(
+        size is None or isinstance(dim, str) or dim == size for dim, size in zip(shape, sizes, strict=True)
+    )
 
 
 def suppressed_list(outputs: tuple[str, ...], form: str) -> Reading:

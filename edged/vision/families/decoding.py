@@ -164,6 +164,36 @@ def select_candidates(boxes: Array, scores: Array, class_ids: Array, score: floa
     return _sane(boxes[rows].astype(np.float32), scores[rows].astype(np.float32), class_ids[rows], rows)
 
 
+def to_keypoint_detections(
+    boxes: Array, scores: Array, points: Floats, placement: Placement, thresholds: Thresholds, *, needs_nms: bool
+) -> Detections:
+    """Return detections of one class with keypoints, in pixels of the original picture, best score first.
+
+    Boxes, scores and `needs_nms` are as for `to_detections`. Points are [n, k, 2], x and y in input pixels, or
+    [n, k, 3] with a score; without one keypoints have score 1. `k` is 0 if the model has no keypoints. They may lie
+    outside the picture. Detections with a keypoint that is not finite or far outside any input are dropped.
+    """
+    offered = select_candidates(boxes, scores, np.zeros(len(scores)), thresholds.score)
+    points = points[offered.rows]
+    sane = np.flatnonzero(np.all(np.abs(points) < MAX_COORDINATE, axis=(1, 2)))
+    kept = suppress(Candidates(offered.found.select(sane), sane), thresholds, needs_nms=needs_nms)
+    found = kept.found
+    if points.shape[1]:
+        points = points[kept.rows]
+        keypoints = np.ones((*points.shape[:2], 3), np.float32)
+        keypoints[..., :2] = placement.points_to_original(points[..., :2])
+        keypoints[..., 2:] = np.clip(points[..., 2:], 0, 1) if points.shape[2] == 3 else 1
+        found = msgspec.structs.replace(found, keypoints=keypoints)
+    return to_picture(found, placement)
+
+
+def cells_at(rows: Rows, across: int, per_cell: int = 1) -> Floats:
+    """Return x and y, in cells, of rows of a grid's table: float32 [n, 2]. The table has `per_cell` rows for each cell
+    and goes through the grid, `across` cells wide, line by line."""
+    cells = rows // per_cell
+    return np.stack((cells % across, cells // across), axis=1, dtype=np.float32)
+
+
 def select_cells(table: Array, classes: int, score: float) -> Candidates:
     """Select from a table of one column per grid cell, [4 + classes + more, A]: cx, cy, w, h in input pixels, a score
     per class, and further values.

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from edged.tensors import TensorSpec
+from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
 from edged.vision.families.contract import (
     Claim,
@@ -20,7 +20,9 @@ from edged.vision.families.contract import (
 )
 from edged.vision.families.decoding import (
     ANY,
+    Floats,
     Outputs,
+    Rows,
     Thresholds,
     at_least,
     checked_tensor,
@@ -73,12 +75,16 @@ class Ssd(Family, frozen=True):
         # A flat search takes a third of the time of one by rows and columns.
         found_at = np.flatnonzero(np.greater(scores[:, 1:], thresholds.score))
         priors, classes = np.divmod(found_at, scores.shape[1] - 1)
-        found = self.in_pixels(boxes[priors])
+        found = self.prior_boxes(boxes[priors], priors)
         return to_detections(found, scores[priors, classes + 1], classes + 1, placement, thresholds, needs_nms=True)
+
+    def prior_boxes(self, boxes: Array, priors: Rows) -> Floats:
+        """Convert the boxes of some priors, as in the tensor, to xyxy in input pixels."""
+        return self.in_pixels(boxes)
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        forms = _rows(evidence), _named(evidence), _priors(evidence), _in_order(evidence)
+        forms = _rows(evidence), _named(evidence), priors_reading(evidence), _in_order(evidence)
         reading = next((each for each in forms if each is not None), None)
         if reading is None:
             return None
@@ -90,7 +96,7 @@ class Ssd(Family, frozen=True):
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
         if set(evidence.output_names) == {"scores", "boxes"}:
-            return cls.claim(evidence, "names of an SSD export (scores, boxes)") if _priors(evidence) else None
+            return cls.claim(evidence, "names of an SSD export (scores, boxes)") if priors_reading(evidence) else None
         reason = "names of an SSD export with its NMS in the graph"
         return cls.claim(evidence, reason) if _named(evidence) else None
 
@@ -101,7 +107,7 @@ class Ssd(Family, frozen=True):
         if _in_order(evidence) is not None:
             setting = f"set family={cls.name} if it is boxes, classes, scores, count, or family=raw"
             return Claim(None, f"four outputs as SSD exports have, but their order is unknown: {setting}")
-        priors = _priors(evidence)
+        priors = priors_reading(evidence)
         if priors is None:
             return None
         made_by = (evidence.heads or {}).get(priors.outputs[0], "")
@@ -132,7 +138,7 @@ def _in_order(evidence: Evidence) -> Reading | None:
     return suppressed_list((count.name, boxes.name, scores.name, classes.name), _COUNTED)
 
 
-def _priors(evidence: Evidence) -> Reading | None:
+def priors_reading(evidence: Evidence) -> Reading | None:
     """Return the reading for one table of boxes and one of scores, in either order."""
     if len(evidence.outputs) != 2 or any(len(spec.shape) != 3 for spec in evidence.outputs):
         return None
