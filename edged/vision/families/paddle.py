@@ -81,8 +81,8 @@ class PicoDet(Family, frozen=True):
             rows = _rows_of(outputs, names, index)
             return to_detections(rows[:, 2:], rows[:, 1], rows[:, 0], placement, thresholds, needs_nms=False)
         if form == _TABLES:
-            scores = picture_tensor(outputs, names[1], index, self.reading.classes or AT_LEAST_ONE, AT_LEAST_ONE)
-            boxes = picture_tensor(outputs, names[0], index, scores.shape[1], 4)
+            boxes = picture_tensor(outputs, names[0], index, AT_LEAST_ONE, 4)
+            scores = picture_tensor(outputs, names[1], index, self.reading.classes or AT_LEAST_ONE, len(boxes))
             class_ids, places = best_hits(scores, thresholds.score)
             found = boxes[places], scores[class_ids, places], class_ids
             return to_detections(*found, placement, thresholds, needs_nms=True)

@@ -275,7 +275,7 @@ class YoloX(Family, frozen=True):
         what = f"{output.name} has one row per grid cell"
         if output.name != "output" or (columns == 6 and evidence.picture.name != "images"):
             six = (DeepStreamYolo.name,) if columns == 6 else ()
-            return undecided(f"{what}, as YOLOX and others have", cls.name, YoloV5.name, *six)
+            return undecided(f"{what}, as YOLOX and others have", cls.name, "yolov6", *six)
         return cls.claim(evidence, f"row arithmetic: {what}, a YOLOX export")
 
 
