@@ -113,8 +113,8 @@ def _tables(evidence: Evidence) -> list[TensorSpec] | None:
 
 def _on_anchors(deltas: Floats, anchors: Floats) -> Floats:
     """Return the boxes [n, 4] xyxy of deltas relative to anchors yxyx, both [n, 4]."""
-    sizes = anchors[:, 2:] - anchors[:, :2]
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are dropped later
+        sizes = anchors[:, 2:] - anchors[:, :2]
         centres = (anchors[:, :2] + anchors[:, 2:]) / 2 + deltas[:, :2] * sizes
         half = np.exp(deltas[:, 2:]) * sizes / 2
         boxes: Floats = np.concatenate((centres - half, centres + half), axis=1)[:, [1, 0, 3, 2]]
