@@ -24,12 +24,12 @@ Triple: TypeAlias = tuple[float, float, float]
 MAX_SIDE = 16384
 MAX_PIXELS = 1 << 26  # of an input: 8192 x 8192, which is 768 MiB of FP32
 
-# The input of Hugging Face's exports, which leave even the number of channels open.
-_OPEN_CHANNELS = "pixel_values"
-
 # Mean and standard deviation of ImageNet's pixels, RGB in 0..1.
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+
+# The input of Hugging Face's exports, which leave even the number of channels open.
+_OPEN_CHANNELS = "pixel_values"
 
 
 class Preprocess(msgspec.Struct, frozen=True):
@@ -89,13 +89,13 @@ def _as_picture(spec: TensorSpec) -> PictureInput | None:
         return None
     datatype = cast(Datatype, spec.datatype)
     _, second, third, fourth = spec.shape
-    if spec.name == _OPEN_CHANNELS and isinstance(second, str):
-        second = 3
     # Channels first is checked first: no model has an input 1 or 3 pixels wide.
     if second in (1, 3):
         return PictureInput(spec.name, datatype, "NCHW", second, _size(fourth), _size(third))
     if fourth in (1, 3):
         return PictureInput(spec.name, datatype, "NHWC", fourth, _size(third), _size(second))
+    if spec.name == _OPEN_CHANNELS and isinstance(second, str):
+        return PictureInput(spec.name, datatype, "NCHW", 3, _size(fourth), _size(third))
     return None
 
 

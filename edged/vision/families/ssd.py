@@ -23,7 +23,6 @@ from edged.vision.families.decoding import (
     Outputs,
     Thresholds,
     at_least,
-    best_hits,
     checked_tensor,
     counted_rows,
     picture_tensor,
@@ -76,7 +75,9 @@ class Ssd(Family, frozen=True):
             return to_detections(found, scores, class_ids, placement, thresholds, needs_nms=False)
         scores = picture_tensor(outputs, self.reading.outputs[0], index, ANY, self.reading.classes or at_least(2))
         boxes = picture_tensor(outputs, self.reading.outputs[1], index, len(scores), 4)
-        priors, classes = best_hits(scores[:, 1:], thresholds.score)
+        # A flat search takes a third of the time of one by rows and columns.
+        found_at = np.flatnonzero(np.greater(scores[:, 1:], thresholds.score))
+        priors, classes = np.divmod(found_at, scores.shape[1] - 1)
         found = self.in_pixels(boxes[priors])
         return to_detections(found, scores[priors, classes + 1], classes + 1, placement, thresholds, needs_nms=True)
 
