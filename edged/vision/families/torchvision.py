@@ -28,7 +28,6 @@ class TorchVision(Family, frozen=True):
 
     name = "torchvision"
     needs = "outputs boxes [M, 4], labels [M] and scores [M]"
-    thresholds = Thresholds(score=0.5)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         if index:
