@@ -162,6 +162,7 @@ _RULES: tuple[Rule, ...] = (
     YoloX.by_shape,
     YoloV7.by_shape,
     RtmDet.by_shape,
+    NanoDet.by_shape,
     EfficientDet.by_shape,
     FastestDet.by_shape,
     Ssd.by_shape,

