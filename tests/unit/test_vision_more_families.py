@@ -440,6 +440,7 @@ NINE = 9 * len(list(cells(8, 16, 32, 64, 128)))
             ("deformable-detr", "rtdetr-transformers"),
         ),
         (see("input", DETS), ("rtmdet", "mmdet")),
+        (see("input", {**DETS, "dets": ("n", "k", "Reshapedets_dim_2")}), ("rtmdet", "mmdet")),
         (
             see("images", {"num_dets": (1, 1), "boxes": (1, 9, 4), "scores": (1, 9), "labels": (1, 9)}),
             ("rtmdet", "mmdet"),
@@ -457,7 +458,7 @@ NINE = 9 * len(list(cells(8, 16, 32, 64, 128)))
         (see("input", {"a": (1, NINE, 4), "b": (1, NINE, 90), "c": (1, NINE, 4)}), ("efficientdet",)),
         (see("input.1", dict(zip("abcdef", grid_shapes(8, 16, 32).values(), strict=True))), ("nanodet",)),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_recognise_format_of_several_models_names_the_settings(found: Recognition, families: tuple[str, ...]) -> None:
     assert found.family is None
@@ -483,6 +484,7 @@ def test_recognise_format_of_several_models_names_the_settings(found: Recognitio
         (see("images", {"output": (1, CELLS, 80), "1234": (1, CELLS, 4)}), "damo-yolo"),
         (see("images", {"outputs": ("n", CELLS, 85)}), "yolov6"),
         (see("images", {"outputs": ("n", CELLS_64, 85)}), "yolov6"),
+        (see("images", {"outputs": ("batch", "Concatoutputs_dim_1", 85)}), "yolov6"),
         (see("input", {"boxes": ("m", 4), "labels": ("m",), "scores": ("m",)}), "torchvision"),
         (see("image_arrays:0", {"detections:0": (1, 100, 7)}), "efficientdet"),
         (
@@ -498,7 +500,7 @@ def test_recognise_format_of_several_models_names_the_settings(found: Recognitio
             "ssd",
         ),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_recognise_names_of_an_exporter(found: Recognition, family: str) -> None:
     assert found.family == family, found.reason

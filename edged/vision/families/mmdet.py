@@ -16,7 +16,8 @@ truncates it.
 
 Source: `rtmdet_head.py`, `nms.py` and `configs/mmdet` of mmdeploy (commit 3f8604b); `rtmdet_head.py`,
 `rtmdet_l_8xb32-300e_coco.py` and `faster-rcnn_r50_fpn.py` of MMDetection (3.x); `projects/easydeploy` of MMYOLO (commit
-8c4d9dc).
+8c4d9dc). The first form is also that of models/rtmdet_nano.onnx in zli20/RtmDet-RtmPose-OnnxRuntime, where all
+dimensions are open; the others are not verified on an exported file.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class RtmDet(Family, frozen=True):
             return Claim(cls.name, reason, suppressed_list(_NUMBERED, _COUNTED))
         if set(_DETS) <= set(shapes):
             dets, labels = (shapes[name] for name in _DETS)
-            if len(dets) == 3 and dets[2] == 5 and len(labels) == 2:
+            if len(dets) == 3 and (dets[2] == 5 or isinstance(dets[2], str)) and len(labels) == 2:
                 return Claim(cls.name, reason, suppressed_list(_DETS, _PADDED))
             return None
         return cls._claim_heads(evidence, reason)

@@ -40,7 +40,7 @@ class TorchVision(Family, frozen=True):
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
         shapes = {spec.name: spec.shape for spec in evidence.outputs}
         boxes, *others = (shapes.get(name, ()) for name in _NAMES)
-        if len(boxes) != 2 or boxes[1] != 4 or any(len(shape) != 1 for shape in others):
+        if len(boxes) != 2 or not (boxes[1] == 4 or isinstance(boxes[1], str)) or any(len(shape) != 1 for shape in others):
             return None
         return Claim(cls.name, reason, suppressed_list(_NAMES, ""))
 

@@ -39,6 +39,7 @@ class YoloV6(YoloV7, frozen=True):
         output = evidence.table(6)
         if output is None or (evidence.picture.name, output.name) != _NAMES:
             return None
-        if not isinstance(output.shape[1], int) or output.shape[1] not in map(evidence.cells, STRIDES):
+        rows = output.shape[1]  # open in exports with an open batch
+        if isinstance(rows, int) and rows not in map(evidence.cells, STRIDES):
             return None
         return cls.claim(evidence, f"{' and '.join(_NAMES)}, with a row for each grid cell, of a YOLOv6 export")
