@@ -51,7 +51,7 @@ def settings_beside(file: Path) -> dict[str, str]:
         return {}
     settings = {"family": FAMILIES[config.model_type]}
     names = [" ".join(config.id2label[key].split()) for key in sorted(config.id2label)]
-    if names and list(sorted(config.id2label)) == list(range(len(names))) and not any("," in name for name in names):
+    if names and sorted(config.id2label) == list(range(len(names))) and not any("," in name for name in names):
         settings |= {"names": ",".join(name or str(number) for number, name in enumerate(names))}
     return settings | _of_processor(_read(folder / PROCESSOR, _Processor) or _Processor())
 

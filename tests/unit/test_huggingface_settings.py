@@ -69,7 +69,9 @@ def test_names_that_no_setting_can_hold_are_left_out(tmp_path: Path, labels: dic
     assert beside(tmp_path, {"model_type": "yolos", "id2label": labels}) == {"family": "detr"}
 
 
-@pytest.mark.parametrize("config", [{}, {"model_type": "vit"}, {"model_type": 5}, [], "detr", {"model_type": "detr" * 300_000}])
+@pytest.mark.parametrize(
+    "config", [{}, {"model_type": "vit"}, {"model_type": 5}, [], "detr", {"model_type": "detr" * 300_000}]
+)
 def test_other_files_give_no_settings(tmp_path: Path, config: object) -> None:
     assert beside(tmp_path, config) == {}
 

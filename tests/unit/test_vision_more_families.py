@@ -301,9 +301,7 @@ FORMATS = {
     "nanodet, an output for each stride": Format(
         "nanodet", grid_shapes(8, 16, 32), grid_values(8, 16, 32), separate(8, 16, 32), picture="input.1"
     ),
-    "picodet, raw heads": Format(
-        "picodet", PICO, grid_values(8, 16, 32, 64), separate(8, 16, 32, 64), picture="image"
-    ),
+    "picodet, raw heads": Format("picodet", PICO, grid_values(8, 16, 32, 64), separate(8, 16, 32, 64), picture="image"),
     "picodet": Format("picodet", {"boxes": (1, CELLS_64, 4), "scores": (1, CLASSES, CELLS_64)}, paddle_values, paddle),
     "rtmdet": Format("rtmdet", RTM, rtmdet_heads, rtmdet(lambda stride: 1)),
     "rtmdet, grid": Format("rtmdet", RTM, rtmdet_heads, rtmdet(float), {"decode.boxes": "grid"}),
@@ -427,7 +425,10 @@ def see(
 QUERY_NAMES = {"logits": ("n", QUERIES, 92), "pred_boxes": ("n", QUERIES, 4)}
 DETS = {"dets": ("n", "k", 5), "labels": ("n", "k")}
 FACTOR = TensorSpec("scale_factor", "FP32", (1, 2))
-LISTED: dict[str, tuple[Dim, ...]] = {"save_infer_model/scale_0.tmp_0": ("m", 6), "save_infer_model/scale_1.tmp_0": (1,)}
+LISTED: dict[str, tuple[Dim, ...]] = {
+    "save_infer_model/scale_0.tmp_0": ("m", 6),
+    "save_infer_model/scale_1.tmp_0": (1,),
+}
 NINE = 9 * len(list(cells(8, 16, 32, 64, 128)))
 
 
@@ -524,8 +525,7 @@ def test_recognise_names_of_an_exporter(found: Recognition, family: str) -> None
 )
 def test_recognise_similar_tensors_name_none_of_these(found: Recognition) -> None:
     assert found.family is None
-    listed = found.reason.count("family=")
-    assert listed == 0 or listed > 20 or "family=ssd" in found.reason
+    assert found.reason.startswith("metadata, names and shapes match no known") or "set family=ssd" in found.reason
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ def test_decode_value_more_or_less_is_refused(name: str) -> None:
 def test_decode_short_batch_is_refused(name: str) -> None:
     export = EXPORTS[name]
     outputs = export.encode([SEEN])
-    if any(array.shape[-1] == 7 and array.ndim != 3 for array in outputs.values()):  # lists of which none is about the second
+    # Lists of all pictures together, of which none is about the second.
+    if any(array.shape[-1] == 7 and array.ndim != 3 for array in outputs.values()):
         assert len(decode(export, outputs, index=1)) == 0
         return
     with pytest.raises(EngineUnusable):

@@ -1,9 +1,9 @@
 """Query-based detectors of Hugging Face's transformers, as Optimum exports them: outputs `logits` and `pred_boxes`.
 
-Input `pixel_values` [N, 3, H, W] FP32, whose dimensions can all be open; outputs `logits` [N, Q, slots] and `pred_boxes`
-[N, Q, 4], cx, cy, w, h in 0..1 of the input; no NMS. Older exports of DETR have a second input, `pixel_mask` INT64
-[N, rows, columns] (usually 64 x 64, which the graph resizes): 1 for pixels of the picture. edged stretches the picture
-over the whole input, so all are 1.
+Input `pixel_values` [N, 3, H, W] FP32, whose dimensions can all be open; outputs `logits` [N, Q, slots] and
+`pred_boxes` [N, Q, 4], cx, cy, w, h in 0..1 of the input; no NMS. Older exports of DETR have a second input,
+`pixel_mask` INT64 [N, rows, columns] (usually 64 x 64, which the graph resizes): 1 for pixels of the picture. edged
+stretches the picture over the whole input, so all are 1.
 
 The tensors are the same for all kinds of models, but their meaning is not:
 
@@ -16,9 +16,9 @@ Nothing in the file says which one it is, only config.json beside it (see `edged
 `family` must. A GridSample in the graph excludes the softmax: only models with deformable attention have it.
 
 Source: `post_process_object_detection` and the image processors of transformers 5.24.0, the ONNX configurations of
-optimum-onnx (commit 1939f27). The input `pixel_mask` is known from transformers.js (commit 5ed4c5c) only. DETR and the
-models of the second kind were trained on pictures with their own aspect ratio, the shorter side 800 pixels: choose an
-input of the cameras' aspect ratio.
+optimum-onnx (commit 1939f27). The input `pixel_mask` is known from transformers.js (commit 5ed4c5c) only. Not verified
+on an exported file. DETR and the models of the second kind were trained on pictures with their own aspect ratio, the
+shorter side 800 pixels: choose an input of the cameras' aspect ratio.
 """
 
 from __future__ import annotations
