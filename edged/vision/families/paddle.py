@@ -27,7 +27,6 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from edged.errors import EngineUnusable
 from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
 from edged.vision.families.contract import (
@@ -45,6 +44,7 @@ from edged.vision.families.decoding import (
     AT_LEAST_ONE,
     Outputs,
     Thresholds,
+    at_least,
     best_hits,
     checked_tensor,
     picture_tensor,
@@ -124,9 +124,7 @@ class PpYoloEPlus(PicoDet, frozen=True):
 def _rows_of(outputs: Outputs, names: tuple[str, ...], index: int) -> Array:
     """Return the rows of picture `index` from a list of all pictures' rows and their counts. A count that is not finite
     counts as 0."""
-    rows, counts = checked_tensor(outputs, names[0], ANY, 6), checked_tensor(outputs, names[1], ANY)
-    if index >= len(counts):
-        raise EngineUnusable(f"output {names[1]} counts the rows of {len(counts)} pictures, expected more than {index}")
+    rows, counts = checked_tensor(outputs, names[0], ANY, 6), checked_tensor(outputs, names[1], at_least(index + 1))
     finite = np.nan_to_num(counts.astype(np.float64), nan=0, posinf=0, neginf=0)
     ends = np.clip(finite, 0, len(rows)).cumsum().astype(np.int64)
     found: Array = rows[ends[index - 1] if index else 0 : ends[index]]
