@@ -57,7 +57,7 @@ def settings_beside(file: Path) -> dict[str, str]:
 
 
 def _of_processor(processor: _Processor) -> dict[str, str]:
-    settings = {}
+    settings: dict[str, str] = {}
     if processor.do_normalize is False:
         settings |= {"preprocess.mean": "0", "preprocess.std": "1"}
     elif processor.do_normalize and processor.image_mean and processor.image_std:

@@ -80,7 +80,7 @@ def test_config_beside_the_file_gives_family_and_names(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "detr", "id2label": labels}))
     result = call(path, "--draw", "street.png")
     assert rows(result)["family"] == "detr: the setting family=detr"
-    assert rows(result)["found"] == "1 thing 1"
+    assert rows(result)["found"].startswith("1 thing 1 (")
     assert "settings from config.json and preprocessor_config.json: family, names" in result.stdout
     given = call(path, "--set", "family=raw")
     assert rows(given)["family"] == "raw tensors: the setting family=raw"

@@ -72,10 +72,10 @@ class NanoDetPlus(Family, frozen=True):
         if shape is not None:
             return Claim(cls.name, reason, Reading(evidence.output_names, str(shape[1])), shape[0])
         output = evidence.table(1 + 4 * cls.bins[0])
-        if output is None or not isinstance(output.shape[2], int):
+        if output is None or (isinstance(output.shape[1], int) and output.shape[1] != evidence.cells(cls.strides)):
             return None
-        rows, columns = output.shape[1:]
-        if isinstance(rows, int) and rows != evidence.cells(cls.strides):
+        columns = output.shape[2]
+        if not isinstance(columns, int):
             return None
         names = keys.words(evidence.settings, "names") or evidence.metadata.names
         bins = cls._bins(columns, len(names))
