@@ -118,6 +118,11 @@ def _counted_specs(names: Sequence[str], classes: str) -> tuple[TensorSpec, ...]
     return (spec(count, "n", 1, datatype="INT32"), *lists)
 
 
+def _set(family: str) -> dict[str, str]:
+    """The setting of a family with a higher default score than most, and the score of these."""
+    return {"family": family, "thresholds.score": "0.25"}
+
+
 def _queries_of(slots: int) -> tuple[TensorSpec, ...]:
     return spec("logits", "n", MOST, slots), spec("pred_boxes", "n", MOST, 4)
 
@@ -191,7 +196,7 @@ EXPORTS: dict[str, Export] = {
         "damo-yolo",
         _counted_specs(_COUNTED7, "INT32"),
         counted(_COUNTED7, 0, np.int32),
-        settings={"family": "damo-yolo"},
+        settings=_set("damo-yolo"),
     ),
     "yolox": Export("yolox", (spec("output", "n", CELLS, 5 + CLASSES),), grid_rows, needs_nms=True),
     "yolox, decoded": Export(
@@ -232,21 +237,21 @@ EXPORTS: dict[str, Export] = {
         "detr",
         _queries_of(CLASSES + 1),
         no_object,
-        settings={"family": "detr"},
+        settings=_set("detr"),
         inputs=(*_PIXEL_VALUES, TensorSpec("pixel_mask", "INT64", ("n", 64, 64))),
     ),
     "transformers, deformable detr": Export(
         "deformable-detr",
         _queries_of(CLASSES),
         logits(CLASSES, "pred_boxes", "logits"),
-        settings={"family": "deformable-detr"},
+        settings=_set("deformable-detr"),
         inputs=_PIXEL_VALUES,
     ),
     "transformers, rt-detr": Export(
         "rtdetr-transformers",
         _queries_of(CLASSES),
         logits(CLASSES, "pred_boxes", "logits"),
-        settings={"family": "rtdetr-transformers"},
+        settings=_set("rtdetr-transformers"),
         inputs=_PIXEL_VALUES,
     ),
     "rtmdet, mmdeploy": Export(
@@ -291,7 +296,7 @@ EXPORTS: dict[str, Export] = {
         "ppyoloe-plus",
         (spec("multiclass_nms3_0.tmp_0", "m", 6), spec("multiclass_nms3_0.tmp_2", "n", datatype="INT32")),
         listed("multiclass_nms3_0.tmp_0", "multiclass_nms3_0.tmp_2"),
-        settings={"family": "ppyoloe-plus"},
+        settings=_set("ppyoloe-plus"),
         inputs=(*_PADDLE, TensorSpec("im_shape", "FP32", ("n", 2)), TensorSpec("scale_factor", "FP32", ("n", 2))),
     ),
     "paddle, picodet": Export(
@@ -305,7 +310,7 @@ EXPORTS: dict[str, Export] = {
         "picodet",
         (spec("tmp_20", "n", CELLS, 4), spec("concat_14.tmp_0", "n", CLASSES, CELLS)),
         class_columns("tmp_20", "concat_14.tmp_0", is_turned=True),
-        settings={"family": "picodet"},
+        settings=_set("picodet"),
         inputs=(*_PADDLE, TensorSpec("scale_factor", "FP32", ("n", 2))),
         needs_nms=True,
     ),
