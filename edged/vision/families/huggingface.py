@@ -16,9 +16,9 @@ Nothing in the file says which one it is, only config.json beside it (see `edged
 `family` must. A GridSample in the graph excludes the softmax: only models with deformable attention have it.
 
 Source: `post_process_object_detection` and the image processors of transformers 5.24.0, the ONNX configurations of
-optimum-onnx (commit 1939f27). The input `pixel_mask` is known from transformers.js (commit 5ed4c5c) only. Not verified
-on an exported file. DETR and the models of the second kind were trained on pictures with their own aspect ratio, the
-shorter side 800 pixels: choose an input of the cameras' aspect ratio.
+optimum-onnx (commit 1939f27). The input `pixel_mask` is known from transformers.js (commit 5ed4c5c) only. DETR and the
+models of the second kind were trained on pictures with their own aspect ratio, the shorter side 800 pixels: choose an
+input of the cameras' aspect ratio.
 """
 
 from __future__ import annotations
