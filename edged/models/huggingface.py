@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from edged.decoding import ready
 from edged.files import read_regular
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
@@ -74,6 +75,6 @@ def _read(path: Path, kind: type[_T]) -> _T | None:
     try:
         if path.stat().st_size > _MOST_BYTES:
             return None
-        return msgspec.json.decode(read_regular(path), type=kind)
+        return msgspec.json.decode(read_regular(path), type=ready(kind))
     except (OSError, ValueError):
         return None
