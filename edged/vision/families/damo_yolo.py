@@ -8,7 +8,7 @@ model as it was trained.
 Stretched RGB in 0..255, neither scaled nor normalised.
 
 Source: repository tinyvision/DAMO-YOLO (commit 319572e): `tools/converter.py`, `tools/demo.py`,
-`ZeroHead.forward_eval`, `damo/config/augmentations.py`. Not verified on an exported file.
+`ZeroHead.forward_eval`, `damo/config/augmentations.py`.
 """
 
 from __future__ import annotations

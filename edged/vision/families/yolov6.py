@@ -8,7 +8,7 @@ Letterboxed RGB in 0..1, padded with 114. An export with `--with-preprocess` tak
 `preprocess.color=bgr` and `preprocess.scale=1`.
 
 Source: repository meituan/YOLOv6 (commit e86a483): `deploy/ONNX/export_onnx.py`, `Detect.forward`, `End2End`,
-`tools/infer.py`. Not verified on an exported file.
+`tools/infer.py`.
 """
 
 from __future__ import annotations
