@@ -18,6 +18,7 @@ from edged.vision.placement import Placement
 WIDTH, HEIGHT = 416, 256
 STRIDES = (8, 16, 32)
 CELLS = sum((WIDTH // s) * (HEIGHT // s) for s in STRIDES)
+CELLS_64 = CELLS + -(-WIDTH // 64) * (HEIGHT // 64)  # with a fourth grid
 MOST = 1200  # rows of list formats
 CLASSES = 5
 NAMES = {number: f"thing {number}" for number in range(CLASSES)}
@@ -182,6 +183,64 @@ def prior_offsets(batch: Batch) -> Outputs:
     return outputs
 
 
+def class_columns(
+    boxes_of: str, scores_of: str, rows: int = CELLS, *, is_turned: bool = False
+) -> Callable[[Batch], Outputs]:
+    """xyxy in pixels [N, rows, 4] and a score for each class [N, rows, classes], or [N, classes, rows] if turned."""
+
+    def encode(batch: Batch) -> Outputs:
+        boxes = np.zeros((len(batch), rows, 4), np.float32)
+        scores = np.zeros((len(batch), rows, CLASSES), np.float32)
+        for number, picture in enumerate(batch):
+            for row, found in zip(_spread(rows), picture, strict=False):
+                boxes[number, row], scores[number, row, found.class_id] = found.box, found.score
+        return {scores_of: scores.swapaxes(1, 2).copy() if is_turned else scores, boxes_of: boxes}
+
+    return encode
+
+
+def on_anchors(batch: Batch) -> Outputs:
+    """EfficientDet in PyTorch: anchors yxyx in pixels, deltas relative to them, a score for each class."""
+    anchors = np.zeros((1, CELLS, 4), np.float32)
+    for row in range(CELLS):
+        y, x = row % 7 * 32, row % 11 * 32
+        anchors[0, row] = y, x, y + 96, x + 64 + row % 3 * 32
+    deltas = np.zeros((len(batch), CELLS, 4), np.float32)
+    scores = np.zeros((len(batch), CELLS, CLASSES), np.float32)
+    for number, picture in enumerate(batch):
+        for row, found in zip(_spread(CELLS), picture, strict=False):
+            y1, x1, y2, x2 = anchors[0, row].tolist()
+            cx, cy, w, h = found.centred
+            offset = (cy - (y1 + y2) / 2) / (y2 - y1), (cx - (x1 + x2) / 2) / (x2 - x1)
+            deltas[number, row] = *offset, math.log(h / (y2 - y1)), math.log(w / (x2 - x1))
+            scores[number, row, found.class_id] = found.score
+    return {"regression": deltas, "classification": scores, "anchors": anchors}
+
+
+def distance_heads(batch: Batch) -> Outputs:
+    """RTMDet before its last layer: logits of classes, distances in pixels from the corner of the cell."""
+    grids = [(HEIGHT // s, WIDTH // s) for s in STRIDES]
+    classes = [np.full((len(batch), CLASSES, *grid), -12, np.float32) for grid in grids]
+    sides = [np.zeros((len(batch), 4, *grid), np.float32) for grid in grids]
+    places = [(level, y, x) for level, (down, across) in enumerate(grids) for y in range(down) for x in range(across)]
+    for number, picture in enumerate(batch):
+        for row, found in zip(_spread(CELLS), picture, strict=False):
+            level, y, x = places[row]
+            left, top = x * STRIDES[level], y * STRIDES[level]
+            x1, y1, x2, y2 = found.box
+            classes[level][number, found.class_id, y, x] = _logit(found.score)
+            sides[level][number, :, y, x] = left - x1, top - y1, x2 - left, y2 - top
+    named = {f"classes{level}": head for level, head in enumerate(classes)}
+    return {**named, **{f"sides{level}": head for level, head in enumerate(sides)}}
+
+
+def joined_heads(batch: Batch) -> Outputs:
+    """The same of MMYOLO: joined, distances in units of cells."""
+    heads = distance_heads(batch)
+    pairs = [(heads[f"classes{level}"], heads[f"sides{level}"] / stride) for level, stride in enumerate(STRIDES)]
+    return {f"head{level}": np.concatenate(pair, axis=1, dtype=np.float32) for level, pair in enumerate(pairs)}
+
+
 # -- lists of detections --------------------------------------------------------------------------------------------
 
 
@@ -256,8 +315,8 @@ def labelled(batch: Batch) -> Outputs:
     return {"labels": labels, "boxes": boxes, "scores": scores}
 
 
-def logits(slots: int) -> Callable[[Batch], Outputs]:
-    """RF-DETR: cx, cy, w, h in 0..1, and a logit per slot."""
+def logits(slots: int, boxes_of: str = "dets", logits_of: str = "labels") -> Callable[[Batch], Outputs]:
+    """RF-DETR: cx, cy, w, h in 0..1, and a logit for each slot."""
 
     def encode(batch: Batch) -> Outputs:
         boxes = np.full((len(batch), MOST, 4), 0.5, np.float32)
@@ -266,9 +325,52 @@ def logits(slots: int) -> Callable[[Batch], Outputs]:
             for row, found in enumerate(picture):
                 boxes[number, row] = _relative_centre(found)
                 labels[number, row, found.class_id] = _logit(found.score)
-        return {"dets": boxes, "labels": labels}
+        return {boxes_of: boxes, logits_of: labels}
 
     return encode
+
+
+def no_object(batch: Batch) -> Outputs:
+    """DETR: cx, cy, w, h in 0..1, and logits of a softmax over the classes and, last, no object."""
+    boxes = np.full((len(batch), MOST, 4), 0.5, np.float32)
+    logits = np.full((len(batch), MOST, CLASSES + 1), -30, np.float32)
+    logits[:, :, -1] = 0
+    for number, picture in enumerate(batch):
+        for row, found in enumerate(picture):
+            boxes[number, row] = _relative_centre(found)
+            logits[number, row, found.class_id] = math.log(found.score)
+            logits[number, row, -1] = math.log(1 - found.score)
+    return {"logits": logits, "pred_boxes": boxes}
+
+
+def scored_boxes(batch: Batch) -> Outputs:
+    """mmdeploy: xyxy in pixels and score, and labels; zeros after the last."""
+    dets, labels = np.zeros((len(batch), MOST, 5), np.float32), np.zeros((len(batch), MOST), np.int64)
+    for number, picture in enumerate(batch):
+        for row, found in enumerate(_best_first(picture)):
+            dets[number, row], labels[number, row] = (*found.box, found.score), found.class_id
+    return {"dets": dets, "labels": labels}
+
+
+def listed(rows_of: str, counts_of: str) -> Callable[[Batch], Outputs]:
+    """PaddleDetection: class, score, xyxy in pixels of all pictures one after the other, and how many of each."""
+
+    def encode(batch: Batch) -> Outputs:
+        rows = [(found.class_id, found.score, *found.box) for picture in batch for found in picture]
+        counts = np.array([len(picture) for picture in batch], np.int32)
+        return {rows_of: np.array(rows, np.float32).reshape(-1, 6), counts_of: counts}
+
+    return encode
+
+
+def yxyx_rows(batch: Batch) -> Outputs:
+    """google/automl: picture, yxyx in pixels, score, class."""
+    table = np.zeros((len(batch), MOST, 7), np.float32)
+    for number, picture in enumerate(batch):
+        for row, found in enumerate(_best_first(picture)):
+            x1, y1, x2, y2 = found.box
+            table[number, row] = number, y1, x1, y2, x2, found.score, found.class_id
+    return {"detections:0": table}
 
 
 def rows_of_seven(batch: Batch) -> Outputs:

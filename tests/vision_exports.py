@@ -13,6 +13,7 @@ from edged.vision.placement import Placement, place
 from tests.vision_encoders import (
     ANCHORS,
     CELLS,
+    CELLS_64,
     CLASSES,
     HEIGHT,
     MOST,
@@ -22,13 +23,19 @@ from tests.vision_encoders import (
     Batch,
     Outputs,
     anchor_rows,
+    class_columns,
     columns,
     counted,
     deepstream,
+    distance_heads,
     flat,
     grid_rows,
+    joined_heads,
     labelled,
+    listed,
     logits,
+    no_object,
+    on_anchors,
     prior_corners,
     prior_offsets,
     priors,
@@ -36,10 +43,12 @@ from tests.vision_encoders import (
     query_classes,
     raw_heads,
     rows_of_seven,
+    scored_boxes,
     six,
     tflite,
     two_heads,
     ultraface_priors,
+    yxyx_rows,
 )
 
 
@@ -97,6 +106,9 @@ _V5 = {"names": str(NAMES), "stride": "32"}
 _FLAGS = {"end2end": "False", "args": "{'batch': 1, 'nms': False}"}
 _COUNTED7 = ("num_dets", "det_boxes", "det_scores", "det_classes")
 _COUNTED_NAS = ("num_predictions", "pred_boxes", "pred_scores", "pred_classes")
+_COUNTED_MM = ("num_dets", "boxes", "scores", "labels")
+_PIXEL_VALUES = (TensorSpec("pixel_values", "FP32", ("n", "num_channels", HEIGHT, WIDTH)),)
+_PADDLE = (TensorSpec("image", "FP32", ("n", 3, HEIGHT, WIDTH)),)
 _BYTES = (TensorSpec("input", "UINT8", ("n", 3, HEIGHT, WIDTH)),)
 _INPUT = (TensorSpec("input", "FP32", ("n", 3, HEIGHT, WIDTH)),)
 _TABLE = (spec("output0", "n", 4 + CLASSES, CELLS),)
@@ -111,6 +123,15 @@ def _counted_specs(names: Sequence[str], classes: str) -> tuple[TensorSpec, ...]
     count, boxes, scores, ids = names
     lists = spec(boxes, "n", MOST, 4), spec(scores, "n", MOST), spec(ids, "n", MOST, datatype=classes)
     return (spec(count, "n", 1, datatype="INT32"), *lists)
+
+
+def _set(family: str) -> dict[str, str]:
+    """The setting of a family with a higher default score than most, and the score of these."""
+    return {"family": family, "thresholds.score": "0.25"}
+
+
+def _queries_of(slots: int) -> tuple[TensorSpec, ...]:
+    return spec("logits", "n", MOST, slots), spec("pred_boxes", "n", MOST, 4)
 
 
 EXPORTS: dict[str, Export] = {
@@ -161,11 +182,28 @@ EXPORTS: dict[str, Export] = {
         needs_nms=True,
     ),
     "yolov6": Export(
-        "yolov5",
+        "yolov6",
         (spec("outputs", "n", CELLS, 5 + CLASSES),),
         lambda batch: anchor_rows(batch, CELLS, name="outputs"),
-        settings={"family": "yolov5"},
         needs_nms=True,
+    ),
+    "yolov6, end to end": Export(
+        "yolov6",
+        _counted_specs(_COUNTED7, "INT32"),
+        counted(_COUNTED7, 0, np.int32),
+        settings={"family": "yolov6"},
+    ),
+    "damo-yolo": Export(
+        "damo-yolo",
+        (spec("output", "n", CELLS, CLASSES), spec("1234", "n", CELLS, 4)),
+        class_columns("1234", "output"),
+        needs_nms=True,
+    ),
+    "damo-yolo, end to end": Export(
+        "damo-yolo",
+        _counted_specs(_COUNTED7, "INT32"),
+        counted(_COUNTED7, 0, np.int32),
+        settings=_set("damo-yolo"),
     ),
     "yolox": Export("yolox", (spec("output", "n", CELLS, 5 + CLASSES),), grid_rows, needs_nms=True),
     "yolox, decoded": Export(
@@ -201,6 +239,105 @@ EXPORTS: dict[str, Export] = {
         (spec("dets", "n", MOST, 4), spec("labels", "n", MOST, CLASSES + 1)),
         logits(CLASSES + 1),
         inputs=_INPUT,
+    ),
+    "transformers, detr": Export(
+        "detr",
+        _queries_of(CLASSES + 1),
+        no_object,
+        settings=_set("detr"),
+        inputs=(*_PIXEL_VALUES, TensorSpec("pixel_mask", "INT64", ("n", 64, 64))),
+    ),
+    "transformers, deformable detr": Export(
+        "deformable-detr",
+        _queries_of(CLASSES),
+        logits(CLASSES, "pred_boxes", "logits"),
+        settings=_set("deformable-detr"),
+        inputs=_PIXEL_VALUES,
+    ),
+    "transformers, rt-detr": Export(
+        "rtdetr-transformers",
+        _queries_of(CLASSES),
+        logits(CLASSES, "pred_boxes", "logits"),
+        settings=_set("rtdetr-transformers"),
+        inputs=_PIXEL_VALUES,
+    ),
+    "rtmdet, mmdeploy": Export(
+        "rtmdet",
+        (spec("dets", "n", MOST, 5), spec("labels", "n", MOST, datatype="INT64")),
+        scored_boxes,
+        settings={"family": "rtmdet"},
+        inputs=_INPUT,
+    ),
+    "rtmdet, mmyolo": Export(
+        "rtmdet",
+        _counted_specs(_COUNTED_MM, "INT32"),
+        counted(_COUNTED_MM, -1, np.int32),
+        settings={"family": "rtmdet"},
+    ),
+    "rtmdet, raw heads": Export(
+        "rtmdet",
+        tuple(
+            spec(f"{name}{i}", "n", channels, HEIGHT // s, WIDTH // s)
+            for name, channels in (("classes", CLASSES), ("sides", 4))
+            for i, s in enumerate(STRIDES)
+        ),
+        distance_heads,
+        settings={"family": "rtmdet"},
+        needs_nms=True,
+    ),
+    "rtmdet, joined heads": Export(
+        "rtmdet",
+        tuple(spec(f"head{i}", "n", CLASSES + 4, HEIGHT // s, WIDTH // s) for i, s in enumerate(STRIDES)),
+        joined_heads,
+        settings={"family": "rtmdet"},
+        needs_nms=True,
+    ),
+    "mmdet": Export(
+        "mmdet",
+        (spec("dets", "n", MOST, 5), spec("labels", "n", MOST, datatype="INT64")),
+        scored_boxes,
+        settings={"family": "mmdet"},
+        inputs=_INPUT,
+    ),
+    "paddle, nms in the graph": Export(
+        "ppyoloe-plus",
+        (spec("multiclass_nms3_0.tmp_0", "m", 6), spec("multiclass_nms3_0.tmp_2", "n", datatype="INT32")),
+        listed("multiclass_nms3_0.tmp_0", "multiclass_nms3_0.tmp_2"),
+        settings=_set("ppyoloe-plus"),
+        inputs=(*_PADDLE, TensorSpec("im_shape", "FP32", ("n", 2)), TensorSpec("scale_factor", "FP32", ("n", 2))),
+    ),
+    "paddle, picodet": Export(
+        "picodet",
+        (spec("tmp_16", "n", CELLS_64, 4), spec("concat_4.tmp_0", "n", CLASSES, CELLS_64)),
+        class_columns("tmp_16", "concat_4.tmp_0", CELLS_64, is_turned=True),
+        inputs=_PADDLE,
+        needs_nms=True,
+    ),
+    "paddle, pp-yoloe": Export(
+        "picodet",
+        (spec("tmp_20", "n", CELLS, 4), spec("concat_14.tmp_0", "n", CLASSES, CELLS)),
+        class_columns("tmp_20", "concat_14.tmp_0", is_turned=True),
+        settings=_set("picodet"),
+        inputs=(*_PADDLE, TensorSpec("scale_factor", "FP32", ("n", 2))),
+        needs_nms=True,
+    ),
+    "efficientdet, automl": Export(
+        "efficientdet",
+        (spec("detections:0", "n", MOST, 7),),
+        yxyx_rows,
+        inputs=(TensorSpec("image_arrays:0", "UINT8", ("n", HEIGHT, WIDTH, 3)),),
+    ),
+    "efficientdet, pytorch": Export(
+        "efficientdet",
+        (
+            spec("regression", "n", CELLS, 4),
+            spec("classification", "n", CELLS, CLASSES),
+            spec("anchors", 1, CELLS, 4),
+        ),
+        on_anchors,
+        settings={"family": "efficientdet"},
+        inputs=_INPUT,
+        needs_nms=True,
     ),
     "deepstream-yolo": Export(
         "deepstream-yolo", (spec("output", "n", CELLS, 6),), deepstream, inputs=_INPUT, needs_nms=True

@@ -26,7 +26,7 @@ def graph(export: Export, outputs: Outputs, path: Path) -> Path:
     if "Exp" in export.operators:  # marks a decoded YOLOX
         nodes += [helper.make_node("Exp", ["zero"], ["one"]), helper.make_node("Sub", ["one", "one"], ["still zero"])]
         zero = "still zero"
-    sizes = next((spec.name for spec in export.inputs[1:]), None)
+    sizes = next((spec.name for spec in export.inputs if spec.name == "orig_target_sizes"), None)
     for spec in export.outputs:
         array = outputs[spec.name]
         initializers.append(numpy_helper.from_array(array, f"planted {spec.name}"))

@@ -61,6 +61,9 @@ def inspect(
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
+    As in edged models add, settings are taken from config.json of a Hugging Face detector beside the file, unless
+    family is set.
+
     --convert shows the repairs that edged models add --convert would make, whether the repaired model gives the same
     answers, and whether it can be served. The repaired model is not kept.
 
@@ -74,7 +77,8 @@ def inspect(
 
     if out is not None and draw is None:
         raise InvalidInput("--out needs --draw PICTURE")
-    settings, options = parse_assignments(setting or []), RepairOptions.parse(convert, convert_steps or [])
+    settings, found = model_options.with_settings_beside(file, parse_assignments(setting or []))
+    options = RepairOptions.parse(convert, convert_steps or [])
     if options.is_any and draw is not None:
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
     place = None if draw is None else sample_run.place_for(draw, file, out)
@@ -89,6 +93,8 @@ def inspect(
         with common.working(f"running {file.name} on {draw.name}"):
             seen = sample_run.run_on_picture(file, settings, draw, place, admission.model.recognition.family)
     _show(file, admission, record, seen, json)
+    for line in () if json else found:
+        common.show(f"settings {line}")
     if admission.refusal:
         raise typer.Exit(common.USAGE)
 

@@ -9,6 +9,7 @@ import typer
 
 from edged.config import child_limits
 from edged.errors import InvalidInput
+from edged.models.huggingface import CONFIG, PROCESSOR, settings_beside
 from edged.models.repair import Record
 
 Convert: TypeAlias = Annotated[
@@ -28,6 +29,15 @@ Steps: TypeAlias = Annotated[
         "simplify; repeatable. With --convert, needed repairs are made too.",
     ),
 ]
+
+
+def with_settings_beside(file: Path, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the given settings and those in files of Hugging Face beside the model, and a line that names the latter.
+    The files are not read if `family` is given."""
+    found = {} if "family" in settings else settings_beside(file)
+    added = [key for key in found if key not in settings]
+    lines = (f"from {CONFIG} and {PROCESSOR}: {', '.join(added)}",) if added else ()
+    return {**found, **settings}, lines
 
 
 def repair_lines(record: Record | None) -> tuple[str, ...]:

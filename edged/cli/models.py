@@ -69,6 +69,9 @@ def add(
 
     edged models add yolo yolo-v2.onnx --replace
 
+    If config.json of a Hugging Face detector is beside the file, settings such as family and names are taken from it,
+    unless family is set or --replace is given.
+
     Settings: family, names, backends, threads, precisions, performance,
     thresholds.{score,iou,max_detections,class_agnostic},
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom,antialias,reduce},
@@ -81,12 +84,15 @@ def add(
     from edged.models.settings import parse_assignments
 
     settings, options = parse_assignments(setting or []), RepairOptions.parse(convert, convert_steps or [])
+    found: tuple[str, ...] = ()
+    if not replace:
+        settings, found = model_options.with_settings_beside(file, settings)
     doing = f"{'repairing' if options.is_any else 'examining'} {file.name}"
 
     def lines_of(added: tuple[str, Record | None]) -> list[str]:
         digest, record = added
         repairs = model_options.repair_lines(record) or (("no repair was needed",) if options.is_any else ())
-        return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in repairs)]
+        return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in (*found, *repairs))]
 
     def to_json(added: tuple[str, Record | None]) -> dict[str, Any]:
         digest, record = added

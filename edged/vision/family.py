@@ -17,16 +17,25 @@ from edged.vision import settings as keys
 from edged.vision.families.centerface import CenterFace
 from edged.vision.families.classification import Classification, UltralyticsClassification
 from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, undecided
+from edged.vision.families.damo_yolo import DamoYolo
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
+from edged.vision.families.efficientdet import EfficientDet
+from edged.vision.families.fastestdet import FastestDet
+from edged.vision.families.huggingface import DeformableDetr, Detr, RtDetrTransformers
+from edged.vision.families.mmdet import MmDet, RtmDet
 from edged.vision.families.movenet import MoveNet
+from edged.vision.families.nanodet import NanoDet, NanoDetPlus
+from edged.vision.families.paddle import PicoDet, PpYoloEPlus
 from edged.vision.families.scrfd import Scrfd
 from edged.vision.families.ssd import Ssd
 from edged.vision.families.topdown import HrNet, RtmPose
+from edged.vision.families.torchvision import TorchVision
 from edged.vision.families.ultraface import UltraFace
 from edged.vision.families.ultralytics import Ultralytics, UltralyticsEnd2End, UltralyticsObb, UltralyticsPose
 from edged.vision.families.ultralytics_segment import UltralyticsSegment
 from edged.vision.families.yolo import DeepStreamYolo, YoloNas, YoloV5, YoloV7, YoloX
+from edged.vision.families.yolov6 import YoloV6
 from edged.vision.families.yunet import YuNet
 from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import Preprocess, find_picture, input_size, preprocess_for
@@ -67,11 +76,25 @@ FAMILIES: dict[str, type[Family] | type[Classifier]] = {
         UltralyticsObb,
         UltralyticsRtDetr,
         YoloV5,
+        YoloV6,
         YoloV7,
         YoloX,
         YoloNas,
+        DamoYolo,
         RtDetr,
         RfDetr,
+        Detr,
+        DeformableDetr,
+        RtDetrTransformers,
+        RtmDet,
+        MmDet,
+        PicoDet,
+        PpYoloEPlus,
+        NanoDetPlus,
+        NanoDet,
+        FastestDet,
+        EfficientDet,
+        TorchVision,
         DeepStreamYolo,
         Ssd,
         YuNet,
@@ -131,10 +154,19 @@ _RULES: tuple[Rule, ...] = (
     UltralyticsClassification.by_metadata,
     Ultralytics.by_metadata,
     # Names of inputs and outputs.
+    TorchVision.by_names,
     RtDetr.by_names,
     RfDetr.by_names,
+    Detr.by_names,
+    RtmDet.by_names,
+    PicoDet.by_names,
     Classification.by_names,
+    YoloV6.by_names,
     YoloV7.by_names,
+    DamoYolo.by_names,
+    NanoDetPlus.by_names,
+    NanoDet.by_names,
+    EfficientDet.by_names,
     YoloNas.by_names,
     DeepStreamYolo.by_names,
     UltraFace.by_names,  # before Ssd, whose names it has
@@ -147,6 +179,10 @@ _RULES: tuple[Rule, ...] = (
     YoloV5.by_shape,
     YoloX.by_shape,
     YoloV7.by_shape,
+    RtmDet.by_shape,
+    NanoDet.by_shape,
+    EfficientDet.by_shape,
+    FastestDet.by_shape,
     Ssd.by_shape,
     Scrfd.by_shape,
     CenterFace.by_shape,

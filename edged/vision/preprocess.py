@@ -29,6 +29,9 @@ MAX_PIXELS = 1 << 26  # of an input: 8192 x 8192, which is 768 MiB of FP32
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 
+# The input of Hugging Face's exports, which leave even the number of channels open.
+_OPEN_CHANNELS = "pixel_values"
+
 
 class Preprocess(msgspec.Struct, frozen=True):
     """How BGR uint8 pixels become one input.
@@ -97,6 +100,8 @@ def _as_picture(spec: TensorSpec) -> PictureInput | None:
         return PictureInput(spec.name, datatype, "NCHW", second, _size(fourth), _size(third))
     if fourth in (1, 3):
         return PictureInput(spec.name, datatype, "NHWC", fourth, _size(third), _size(second))
+    if spec.name == _OPEN_CHANNELS and isinstance(second, str):
+        return PictureInput(spec.name, datatype, "NCHW", 3, _size(fourth), _size(third))
     return None
 
 

@@ -18,7 +18,8 @@ from edged.shapes import CLASSES, MODEL_PATH, Scene
 from edged.tensors import TensorSpec
 from tests import models
 from tests.unit.test_user_samples import choosy, npz
-from tests.vision_exports import Export
+from tests.vision_encoders import Planted
+from tests.vision_exports import EXPORTS, Export
 from tests.vision_graphs import graph
 
 pytestmark = pytest.mark.timeout(180)
@@ -70,6 +71,20 @@ def test_draw_json_has_the_detections(folder: Path) -> None:
     assert len(seen["found"]["predictions"]) == len(TRUTHS)
     assert (folder / "seen.png").exists()
     assert "seen" not in json.loads(call(MODEL_PATH, "--json").stdout)
+
+
+def test_config_beside_the_file_gives_family_and_names(folder: Path) -> None:
+    export = EXPORTS["transformers, detr"]
+    path = graph(export, export.encode([[Planted((20, 30, 120, 90), 1, 0.9)]]), folder / "onnx" / "model.onnx")
+    labels = {str(number): f"thing {number}" for number in range(5)}
+    (folder / "config.json").write_text(json.dumps({"model_type": "detr", "id2label": labels}))
+    result = call(path, "--draw", "street.png")
+    assert rows(result)["family"] == "detr: the setting family=detr"
+    assert rows(result)["found"].startswith("1 thing 1 (")
+    assert "settings from config.json and preprocessor_config.json: family, names" in result.stdout
+    given = call(path, "--set", "family=raw")
+    assert rows(given)["family"] == "raw tensors: the setting family=raw"
+    assert "config.json" not in given.stdout
 
 
 def test_draw_nothing_found_names_a_setting(folder: Path) -> None:

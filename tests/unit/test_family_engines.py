@@ -38,7 +38,7 @@ LISTS = [name for name, export in EXPORTS.items() if export.recognition.reading.
 
 def planted(export: Export, seen: list[Planted]) -> Outputs:
     outputs = export.encode([seen])
-    if len(export.inputs) > 1:  # the graph multiplies boxes by its second input, the sizes
+    if export.family == "rtdetr":  # the graph multiplies boxes by its second input, the sizes
         outputs["boxes"] = (outputs["boxes"] / np.float32((WIDTH, HEIGHT, WIDTH, HEIGHT))).astype(np.float32)
     return outputs
 

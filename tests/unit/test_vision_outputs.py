@@ -47,8 +47,8 @@ def test_decode_tensor_of_another_kind_is_refused(name: str, how: str) -> None:
         strange = STRANGE[how](outputs.pop(output))
         if strange is not None:
             outputs[output] = strange
-        if how == "empty" and strange is not None and strange.shape[-1:] == (7,):  # an empty list
-            continue
+        if how == "empty" and strange is not None and strange.ndim in (2, 4) and strange.shape[-1] in (6, 7):
+            continue  # an empty list
         with pytest.raises(EngineUnusable, match=output) as caught:
             decode(export, outputs)
         assert "family=raw" in str(caught.value)
@@ -73,7 +73,8 @@ def test_decode_tensor_with_one_value_more_or_less_is_refused(name: str) -> None
 def test_decode_short_batch_is_refused(name: str) -> None:
     export = EXPORTS[name]
     outputs = export.encode([SEEN])
-    if any(array.shape[-1] == 7 for array in outputs.values()):  # lists without rows of the second picture
+    # Lists without rows of the second picture.
+    if any(array.shape[-1] == 7 and array.ndim != 3 for array in outputs.values()):
         assert len(decode(export, outputs, index=1)) == 0
         return
     with pytest.raises(EngineUnusable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from edged.errors import ConfigError
@@ -32,6 +33,33 @@ FED = {
     "rf-detr, coco": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "deepstream-yolo": LETTERBOX,
     "ssd, priors": msgspec.structs.replace(STRETCH, mean=HALF, std=HALF),
+    "yolov6": LETTERBOX,
+    "damo-yolo": msgspec.structs.replace(STRETCH, scale=1.0),
+    "transformers, detr": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    "transformers, deformable detr": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    "transformers, rt-detr": STRETCH,
+    "rtmdet, mmdeploy": Preprocess(
+        WIDTH,
+        HEIGHT,
+        color="bgr",
+        fit=Fit.TOP_LEFT,
+        scale=1.0,
+        mean=(103.53, 116.28, 123.675),
+        std=(57.375, 57.12, 58.395),
+    ),
+    "paddle, nms in the graph": STRETCH,
+    "paddle, picodet": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    "efficientdet, automl": Preprocess(
+        WIDTH,
+        HEIGHT,
+        layout="NHWC",
+        datatype="UINT8",
+        fit=Fit.TOP_LEFT,
+        pad=116,
+        scale=1.0,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    ),
 }
 
 
@@ -107,7 +135,7 @@ Changes = dict[str, Any]  # arguments of `see`
             "yolox",
             {"outputs": _outputs(1, CELLS, 6, name="output"), "inputs": _image(name="data")},
             None,
-            "family=yolox, family=yolov5, family=deepstream-yolo or family=raw",
+            "family=yolox, family=yolov6, family=deepstream-yolo or family=raw",
         ),
         # seven columns
         ("yolov7 --max-wh", {"outputs": _outputs("m", 7, name="output")}, "yolov7", ""),
@@ -228,11 +256,17 @@ def test_recognise_sizes_of_another_kind_are_not_filled(sizes: tuple[str, str, t
         see(EXPORTS["rt-detr"], {"family": "rtdetr"}, inputs=inputs)
 
 
-def test_extra_inputs_of_rtdetr_are_the_input_size_width_first() -> None:
+def test_extra_inputs_are_sizes_factors_and_masks_of_the_whole_input() -> None:
     placements = [EXPORTS["rt-detr"].place(1280, 720), EXPORTS["rt-detr"].place(333, 1001)]
     found = {name: open_family(export.recognition).extra_inputs(placements) for name, export in EXPORTS.items()}
     sizes = found.pop("rt-detr")["orig_target_sizes"]
     assert (sizes.dtype.name, sizes.tolist()) == ("int64", [[WIDTH, HEIGHT], [WIDTH, HEIGHT]])
+    assert found.pop("transformers, detr")["pixel_mask"].tolist() == np.ones((2, 64, 64)).tolist()
+    assert {name: array.tolist() for name, array in found.pop("paddle, nms in the graph").items()} == {
+        "im_shape": [[HEIGHT, WIDTH]] * 2,
+        "scale_factor": [[1, 1]] * 2,
+    }
+    assert found.pop("paddle, pp-yoloe")["scale_factor"].tolist() == [[1, 1]] * 2
     assert not any(found.values())
 
 

@@ -31,7 +31,8 @@ class Reading(msgspec.Struct, frozen=True):
 
     `is_list`: rows are sorted by score, or their number varies, so row i of two engines need not match. `dense` names
     outputs of such a model that can still be compared row by row, such as mask prototypes. `is_suppressed`: the graph
-    also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown.
+    also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown. `extras`
+    are the inputs besides the picture that the family fills: their names, and their shapes for one picture.
     """
 
     outputs: tuple[str, ...] = ()
@@ -42,6 +43,7 @@ class Reading(msgspec.Struct, frozen=True):
     is_suppressed: bool = False
     dense: tuple[str, ...] = ()
     classes: int = 0
+    extras: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def width(self, besides: int) -> Size:
         """Return the number of values per detection: one per class, and `besides` others."""
@@ -165,10 +167,14 @@ class Family(Opened, frozen=True):
         """Like `decode`, but return only boxes, scores and classes if the rest would cost much more."""
         return self.decode(outputs, index, placement, thresholds)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the input."""
+        return self.preprocess.width, self.preprocess.height
+
     def in_pixels(self, relative: Array) -> Floats:
         """Convert boxes [n, 4] in 0..1 of the input to input pixels."""
-        size = np.array((self.preprocess.width, self.preprocess.height) * 2, np.float32)
-        return relative.astype(np.float32, copy=False) * size
+        return relative.astype(np.float32, copy=False) * np.array(self.size * 2, np.float32)
 
 
 class Classifier(Opened, frozen=True):

@@ -214,6 +214,15 @@ def select_cells(table: Array, classes: int, score: float) -> Candidates:
     return Candidates(found, cells[rows])
 
 
+def best_hits(scores: Array, score: float) -> tuple[Rows, Rows]:
+    """Return the rows and columns of the values above the score in a matrix; at most the best `MAX_CANDIDATES`."""
+    # A flat search takes a third of the time of one by rows and columns.
+    found = np.flatnonzero(np.greater(scores, score))
+    if len(found) > MAX_CANDIDATES:
+        found = found[best_first(scores.reshape(-1)[found].astype(np.float32), MAX_CANDIDATES)]
+    return np.divmod(found, scores.shape[1])
+
+
 def _best_scores(scores: Array) -> Floats:
     """Return the best score of each column of [classes, A]; NaN if a column contains NaN.
 
@@ -276,6 +285,14 @@ def sigmoid(values: Floats) -> Floats:
     """Return 1 / (1 + exp(-x)) without overflow; NaN for infinity, whose sigmoid would look like a valid score."""
     scores: Floats = np.tanh(values * np.float32(0.5)) * np.float32(0.5) + np.float32(0.5)
     return np.where(np.isfinite(values), scores, np.float32(np.nan))
+
+
+def softmax(values: Floats) -> Floats:
+    """Return the softmax along the last axis; NaN for rows with NaN or positive infinity."""
+    with np.errstate(invalid="ignore"):
+        powers: Floats = np.exp(values - values.max(axis=-1, keepdims=True))
+        shares: Floats = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
 
 
 def logit(score: float) -> float:

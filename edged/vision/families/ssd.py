@@ -37,8 +37,10 @@ _PRIORS, _ROWS, _COUNTED = "priors", "rows", "counted"
 # Operators that produce the scores of an SSD with prior boxes, or join those of its scales; empty if unknown.
 _MADE_BY = ("Softmax", "Concat", "")
 # In the order of `counted_rows`: count, boxes, scores, class ids.
+_TENSORFLOW = ("num_detections", "detection_boxes", "detection_scores", "detection_classes")
 _KNOWN = (
-    ("num_detections", "detection_boxes", "detection_scores", "detection_classes"),
+    _TENSORFLOW,
+    tuple(f"{name}:0" for name in _TENSORFLOW),
     tuple(f"TFLite_Detection_PostProcess{end}" for end in (":3", "", ":2", ":1")),
 )
 
@@ -50,9 +52,12 @@ class Ssd(Family, frozen=True):
       0 is the background; each other class above the threshold is a detection.
     - OpenVINO's DetectionOutput, [1, 1, M, 7], a row per detection: picture, class, score, xyxy in 0..1. A negative
       picture ends the list.
-    - TFLite's four tensors: boxes [N, K, 4] *yxyx* in 0..1, classes and scores [N, K], count [N].
+    - TFLite's four tensors: boxes [N, K, 4] *yxyx* in 0..1, classes and scores [N, K], count [N]. TensorFlow's Object
+      Detection API has the same tensors, also of other detectors such as Faster R-CNN and EfficientDet; tf2onnx keeps
+      their names, with or without `:0`. Its inputs are usually UINT8, and the graph resizes and normalises the picture.
 
-    The last two include the NMS in the graph, and class ids are the model's own.
+    The last two include the NMS in the graph, and class ids are the model's own: those of the Object Detection API
+    start at 1.
     """
 
     name = "ssd"

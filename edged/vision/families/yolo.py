@@ -37,10 +37,11 @@ from edged.vision.families.decoding import (
     sigmoid,
     to_detections,
 )
+from edged.vision.families.grids import count_cells, locate
 from edged.vision.placement import Fit, Placement
 
 _FEWEST = 6  # columns: a box, objectness, a class
-_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
 
 def _certain(table: Array, thresholds: Thresholds) -> tuple[Rows, Floats]:
@@ -62,8 +63,7 @@ class YoloV5(Family, frozen=True):
 
     One output, [N, 3A, 5 + classes]: three anchors for each of the A grid cells, with cx, cy, w, h in input pixels,
     objectness and one score per class, all after the sigmoid; without NMS. Source: `Detect.forward` of both
-    repositories. Exports of the Meituan YOLOv6 repository are [N, A, 5 + classes] of the same columns and are read by
-    the setting family=yolov5. Old exports have their three raw heads as further outputs.
+    repositories. Old exports have their three raw heads as further outputs.
     """
 
     name = "yolov5"
@@ -95,7 +95,7 @@ class YoloV5(Family, frozen=True):
         table, names = claim.reading.outputs[0], meta.names
         rows = next(spec.shape[1] for spec in evidence.outputs if spec.name == table)
         is_named = claim.classes == len(names)
-        cells = [evidence.cells(strides) for strides in _STRIDES]
+        cells = [evidence.cells(strides) for strides in STRIDES]
         if any(count is not None and rows == 3 * count for count in cells) and (is_named or not names):
             if claim.classes == 1 and not names and evidence.picture.name != "images":
                 return undecided(f"{table} has three rows a grid cell and six columns", cls.name, DeepStreamYolo.name)
@@ -231,26 +231,15 @@ class YoloX(Family, frozen=True):
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         """See `Family.decode`. Each row counts once, with its best class."""
         is_grid = self.reading.form == _IN_CELLS
-        cells = sum(across * down for across, down, _ in self._grids()) if is_grid else AT_LEAST_ONE
+        cells = count_cells(self.size, STRIDES[0]) if is_grid else AT_LEAST_ONE
         answer = picture_tensor(outputs, self.reading.outputs[0], index, cells, self.reading.width(5))
         rows, table = _certain(answer, thresholds)
         boxes = self._to_pixels(rows, table[:, :4]) if is_grid else table[:, :4]
         return _rated(boxes, table, placement, thresholds)
 
-    def _grids(self) -> list[tuple[int, int, int]]:
-        """Return columns, rows and cell size in pixels of each grid; partial cells at the edge count."""
-        width, height = self.preprocess.width, self.preprocess.height
-        return [(-(-width // stride), -(-height // stride), stride) for stride in _STRIDES[0]]
-
     def _to_pixels(self, rows: Rows, boxes: Floats) -> Floats:
         """Convert boxes in units of their cells to cx, cy, w, h in input pixels."""
-        cells, strides = np.empty((len(rows), 2), np.float32), np.empty((len(rows), 1), np.float32)
-        first = 0
-        for across, down, stride in self._grids():
-            here = (rows >= first) & (rows < first + across * down)
-            place = rows[here] - first
-            cells[here, 0], cells[here, 1], strides[here] = place % across, place // across, stride
-            first += across * down
+        cells, strides = locate(rows, self.size, STRIDES[0])
         with np.errstate(over="ignore", invalid="ignore"):  # infinite sizes are dropped later
             sizes = np.exp(boxes[:, 2:]) * strides
         return np.concatenate(((boxes[:, :2] + cells) * strides, sizes), axis=1, dtype=np.float32)
@@ -286,7 +275,7 @@ class YoloX(Family, frozen=True):
         what = f"{output.name} has one row per grid cell"
         if output.name != "output" or (columns == 6 and evidence.picture.name != "images"):
             six = (DeepStreamYolo.name,) if columns == 6 else ()
-            return undecided(f"{what}, as YOLOX and others have", cls.name, YoloV5.name, *six)
+            return undecided(f"{what}, as YOLOX and others have", cls.name, "yolov6", *six)
         return cls.claim(evidence, f"row arithmetic: {what}, a YOLOX export")
 
 

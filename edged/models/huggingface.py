@@ -1,0 +1,80 @@
+"""Settings from the files that Hugging Face puts beside a model: config.json and preprocessor_config.json.
+
+Exports of detectors have the same tensors for all kinds of models; only `model_type` in config.json says which one it
+is. The files are in the folder of the ONNX file (Optimum) or in its parent (`onnx/model.onnx` on the Hub).
+
+Source: `configuration_*.py` and the image processors of transformers 5.24.0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from edged.decoding import ready
+from edged.files import read_regular
+
+CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+# model_type -> family
+FAMILIES = {
+    **dict.fromkeys(("detr", "yolos", "table-transformer"), "detr"),
+    **dict.fromkeys(("conditional_detr", "deformable_detr", "dab-detr", "rf_detr"), "deformable-detr"),
+    **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine"), "rtdetr-transformers"),
+}
+_MOST_BYTES = 1 << 20
+
+_T = TypeVar("_T")
+
+
+class _Config(msgspec.Struct):
+    model_type: str = ""
+    id2label: dict[int, str] = {}
+
+
+class _Processor(msgspec.Struct):
+    do_normalize: bool | None = None
+    image_mean: list[float] | None = None
+    image_std: list[float] | None = None
+    size: object = None
+
+
+def settings_beside(file: Path) -> dict[str, str]:
+    """Return the settings for a detector of Hugging Face's transformers; empty if no files beside it describe one.
+
+    These are `family`, `names`, `preprocess.mean` and `.std`, and `preprocess.width` and `.height` if the processor
+    resizes all pictures to one size. A file that cannot be read counts as absent.
+    """
+    folder = next((each for each in (file.parent, file.parent.parent) if (each / CONFIG).is_file()), None)
+    config = None if folder is None else _read(folder / CONFIG, _Config)
+    if folder is None or config is None or config.model_type not in FAMILIES:
+        return {}
+    settings = {"family": FAMILIES[config.model_type]}
+    names = [" ".join(config.id2label[key].split()) for key in sorted(config.id2label)]
+    if names and sorted(config.id2label) == list(range(len(names))) and not any("," in name for name in names):
+        settings |= {"names": ",".join(name or str(number) for number, name in enumerate(names))}
+    return settings | _of_processor(_read(folder / PROCESSOR, _Processor) or _Processor())
+
+
+def _of_processor(processor: _Processor) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    if processor.do_normalize is False:
+        settings |= {"preprocess.mean": "0", "preprocess.std": "1"}
+    elif processor.do_normalize and processor.image_mean and processor.image_std:
+        pairs = ("mean", processor.image_mean), ("std", processor.image_std)
+        settings |= {f"preprocess.{key}": ",".join(map(str, values)) for key, values in pairs}
+    if isinstance(processor.size, dict):
+        sides = {side: processor.size.get(side) for side in ("width", "height")}
+        if all(isinstance(pixels, int) and pixels > 0 for pixels in sides.values()):
+            settings |= {f"preprocess.{side}": str(pixels) for side, pixels in sides.items()}
+    return settings
+
+
+def _read(path: Path, kind: type[_T]) -> _T | None:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return None
+        return msgspec.json.decode(read_regular(path), type=ready(kind))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,130 @@
+"""Query-based detectors of Hugging Face's transformers, as Optimum exports them: outputs `logits` and `pred_boxes`.
+
+Input `pixel_values` [N, 3, H, W] FP32, whose dimensions can all be open; outputs `logits` [N, Q, slots] and
+`pred_boxes` [N, Q, 4], cx, cy, w, h in 0..1 of the input; no NMS. Older exports of DETR have a second input,
+`pixel_mask` INT64 [N, rows, columns] (usually 64 x 64, which the graph resizes): 1 for pixels of the picture. edged
+stretches the picture over the whole input, so all are 1.
+
+The tensors are the same for all kinds of models, but their meaning is not:
+
+- `model_type` detr, yolos and table-transformer: a softmax over classes and "no object", which is the last slot;
+  pixels normalised as for ImageNet.
+- conditional_detr, deformable_detr, dab-detr, rf_detr: a sigmoid for each slot; normalised as for ImageNet.
+- rt_detr, rt_detr_v2, d_fine: a sigmoid for each slot; pixels in 0..1.
+
+Nothing in the file says which one it is, only config.json beside it (see `edged.models.huggingface`), so the setting
+`family` must. A GridSample in the graph excludes the softmax: only models with deformable attention have it.
+
+Source: `post_process_object_detection` and the image processors of transformers 5.24.0, the ONNX configurations of
+optimum-onnx (commit 1939f27). The input `pixel_mask` is known from transformers.js (commit 5ed4c5c) only. DETR and the
+models of the second kind were trained on pictures with their own aspect ratio, the shorter side 800 pixels: choose an
+input of the cameras' aspect ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from edged.tensors import Array, TensorSpec
+from edged.vision.detections import Detections
+from edged.vision.families.contract import Claim, Evidence, Family, Feed, Reading, count_classes, undecided
+from edged.vision.families.decoding import (
+    ANY,
+    Outputs,
+    Thresholds,
+    best_class,
+    best_hits,
+    corners,
+    logit,
+    picture_tensor,
+    sigmoid,
+    softmax,
+    to_detections,
+)
+from edged.vision.placement import Placement
+from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
+
+_LOGITS, _BOXES, _MASK = "logits", "pred_boxes", "pixel_mask"
+
+
+class Detr(Family, frozen=True):
+    """DETR, YOLOS and Table Transformer: a softmax over the classes and "no object", the last slot."""
+
+    name = "detr"
+    needs = f"outputs {_LOGITS} [N, Q, slots] and {_BOXES} [N, Q, 4]"
+    feed: ClassVar[Feed] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    thresholds = Thresholds(score=0.5)
+    own_inputs = (_MASK,)
+    nothing: ClassVar[int] = 1  # slots for "no object", at the end
+
+    def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
+        """Return `pixel_mask`, if the model has it: ones, because the picture fills the input."""
+        return {name: np.ones((len(placements), *shape), np.int64) for name, shape in self.reading.extras}
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        """See `Family.decode`. Each query counts once, with its best class."""
+        logits, boxes = self._queries(outputs, index)
+        scores, class_ids = best_class(softmax(logits.astype(np.float32))[:, :-1])
+        found = corners(self.in_pixels(boxes))
+        return to_detections(found, scores, class_ids, placement, thresholds, needs_nms=False)
+
+    def _queries(self, outputs: Outputs, index: int) -> tuple[Array, Array]:
+        logits = picture_tensor(outputs, _LOGITS, index, ANY, self.reading.width(self.nothing))
+        return logits, picture_tensor(outputs, _BOXES, index, len(logits), 4)
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        shapes = {spec.name: spec.shape for spec in evidence.outputs}
+        logits, boxes = shapes.get(_LOGITS, ()), shapes.get(_BOXES, ())
+        if len(logits) != 3 or len(boxes) != 3 or not (boxes[2] == 4 or isinstance(boxes[2], str)):
+            return None
+        slots, masks = logits[2], [spec for spec in evidence.inputs if spec.name == _MASK]
+        if (isinstance(slots, int) and slots <= cls.nothing) or any(len(spec.shape) != 3 for spec in masks):
+            return None
+        extras = tuple((_MASK, _mask_size(spec, evidence)) for spec in masks)
+        reading = Reading((_LOGITS, _BOXES), is_list=True, extras=extras)
+        return Claim(cls.name, reason, reading, count_classes(slots, cls.nothing))
+
+    @classmethod
+    def by_names(cls, evidence: Evidence) -> Claim | None:
+        """Name the families whose outputs have these names; only the setting decides."""
+        if set(evidence.output_names) != {_LOGITS, _BOXES} or cls.claim(evidence, "") is None:
+            return None
+        is_deformable = "GridSample" in (evidence.operators or ())
+        families = () if is_deformable else (cls.name,)
+        what = f"outputs {_LOGITS} and {_BOXES} of a Hugging Face export; its model_type in config.json decides"
+        return undecided(what, *families, DeformableDetr.name, RtDetrTransformers.name)
+
+
+def _mask_size(mask: TensorSpec, evidence: Evidence) -> tuple[int, ...]:
+    """Return rows and columns of `pixel_mask`; open dimensions are those of the picture."""
+    width, height = evidence.size or (0, 0)
+    pairs = zip(mask.shape[1:], (height, width), strict=True)
+    return tuple(known if isinstance(known, int) else side for known, side in pairs)
+
+
+class DeformableDetr(Detr, frozen=True):
+    """Conditional DETR, Deformable DETR, DAB-DETR and transformers' RF-DETR: a sigmoid for each class.
+
+    The best of all queries and classes are kept, so that a query can return two classes.
+    """
+
+    name = "deformable-detr"
+    nothing = 0
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        logits, boxes = self._queries(outputs, index)
+        queries, class_ids = best_hits(logits, logit(thresholds.score))
+        scores = sigmoid(logits[queries, class_ids].astype(np.float32))
+        found = corners(self.in_pixels(boxes[queries]))
+        return to_detections(found, scores, class_ids, placement, thresholds, needs_nms=False)
+
+
+class RtDetrTransformers(DeformableDetr, frozen=True):
+    """RT-DETR, RT-DETRv2 and D-FINE of transformers: as `DeformableDetr`, but with pixels in 0..1."""
+
+    name = "rtdetr-transformers"
+    feed: ClassVar[Feed] = {}

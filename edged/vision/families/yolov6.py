@@ -1,0 +1,45 @@
+"""YOLOv6, as Meituan's repository exports it.
+
+Input `images` [N, 3, H, W]; output `outputs` [N, A, 5 + classes], a row for each grid cell at the strides 8, 16, 32 (P6
+models: also 64): cx, cy, w, h in input pixels, objectness, which is always 1, and the score of each class, after the
+sigmoid; without NMS. With `--end2end` the four outputs of YOLOv7's end-to-end exports, in every detail.
+
+Letterboxed RGB in 0..1, padded with 114. An export with `--with-preprocess` takes BGR in 0..255: set
+`preprocess.color=bgr` and `preprocess.scale=1`.
+
+Source: repository meituan/YOLOv6 (commit e86a483): `deploy/ONNX/export_onnx.py`, `Detect.forward`, `End2End`,
+`tools/infer.py`.
+"""
+
+from __future__ import annotations
+
+from edged.vision.families.contract import Claim, Evidence
+from edged.vision.families.decoding import Thresholds
+from edged.vision.families.yolo import STRIDES, YoloV7
+
+_NAMES = "images", "outputs"
+
+
+class YoloV6(YoloV7, frozen=True):
+    """YOLOv6."""
+
+    name = "yolov6"
+    needs = f"one output [N, cells, 5+classes], or {', '.join(YoloV7.counted)}"
+    thresholds = Thresholds(score=0.4, iou=0.45)
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        if evidence.table(6) is None and not set(evidence.output_names) >= set(cls.counted):
+            return None
+        return super().claim(evidence, reason)
+
+    @classmethod
+    def by_names(cls, evidence: Evidence) -> Claim | None:
+        """Claim a model by the exporter's names and one row for each grid cell."""
+        output = evidence.table(6)
+        if output is None or (evidence.picture.name, output.name) != _NAMES:
+            return None
+        rows = output.shape[1]  # open in exports with an open batch
+        if isinstance(rows, int) and rows not in map(evidence.cells, STRIDES):
+            return None
+        return cls.claim(evidence, f"{' and '.join(_NAMES)}, with a row for each grid cell, of a YOLOv6 export")
