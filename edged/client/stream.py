@@ -132,7 +132,7 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
         """Return the error of a call that ended with OK: what the user's frames raised, DaemonUnavailable if the daemon
         ended the stream early, or None."""
         if self._requests.failure is None and not self._requests.exhausted:
-            early = "ended the stream before its frames did; open it again"
+            early = "ended the stream before the frames ended; open it again"
             return DaemonUnavailable(f"the edged daemon at {self._target} {early}")
         return self._requests.failure
 

@@ -34,7 +34,7 @@ FORMAT = 1
 _SECONDS = 120.0  # for the checks of the box
 # These checks name models and cameras of the owner, so the report leaves them out.
 _PRIVATE = frozenset({Name.ALARM, Name.HOSTS})
-_PRIVATE_LEFT_OUT = "models, alarms and hosts, which name what is the owner's: edged doctor"
+_PRIVATE_LEFT_OUT = "models, alarms and hosts, since their names are the owner's; see: edged doctor"
 # Facts that the report leaves out: a card's PCI address, and a digest of what `cpu.features` lists.
 _NEEDLESS = re.compile(r"gpu\.\d+\.pci|cpu\.isa")
 _ADDRESS_LIKE = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
@@ -149,7 +149,9 @@ def read(text: str) -> BoxReport:
     except NOT_JSON as error:
         raise InvalidInput(f"this is no report of edged, or not all of it: {explain(error)}") from error
     if found.format != FORMAT:
-        raise InvalidInput(f"the report has format {found.format}, and this edged reads {FORMAT}; use its version")
+        raise InvalidInput(
+            f"the report has format {found.format}, but this edged reads only {FORMAT}; use the version that made it"
+        )
     return found
 
 

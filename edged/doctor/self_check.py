@@ -143,7 +143,7 @@ class _Runtimes:
         except EdgedError as error:
             return broken_runtime(backend, version, str(error), self._facts)
         if device:
-            why = f"its answers on {device} are compared without --quick"
+            why = f"to compare its answers on {device}, leave out --quick"
         elif self._model is None:
             why = "the reference gave nothing to compare with"
         else:

@@ -217,7 +217,7 @@ def _completed(shape: list[int], item: int, size: int, name: str) -> list[int]:
 def _flag(parameters: Parameters, key: str) -> bool:
     value = parameters.get(key, False)
     if not isinstance(value, bool):
-        raise InvalidInput(f"parameter {key!r} is not true or false")
+        raise InvalidInput(f"parameter {key!r} must be true or false")
     return value
 
 

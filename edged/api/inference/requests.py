@@ -135,7 +135,7 @@ def _sequence(parameters: _Parameters) -> SequenceId:
 def _flag(parameters: _Parameters, key: str) -> bool:
     value = _value(parameters[key]) if key in parameters else False
     if not isinstance(value, bool):
-        raise InvalidInput(f"parameter {key!r} is not true or false")
+        raise InvalidInput(f"parameter {key!r} must be true or false")
     return value
 
 
