@@ -1,1 +1,1 @@
-"""The daemon's edge: gRPC services that turn messages into work and answers into messages."""
+"""What clients call: gRPC services and other endpoints. They turn messages into work, and answers into messages."""

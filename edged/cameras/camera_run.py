@@ -1,4 +1,4 @@
-"""Runs one enabled camera: its process, which is started again after pauses if it ends, and the process's reports."""
+"""Runs one enabled camera: starts its process, starts it again after a pause if it ends, and keeps its reports."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _SETTLED = (m.State.STREAMING, m.State.LOST, m.State.FAILED)
 class RunLimits(msgspec.Struct, frozen=True):
     """Limits of a camera's process, in seconds; tests use shorter ones."""
 
-    start: float = 60.0  # the longest time until its first message
+    start: float = 60.0  # longest time from the start to the first message
     silent: float = 30.0  # the longest time without a message
-    stop: float = 5.0  # to exit after it was asked to stop
-    proven: float = 60.0  # after this time of running, a failure counts as the first one
-    pauses: tuple[float, ...] = (1.0, 5.0, 10.0, 60.0)  # before it is started again
+    stop: float = 5.0  # longest time to exit after the daemon asks it to stop
+    proven: float = 60.0  # a process that fails after running for so long is started again after the first pause
+    pauses: tuple[float, ...] = (1.0, 5.0, 10.0, 60.0)  # before each further start; the last one repeats
     command: tuple[str, ...] = (sys.executable, "-m", "edged.capture.main")
 
 
 class CameraRun:
-    """A camera from its enabling until it is changed or removed. `report` is its process's last report."""
+    """A camera, from when it is enabled until it is changed or removed. `report` is the last report of its process."""
 
     def __init__(
         self, name: str, camera: Camera, target: str, folder: Path, events: EventLog, limits: RunLimits
@@ -182,8 +182,8 @@ class CameraRun:
 
 
 def capture_reach(begin: m.Begin) -> rules.Reach:
-    """Return the files, devices and network that the process of a camera may use. A pipeline of GStreamer may need any
-    file, and is not confined."""
+    """Return the files, devices and network that the process of a camera may use. The process of a GStreamer pipeline
+    may need any file, so it is not confined."""
     found = rules.reach(_reads(begin), _writes(begin), network=True, devices=rules.CAMERAS)
     return found._replace(mode="off") if begin.camera.source.startswith("gst:") else found
 

@@ -1,4 +1,4 @@
-"""The cameras that the daemon runs: from its configuration, and added by operators, which are stored in files."""
+"""The cameras that the daemon runs: those of its configuration, and those that operators added (stored in files)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Definitions:
     """All cameras by name. A camera of the configuration hides an added one with the same name."""
 
     def __init__(self, folder: Path, configured: Mapping[str, Camera]) -> None:
-        """`folder` has a file for each camera that operators added; it need not exist."""
+        """`folder` has a file for each camera that operators added; the folder need not exist."""
         self._folder = folder
         self._configured = dict(configured)
         self._added = dict(_read(folder))
@@ -57,8 +57,8 @@ class Definitions:
         self._configured = dict(configured)
 
     def add(self, name: str, camera: Camera) -> None:
-        """Add a camera. Raises AlreadyExists if its name exists, InvalidInput if too many cameras were added, and
-        OutOfSpace or a similar error if it cannot be written."""
+        """Add a camera. Raises AlreadyExists if the name is taken, InvalidInput if too many cameras were added already,
+        and OutOfSpace or a similar error if it cannot be written."""
         if name in self.all():
             raise AlreadyExists(f"camera {name!r} exists; change it with: edged cameras set {name} KEY=VALUE")
         if len(self._added) >= _MOST:

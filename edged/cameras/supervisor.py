@@ -47,8 +47,8 @@ class CameraSupervisor:
         self._changing = asyncio.Lock()
 
     async def start(self, listen: Listen) -> None:
-        """Start the processes. `listen` is called before the first one starts, and opens the address of the daemon for
-        them."""
+        """Start the processes. `listen` is called before the first process starts; it opens the daemon's address for
+        the processes."""
         self._listen = listen
         async with self._changing:
             await self._apply()
@@ -66,7 +66,7 @@ class CameraSupervisor:
             await self._apply()
 
     async def add(self, name: str, settings: Mapping[str, str]) -> None:
-        """Add a camera. Raises AlreadyExists, InvalidInput, or the error of a disk."""
+        """Add a camera. Raises AlreadyExists, InvalidInput, or an error of the disk."""
         _require_allowed(settings)
         camera = camera_of(name, settings)
         async with self._changing:

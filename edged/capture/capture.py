@@ -19,15 +19,15 @@ from edged.errors import EdgedError, redact
 from edged.ipc.capture_messages import Begin, FromCapture, Report, State, Watch
 
 _PERIOD = 1.0  # seconds between two reports
-_PICTURES_FPS = 2.0  # of a folder of pictures
+_PICTURES_FPS = 2.0  # rate of a camera that reads pictures from files
 _USUAL_GAP = 5.0  # seconds without a frame while the source is open, before the camera counts as not streaming
-_JOIN_SECONDS = 4.0  # for a source that is stuck in the kernel; the daemon waits a little longer
+_JOIN_SECONDS = 4.0  # how long to wait for a source that is stuck in the kernel; the daemon waits a little longer
 
 
 class CameraHealth:
-    """The state of a camera from when its frames came and what failed. Pure; times are monotonic seconds.
+    """Derives a camera's state from the times of its frames and from its failures. Pure; times are monotonic seconds.
 
-    `lost_seconds`: without a frame for so long the camera is lost; 0 is never.
+    `lost_seconds`: a camera that sends no frame for this time is lost; 0 means never.
     """
 
     def __init__(self, lost_seconds: float, now: float) -> None:
@@ -38,24 +38,25 @@ class CameraHealth:
         self._is_answered = self._has_failed = self._has_ended = False
 
     def frame(self, now: float) -> None:
-        """A frame came."""
+        """Note that a frame came."""
         self.frames += 1
         self._last = now
 
     def failed(self, error: str) -> None:
-        """The camera cannot work as configured, or the daemon refuses it."""
+        """Note that the camera cannot work as configured, or that the daemon refuses it."""
         self.error, self._is_answered, self._has_failed = error, False, True
 
     def works(self) -> None:
-        """A frame was answered."""
+        """Note that a frame was answered."""
         self.error, self._is_answered, self._has_failed = "", True, False
 
     def ended(self) -> None:
-        """A file was played to its end."""
+        """Note that a file was played to its end."""
         self._has_ended = True
 
     def state(self, now: float, problem: str) -> tuple[State, str]:
-        """Return the state and why it is not streaming. `problem`: of the source; empty while it gives frames."""
+        """Return the state, and why the camera is not streaming. `problem` is the source's; empty while the source
+        gives frames."""
         if self._has_ended:
             return State.ENDED, self.error
         if self._has_failed:
@@ -222,8 +223,8 @@ def _is_file(source: str) -> bool:
 
 
 def _fps(camera: Camera) -> float:
-    """Return the source's highest rate in frames a second, 0 for no limit. Pictures have no times, so they get a
-    rate."""
+    """Return the source's highest rate in frames a second, 0 for no limit. Picture files have no times, so they get a
+    default rate."""
     source = Path(camera.source)
     is_picture = _is_file(camera.source) and (source.is_dir() or source.suffix.lower() in PICTURE_SUFFIXES)
     return camera.max_fps or (_PICTURES_FPS if is_picture else 0.0)

@@ -27,7 +27,7 @@ from edged.ipc.capture_messages import Begin, FromCapture, Happened, LineState, 
 
 _log = logging.getLogger("edged.camera")
 _ANYTHING = "any"  # the place of events if the camera has no zones
-_ON_SECONDS, _OFF_SECONDS = 0.5, 3.0  # for this place
+_ON_SECONDS, _OFF_SECONDS = 0.5, 3.0  # of _ANYTHING, as of a zone: see Presence
 
 
 class Outputs:
@@ -60,7 +60,7 @@ class Outputs:
         return self._pending
 
     def on_result(self, result: Result) -> None:
-        """Pass a result to all outputs. Errors of outputs are stored as their problems."""
+        """Pass a result to all outputs. If an output fails, its error is stored as its problem."""
         now, unix_s = time.monotonic(), time.time()
         picture = None if self._pending is None else self._pending.take(result.sequence)
         answered = Answered(result, picture)

@@ -1,4 +1,4 @@
-"""Sinks that only configured cameras have: pictures for those who look at one in a browser, results over ZeroMQ."""
+"""Sinks that only configured cameras have: pictures for viewers in a browser, and results over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Viewer(Sink):
 class ZmqPublisher(Sink):
     """Publishes each result as JSON, with the camera's name as the first frame. A slow subscriber misses results.
 
-    InvalidInput if the address is not on this machine or cannot be used.
+    Raises InvalidInput if the address is not on this machine or cannot be used.
     """
 
     def __init__(self, address: str, camera: str) -> None:

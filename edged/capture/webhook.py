@@ -18,7 +18,7 @@ from edged.errors import InvalidInput, redact
 from edged.ipc.capture_messages import Happened
 
 _WAITING = 64  # events; another event replaces the oldest
-_PATIENCE_S = 10.0  # for one request
+_PATIENCE_S = 10.0  # limit for one request
 _PAUSES = (1.0, 5.0, 20.0)  # between attempts for one event, in seconds
 
 _log = logging.getLogger("edged.capture")

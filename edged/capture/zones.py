@@ -18,7 +18,7 @@ from edged.ipc.capture_messages import Happened, LineState, ZoneState
 
 Points = npt.NDArray[np.float64]
 
-_GAP = 1.0  # seconds for which a detector may miss a present object
+_GAP = 1.0  # seconds for which a detector may miss an object before the object counts as gone
 _MOST_COUNTED = 99  # objects of a class in a zone
 _SURE = 0.01  # distance from a line, as a fraction of the picture, at which an object's side is certain
 _FORGET_SECONDS = 60.0  # an object that was not seen for this time counts as a new one
@@ -188,7 +188,8 @@ class LineWatch:
 
 
 def _distance(ends: tuple[Point, Point], x: float, y: float) -> float:
-    """Return a point's distance from the line through both ends: positive on the left side, seen from the first end."""
+    """Return a point's distance from the line through both ends: positive on the left side, looking from the first end
+    to the second."""
     (x1, y1), (x2, y2) = ends
     length = float(np.hypot(x2 - x1, y2 - y1))
     return ((y2 - y1) * (x - x1) - (x2 - x1) * (y - y1)) / length

@@ -70,7 +70,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 
 
 def harmless(text: str) -> str:
-    """Return the text with control characters escaped, since they could move the cursor. Line feeds and tabs stay."""
+    """Return the text with control characters escaped, except line feeds and tabs: others could move the cursor."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -117,7 +117,7 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
             _discard_output()
             raise typer.Exit(_BROKEN_PIPE) from None
         except OSError as error:
-            if error.filename is None:  # such as standard output on a full disk
+            if error.filename is None:  # an error without a file, such as that of standard output on a full disk
                 _discard_output()
             say(f"edged: {refused_by_system(error)}")
             raise typer.Exit(FAILED) from None
@@ -126,7 +126,7 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 def _unwind_on_sigterm() -> None:
-    """Let SIGTERM and SIGHUP end the command by an exception, so that it stops children and removes temporary folders.
+    """Let SIGTERM and SIGHUP raise SystemExit, so that the command stops its children and removes temporary folders.
 
     A signal that is already handled or ignored (nohup) is left alone. A command can set other handlers later.
     """

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from edged.config import Reading
     from edged.config.template import Row
 
-_MODE = 0o640  # users of the daemon need not see its configuration
-_GROUP = "edged"  # of the service, which must read a file that root writes
+_MODE = 0o640  # not readable by all: users of the daemon need not see its configuration
+_GROUP = "edged"  # group of the service, which must be able to read the file if root writes it
 
 _File = Annotated[
     Path | None, typer.Argument(help="The file; default: the file that edged serve or the service reads.")
@@ -128,7 +128,7 @@ def _write(path: Path, data: bytes, force: bool) -> None:
     from edged.store import atomic
 
     try:
-        path = path.resolve() if force else path  # replace a link's target, not the link
+        path = path.resolve() if force else path  # if the path is a link, replace its target
         before = path.stat() if path.exists() else None
         if before is not None and not stat.S_ISREG(before.st_mode):  # root could replace /dev/null
             raise InvalidInput(f"{path} is not a regular file; give --out another name")
@@ -154,7 +154,7 @@ def _write_new(path: Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fchmod(file.fileno(), _MODE)  # whatever the umask
+            os.fchmod(file.fileno(), _MODE)  # regardless of the umask
             os.fsync(file.fileno())
     except OSError:
         with contextlib.suppress(OSError):

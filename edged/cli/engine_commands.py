@@ -88,7 +88,7 @@ def verify(
     _order(order, "verify", "verified", targets, follow, json)
 
 
-# By verb: the participle that is printed, and the help.
+# For each verb: the participle that is printed, and the help.
 _SELECTIONS = {
     "cancel": (
         "cancelled",
@@ -159,7 +159,8 @@ def _require_selection(verb: str, model: str | None, engine: str | None, everyth
 def _order(
     order: Callable[[Client], Updates[EngineProgress]], verb: str, done: str, targets: Targets, follow: bool, json: bool
 ) -> None:
-    """Send a command to the daemons, and follow its work until the end if requested. Ctrl-C only ends the following.
+    """Send a command to the daemons; with `follow`, show its progress until the end. Ctrl-C ends only that, not the
+    work.
 
     With `follow`, raises EdgedError if any engine was not `done`, such as "rebuilt". With several boxes, prints a
     summary and exits with status 1 instead.
@@ -200,7 +201,7 @@ def _order(
 
 
 _Show: TypeAlias = Callable[[str, EngineProgress], None]  # the box's name, empty if only one; the update
-_Which: TypeAlias = tuple[str, str]  # model and key: models with the same content share engines
+_Which: TypeAlias = tuple[str, str]  # model and key, since models with equal content share engines
 
 _GOES_ON = "the daemon continues; see: edged status; to stop it: edged engines cancel"
 
@@ -219,7 +220,7 @@ def _follow_fleet(
 
     quiet = dataclasses.replace(command, render=lambda _: ())
     with _display(json) as show:
-        # All boxes at once: they do the work, and a box that waited for others would not begin.
+        # All boxes are called at once: the boxes do the work, and none should wait for another before it begins.
         ended = remote.run_on_fleet(quiet, boxes, json, work, on_update=show, on_outcome=on_outcome, at_once=len(boxes))
     for box in boxes:
         if box.name in answers:
@@ -247,7 +248,8 @@ def _display(json: bool) -> contextlib.AbstractContextManager[_Show]:
 
 
 def _print_outcomes(box: str, lines: Iterable[object], engines: Sequence[EngineProgress]) -> None:
-    """Print the outcomes if they were only in the bars, which have been removed, or if no engine was selected."""
+    """Print the outcomes, if only the progress bars showed them (the bars are removed at the end) or no engine was
+    selected."""
     if _draws() or not engines:
         for line in lines:
             common.show(_of(box, str(line)))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edged.engines import offline
     from edged.ipc.job_messages import Progress
 
-_SHORTEST = 6  # characters of a key that a user must give
+_SHORTEST = 6  # fewest characters of a key that a user must give
 
 
 def list_(
@@ -97,7 +97,7 @@ def show(
 
 def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
     """Return the engine whose key begins with `start`, once for each model that has it, since equal files share
-    engines. Raises NotFound, or EdgedError if several keys begin so."""
+    engines. Raises NotFound, or EdgedError if several keys begin with it."""
     found = [engine for engine in engines if engine.key.startswith(start)]
     keys = sorted({engine.key for engine in found})
     if not keys:
@@ -195,7 +195,7 @@ def _how(engine: EngineInfo) -> str:
 
 
 def _speed(engine: EngineInfo) -> str:
-    """Return the speed as a multiple of the reference's. Both were timed alternately."""
+    """Return the speed as a multiple of the reference's; engine and reference were timed alternately."""
     return "" if engine.speed is None or engine.is_reference else f"{engine.speed:.1f}x"
 
 

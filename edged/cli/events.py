@@ -19,7 +19,7 @@ from edged.event_text import sentence
 if TYPE_CHECKING:
     from edged.client.client import Client
 
-_LONGEST = 19  # digits of a number that fits into 64 bits
+_LONGEST = 19  # most digits of a number that surely fits into 64 bits
 
 
 def events(

@@ -126,7 +126,7 @@ def _show(
 
 
 def _refuse(file: Path, error: EdgedError, json: bool) -> None:
-    """Show why a file is refused that could not be examined."""
+    """Show why a file is refused if it could not be examined."""
     if not json:
         common.say(f"edged: {error}")
         return

@@ -74,7 +74,7 @@ class Box(msgspec.Struct, frozen=True):
         own = self.settings
         found = {name: getattr(own, name) for name in (*_FILES, "server_name")} | {"token": ""}
         for together in (("ca",), ("certificate", "key"), ("token_file", "token"), ("server_name",)):
-            if not any(found[name] for name in together):  # half a pair is not completed from the environment
+            if not any(found[name] for name in together):  # all of a group or none
                 found |= {name: given.get(f"EDGED_{name.upper()}", "").strip() for name in together}
         return Credentials.of(**found)
 
@@ -143,7 +143,7 @@ def _box(name: str, given: dict[str, Any], defaults: Defaults, folder: Path) -> 
     except InvalidInput as error:
         raise ConfigError(f"{where}: {error}") from error
     merged = {name: getattr(entry, name) or getattr(defaults, name) for name in Defaults.__struct_fields__}
-    if entry.certificate or entry.key:  # a pair is never mixed from box and defaults
+    if entry.certificate or entry.key:  # certificate and key come both from the box or both from the defaults
         merged |= {"certificate": entry.certificate, "key": entry.key}
     for key, value in {"target": entry.target.strip(), **merged}.items():
         if isinstance(value, str) and not value.isprintable():

@@ -112,7 +112,7 @@ class LocalBox:
         root = self.repository.root
         with _using(root.parent):
             root.mkdir(parents=True, exist_ok=True, mode=0o750)
-            # In the folder of models: the model must fit there, and the next start removes leftovers there.
+            # A temporary folder in the folder of models, whose disk must have room; the next start removes leftovers.
             with tempfile.TemporaryDirectory(prefix=".adding-", dir=root) as folder, self._examiner() as builder:
                 unique = "" if replace else name
                 repaired = self._repaired(file, Path(folder), settings, options, tuple(pictures.values()), unique)
@@ -191,8 +191,8 @@ class LocalBox:
         return report.explain(planned, self._store)
 
     def model(self, named: str, assignments: Sequence[str] = ()) -> Model:
-        """Return a model of the repository by its name, or the model in an ONNX file, with additional settings
-        `KEY=VALUE`.
+        """Return the model of the repository that `named` names, or else the model in the ONNX file `named`.
+        `assignments` are additional settings `KEY=VALUE`.
 
         Raises ModelNotFound if neither exists, ModelRefused or ConfigError if the model cannot be served.
         """
@@ -216,7 +216,7 @@ class LocalBox:
 
         task = Task(model, engine.recipe, engine.key)
         with _using(self._cache):
-            builder = Builder(self._store, self._cache, Limits())  # a daemon's limits
+            builder = Builder(self._store, self._cache, Limits())  # the limits that a daemon has by default
             return await builder.make_ahead(task, on.name, on.capability, on_progress, no_eviction)
 
     @functools.cached_property
@@ -258,7 +258,7 @@ class LocalBox:
 
 @contextlib.contextmanager
 def _using(folder: Path) -> Iterator[None]:
-    """Convert an OSError to an EdgedError that names `folder`, not a file in it."""
+    """Convert an OSError to an EdgedError; its message names `folder`, not the file in it."""
     try:
         yield
     except OSError as error:

@@ -79,7 +79,8 @@ Samples = Annotated[
 
 
 def require_no_limits(context: typer.Context) -> None:
-    """Raise InvalidInput if the command line sets limits for examining: here a daemon examines, with its own limits."""
+    """Raise InvalidInput if the command line sets limits of the examination: here a daemon examines, with its own
+    limits."""
     for name in ("seconds", "memory_mb"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edged.client.client import Client
 
 AT_ONCE = 8
-_MAX_QUEUED = 1000  # updates that wait for the terminal; if more arrive, their boxes wait
+_MAX_QUEUED = 1000  # most updates that wait to be shown; then the threads that receive more wait
 
 Update = TypeVar("Update")
 Answer = TypeVar("Answer")
@@ -113,7 +113,7 @@ class RemoteCommand(Generic[Answer]):
     if_interrupted: str | None = ""
 
     def show(self, answer: Answer, json: bool) -> None:
-        """Print an answer of a daemon, or one that was read from this box's folders."""
+        """Print an answer, whether it is a daemon's or was read from this box's folders."""
         if json:
             common.print_json(msgspec.json.encode(self.to_json(answer)))
             return
@@ -183,7 +183,7 @@ def list_command(
 
 
 def _item_table(answers: Mapping[str, Sequence[Item]], columns: Sequence[Column[Item]], empty: str) -> RenderableType:
-    """Return a table with a row for each item. The box's name comes first if the items have boxes."""
+    """Return a table with a row for each item. The first column has the box's name, unless there is only one box."""
     items = [(box, item) for box, items in answers.items() for item in items]
     if not items:
         return empty
@@ -208,11 +208,12 @@ def run_on_fleet(
     at_once: int = AT_ONCE,
     doing: str | None = None,
 ) -> dict[str, str]:
-    """Run `work`, or the command's call, for every box. Show the answers in the command's table, or each when it
-    arrives.
+    """Run `work`, by default the command's call, for every box. Show all answers in the command's table at the end; if
+    the command has no table, show each answer when it arrives.
 
-    Return by name why each box failed; the text is empty if it did not. With `json` each outcome is printed when it
-    arrives; without, `on_outcome` gets it. A terminal shows `doing` and the names of boxes that have not answered.
+    Return why each box failed, by name; the text is empty if the box succeeded. With `json` each outcome is printed
+    when it arrives; otherwise `on_outcome` gets each. A terminal shows `doing` and the names of boxes that have not
+    answered.
     """
     ended: dict[str, str] = {}
     answers: dict[str, Answer] = {}

@@ -61,7 +61,7 @@ def report(
 
 
 def write(text: str, out: Path, *, yes: bool) -> None:
-    """Write the report that was shown; `yes`: without asking."""
+    """Write the report that was shown, after asking the user; with `yes`, without asking."""
     if not yes and not typer.confirm(f"Write this to {out}?", err=True):
         common.say("nothing was written")
         return

@@ -1,4 +1,4 @@
-"""`edged self-check`: does every installed runtime answer rightly on this box?"""
+"""`edged self-check`: checks whether every installed runtime gives right answers on this box."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def self_check(
 
 
 def render(report: Report) -> Table:
-    """A line for each runtime, with the remedy below if one is needed."""
+    """Return a table with a line for each runtime; if it needs a remedy, the remedy is in the next line."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for check in report.checks:
         remedy = f"\n→ {check.remedy}" if check.remedy else ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edged.client.stream import Stream
 
 _WINDOW_S = 2.0
-_MOST_CLASSES = 10  # in the summary
+_MOST_CLASSES = 10  # most classes in the summary
 
 
 class StreamStats:
@@ -331,7 +331,7 @@ def _follow(results: Stream, source: Source, stats: StreamStats, sinks: Sinks, j
 
 @contextlib.contextmanager
 def _limited(frames: Source, seconds: float | None) -> Iterator[None]:
-    """End the frames after this many seconds. Frames that were sent are still answered."""
+    """End the frames after `seconds`. Frames that were sent before are still answered."""
     if seconds is None:
         yield
         return

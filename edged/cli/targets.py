@@ -46,7 +46,8 @@ _OPTIONS = {"target": TargetsOption, "inventory": InventoryOption, "group": Grou
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """The values of the options above. `targets` are addresses, or names of boxes if an `inventory` is given."""
+    """The values of the options that name daemons. `targets` are addresses, or names of boxes if an `inventory` is
+    given."""
 
     targets: tuple[str, ...] = ()
     inventory: Path | None = None
@@ -55,13 +56,13 @@ class Targets(msgspec.Struct, frozen=True):
 
     @property
     def is_fleet(self) -> bool:
-        """Whether answers are shown by box: with several targets, and always with an inventory."""
+        """Whether answers are shown with the box's name: if there are several targets, and always with an inventory."""
         return self.inventory is not None or len(self.targets) > 1
 
     @property
     def target(self) -> str | None:
-        """The address of the only daemon; None for the one of the environment or the default socket, and for a
-        fleet."""
+        """The address of the only daemon, as the user gave it; None if the user gave none (the environment or the
+        default socket decides), and for a fleet."""
         return None if self.is_fleet else next(iter(self.targets), None)
 
     @property
@@ -84,7 +85,7 @@ class Targets(msgspec.Struct, frozen=True):
         return Client(self.target, timeout=self.timeout or _TIMEOUT_S)
 
     def with_timeout(self, box: Box) -> Box:
-        """Return the box with the timeout of --timeout, if given."""
+        """Return the box; with --timeout, with that timeout."""
         if self.timeout is None:
             return box
         return msgspec.structs.replace(box, settings=msgspec.structs.replace(box.settings, timeout_s=self.timeout))
@@ -101,7 +102,8 @@ def client_of(box: Box) -> Client:
 
 
 def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command that has an argument `targets`: it gets the options above, and `targets` is made from them."""
+    """Decorate a command that has an argument `targets`: replace the argument by the options that name daemons, and
+    make `targets` from their values."""
     if "targets" not in function.__annotations__:
         return function
     known = inspect.signature(function, eval_str=True)
@@ -158,8 +160,8 @@ def is_daemon_addressed(target: str | None, *folders: Path | None) -> bool:
 def local_box(
     state: Path | None = None, cache: Path | None = None, seconds: float | None = None, memory_mb: int | None = None
 ) -> LocalBox:
-    """Return this box's folders. `seconds` and `memory_mb` limit the examination of models; by default the environment
-    does.
+    """Return this box's folders. `seconds` and `memory_mb` limit the examination of models; by default the limits come
+    from the environment.
 
     The modules that read models and build engines are imported here, since their import takes long.
     """

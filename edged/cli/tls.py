@@ -20,7 +20,7 @@ from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _CA_DAYS = 3650
-_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")  # no passphrase: a daemon has none
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")  # no passphrase: daemons cannot enter it
 # The system's openssl.cnf is not used: it may be missing or have other extensions.
 _CONFIG = """
 [req]

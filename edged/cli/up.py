@@ -16,7 +16,7 @@ from edged.cli import common
 if TYPE_CHECKING:
     from edged.demo.up import Plan
 
-_PLAIN_S = 10.0  # between two lines about the camera if the output is not a terminal
+_PLAIN_S = 10.0  # seconds between two lines about the camera if the output is not a terminal
 
 
 def up(

@@ -12,15 +12,15 @@ from edged.paths import client_socket
 DEFAULT_PORT = 8001  # Triton's gRPC port, which clients of the Open Inference Protocol expect
 _LONGEST_SOCKET = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
 UNIX, TLS = "unix:", "tls:"
-_GRPCS = "grpcs://"  # other tools write this instead of `tls:`
+_GRPCS = "grpcs://"  # the prefix that other tools use for `tls:`
 
 
 def resolve(target: str | os.PathLike[str] | None = None) -> str:
     """Return the gRPC target for `unix:/path`, `/path`, `host:port`, `host` or `:port`. The prefixes `tls:` and
     `grpcs://` mean TLS.
 
-    None or an empty text means EDGED_TARGET. If that is unset, the target is the daemon's default socket: the
-    operators' socket if this user may open it. Raises InvalidInput for any other form.
+    None or an empty text means EDGED_TARGET, or the daemon's default socket if that is unset (of the two default
+    sockets, the operators' socket if this user may open it). Raises InvalidInput for any other form.
     """
     text = os.fspath(target) if target is not None else ""
     text = text.strip() or os.environ.get("EDGED_TARGET", "").strip() or str(client_socket())

@@ -1,4 +1,5 @@
-"""The client for event loops. It wraps the blocking client: its calls become futures, its iterators run in threads.
+"""The client for event loops. It wraps the blocking client, whose calls become futures and whose iterators run in
+threads.
 
 gRPC's own asynchronous interface is not used: it loses the daemon's status if a write fails
 (https://github.com/grpc/grpc/issues/36066), and streams would need a second implementation.
@@ -32,8 +33,8 @@ Value = TypeVar("Value")
 
 
 class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
-    """A connection to one daemon, for event loops. Arguments and errors are those of `Client`. Each stream and each
-    call with several answers runs in its own thread."""
+    """A connection to one daemon, for event loops. Methods have the same arguments and errors as those of `Client`.
+    Each stream and each call with several answers runs in its own thread."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class _Threaded(AsyncIterator[Item]):
             raise StopAsyncIteration
         if not self._started:
             self._started = True
-            # The thread does not refer to this object, so that dropping the last reference ends both.
+            # The thread does not refer to this object: it ends when the last reference to the object is dropped.
             work = (self._items, self._asked)
             threading.Thread(target=_pull_items, args=work, name="edged-answers", daemon=True).start()
         answer: futures.Future[list[Item]] = futures.Future()
@@ -184,8 +185,8 @@ class AsyncUpdates(_Threaded[Answer], AbstractAsyncContextManager["AsyncUpdates[
 
 
 class _LoopFrames(Iterator[Picture | Captured]):
-    """Gives asynchronous frames to the sending thread. They are pulled in the event loop that runs when this is
-    created."""
+    """Gives asynchronous frames to the sending thread. The frames are pulled in the event loop that was running when
+    this object was created."""
 
     def __init__(self, frames: AsyncIterable[Picture | Captured]) -> None:
         self._frames, self._loop = aiter(frames), asyncio.get_running_loop()

@@ -1,4 +1,5 @@
-"""The daemon's calls that both clients offer. Each is described once: path, request, and how its answer is parsed.
+"""The daemon's calls that both clients offer. Each call is described once: its path, its request, and how its answer is
+parsed.
 
 Nothing here connects to the daemon: `Client` performs a described call and `AsyncClient` awaits it. Both therefore
 share signatures and docstrings.
@@ -72,7 +73,7 @@ class Call(Generic[Answer]):
 @dataclass(frozen=True)
 class StreamCall:
     """A stream of one camera. `shared` is as in `DaemonCalls.stream`. `backoff` has the pauses before the daemon is
-    called again after it went away; with None it is not."""
+    called again after it went away; None means that it is not called again."""
 
     model: str
     camera: str
@@ -95,33 +96,33 @@ class Method(Protocol[Arguments, Blocking, Asynchronous]):
 def unary(
     describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
 ) -> Method[Arguments, Answer, Coroutine[Any, Any, Answer]]:
-    """Make a method from a description: it performs the call and returns the only answer."""
+    """Make a method from a description. The method performs the call and returns the only answer."""
     return cast("Method[Arguments, Answer, Coroutine[Any, Any, Answer]]", _method(describe, "_ask"))
 
 
 def watching(
     describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
 ) -> Method[Arguments, Updates[Answer], AsyncUpdates[Answer]]:
-    """Make a method from a description: it begins the call and returns the answers as updates."""
+    """Make a method from a description. The method begins the call and returns the answers as updates."""
     return cast("Method[Arguments, Updates[Answer], AsyncUpdates[Answer]]", _method(describe, "_watch"))
 
 
 def command(
     describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
 ) -> Method[Arguments, Updates[Answer], Coroutine[Any, Any, AsyncUpdates[Answer]]]:
-    """Make a method as `watching` does, but it first waits for the first answer."""
+    """Make a method as `watching` does; this one waits for the first answer before it returns."""
     made = _method(describe, "_command")
     return cast("Method[Arguments, Updates[Answer], Coroutine[Any, Any, AsyncUpdates[Answer]]]", made)
 
 
 def streaming(describe: Callable[Concatenate[Any, Arguments], StreamCall]) -> Method[Arguments, Stream, AsyncStream]:
-    """Make a method from a description: it opens the stream."""
+    """Make a method from a description. The method opens the stream."""
     return cast("Method[Arguments, Stream, AsyncStream]", _method(describe, "_stream"))
 
 
 def _method(describe: Callable[..., object], perform: str) -> Callable[..., object]:
-    """Make a method of both clients. It passes the description to the client's method named `perform`, which calls it,
-    in a thread if it must not block: a description may read files."""
+    """Make a method of both clients. It passes `describe` with its arguments to the client's method named `perform`.
+    That method calls `describe`; `AsyncClient` does so in a thread, since a description may read files."""
 
     @functools.wraps(describe)
     def method(client: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,13 +195,13 @@ class DaemonCalls:
         relative to other cameras of the model. Cameras with a higher `priority`, -100 to 100, always go first. `track`
         gives detections a `tracker_id`. The thresholds, `region` and `rotation` are as in `infer`.
 
-        Arrays go through shared memory if the daemon is behind a unix socket and can read that memory, otherwise as
-        bytes. `shared=False` always sends bytes; with `shared=True` the stream raises SegmentUnusable instead of
+        Arrays are sent through shared memory if the daemon is behind a unix socket and can read that memory, otherwise
+        as bytes. `shared=False` always sends bytes; with `shared=True` the stream raises SegmentUnusable instead of
         sending bytes. A frame counts as skipped if its place in shared memory was overwritten before its turn.
 
-        With `reconnect` the stream continues when a daemon goes away that has answered once. It calls the daemon again
-        after 1, 5, 10, then every 60 seconds, or after the pauses of the given Backoff, and goes on counting frames;
-        frames in flight count as failed. Without `reconnect` it raises NotReady.
+        With `reconnect` the stream continues if the daemon goes away after it has answered at least once. The stream
+        calls the daemon again after 1, 5, 10, then every 60 seconds, or after the pauses of the given Backoff. Numbers
+        of frames continue; frames in flight count as failed. Without `reconnect` the stream raises NotReady.
 
         `AsyncClient` also accepts an asynchronous iterable. Call `stream` inside the running event loop and close its
         return value: `async with client.stream(...)`.
@@ -231,7 +232,7 @@ class DaemonCalls:
 
     @unary
     def cameras(self) -> Call[list[CameraInfo]]:
-        """Return every camera that is configured, sends frames, or sent frames recently."""
+        """Return every camera that is configured, that sends frames, or that sent frames recently."""
         parse = _list_of("cameras", CameraInfo)
         return Call(_OPERATIONS + "ListCameras", pb.ListCamerasRequest(), pb.ListCamerasResponse, parse)
 
@@ -245,8 +246,8 @@ class DaemonCalls:
 
     @unary
     def set_camera(self, name: str, settings: Mapping[str, str]) -> Call[CameraInfo]:
-        """Change settings of an added camera and start it again; an empty value resets a setting. Raises NotFound or
-        InvalidInput; the latter also if the camera is in the daemon's configuration file."""
+        """Change settings of an added camera and start it again; an empty value resets a setting. Raises NotFound, or
+        InvalidInput for an invalid setting or a camera of the daemon's configuration file."""
         request = pb.SetCameraRequest(name=name, settings=dict(settings))
         return Call(_OPERATIONS + "SetCamera", request, pb.CameraStatus, _one(CameraInfo))
 
@@ -291,8 +292,8 @@ class DaemonCalls:
     def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> Call[EventInfo]:
         """Return the kept events after the one numbered `after`; with `follow`, also new events.
 
-        If the daemon may have been restarted since, also give the `epoch` of that event: after a restart the daemon
-        then returns all kept events, since numbers begin again.
+        If the daemon may have been restarted since then, also give the `epoch` of that event. Numbers begin again at a
+        restart, so the daemon then returns all kept events.
         """
         request = pb.WatchEventsRequest(after=after, epoch=epoch, follow=follow)
         return Call(_OPERATIONS + "WatchEvents", request, pb.Event, event_info, follow)
@@ -308,8 +309,8 @@ class DaemonCalls:
         follow: bool = True,
     ) -> Call[EngineProgress]:
         """Build the engines of a model, the engine whose key begins with `engine`, or all engines. Without `force` only
-        engines that are missing, failed or quarantined are built; with it all selected ones. The current engines keep
-        serving meanwhile.
+        engines that are missing, failed or quarantined are built; with `force` all selected engines are. The current
+        engines keep serving meanwhile.
 
         The work has begun when this returns. Closing the returned updates does not end the work; `cancel` does. The
         first updates list every selected engine; with `follow` more updates arrive until each engine has its outcome.
@@ -350,8 +351,8 @@ class DaemonCalls:
     def evict(
         self, model: str | None = None, *, engine: str | None = None, everything: bool = False
     ) -> Call[list[str]]:
-        """Remove the files of engines; return their keys. Engines that serve or are pinned are left out; raises Refused
-        if `model` or `engine` selects no others."""
+        """Remove the files of engines; return their keys. Engines that serve or are pinned are left out. Raises Refused
+        if `model` or `engine` selects only such engines."""
         return _select("Evict", model, engine, everything)
 
     @unary
@@ -387,7 +388,7 @@ class DaemonCalls:
 
     @unary
     def upload(self, package: Package, *, timeout: float = 600.0) -> Call[ModelInfo]:
-        """Upload a package. Several daemons may receive the same package, also at the same time."""
+        """Upload a package. The same package may be uploaded to several daemons, also at the same time."""
         return _upload(package, timeout)
 
     @unary
@@ -398,7 +399,7 @@ class DaemonCalls:
 
 
 def event_info(message: pb.Event) -> EventInfo:
-    """Convert an event. If this client does not know its kind, `what` is None."""
+    """Convert an event. If this client does not know the event's kind, `what` of the result is None."""
     kind = message.WhichOneof("what")
     return EventInfo(
         epoch=message.epoch,
@@ -412,7 +413,7 @@ def event_info(message: pb.Event) -> EventInfo:
 
 
 def engine_info(message: pb.Engine) -> EngineInfo:
-    """Convert an engine. The parts of its key are sorted as in the key, since maps have no order on the wire."""
+    """Convert an engine. The parts of its key are sorted as in the key, since a protobuf map has no order."""
     info = to_struct(message, EngineInfo)
     first = ("format", "model", "recipe.")
     ranks = {name: next((i for i, p in enumerate(first) if name.startswith(p)), len(first)) for name in info.parts}

@@ -27,9 +27,9 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
     """A connection to one daemon; threads may share it.
 
     `target` is `unix:/path`, `/path`, `host:port` or `:port`, with `tls:` in front for TLS; None means EDGED_TARGET, or
-    the daemon's default socket if that is unset. `timeout` is the deadline of one call in seconds; in a stream, the
-    longest time that frames may wait without any result. `credentials` are a CA, a certificate or a token, or gRPC's
-    credentials; None reads them from the environment (`edged.client.credentials`).
+    the daemon's default socket if that is unset. `timeout` is the deadline of one call in seconds; in a stream, it is
+    the longest time that frames may wait while no result arrives. `credentials` are a CA, a certificate or a token, or
+    gRPC's credentials; None reads them from the environment (`edged.client.credentials`).
 
     Every method raises a subclass of `edged.errors.EdgedError` with a one-line message; NotReady if no daemon answers.
     """
@@ -58,8 +58,8 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
         return kind(call.path, request_serializer=serialize, response_deserializer=call.kind.FromString)
 
     def failure(self, call: Call[Any], error: grpc.RpcError) -> Exception:
-        """Return the error to raise for a failed call: the error from reading an uploaded file, otherwise the
-        daemon's."""
+        """Return the error to raise for a failed call: the error of reading a file to upload if there was one,
+        otherwise the daemon's."""
         unread = call.request.failure if isinstance(call.request, Upload) else None
         return unread or from_rpc_error(error, self.target)
 

@@ -44,7 +44,7 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-_LONGEST_TOKEN = 4096  # bytes: servers limit the headers of a call, to 8 KiB by default
+_LONGEST_TOKEN = 4096  # bytes; servers limit all headers of a call, by default to 8 KiB
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @property
     def wants_tls(self) -> bool:
-        """Whether a field is set that only TLS uses."""
+        """Whether the user set a field that has an effect only with TLS."""
         return bool(self.ca or self.certificate)
 
 
@@ -127,8 +127,8 @@ def is_exposed(mode: int) -> bool:
 
 
 def checked_token(text: str, what: str) -> str:
-    """Return a token without surrounding spaces. Raises InvalidInput, whose text does not contain the token, if the
-    token cannot be the value of a header."""
+    """Return a token without surrounding spaces. Raises InvalidInput if the token cannot be the value of a header; the
+    message does not contain the token."""
     token = text.strip()
     if not token.isascii() or any(not "!" <= character <= "~" for character in token):
         raise InvalidInput(f"{what} is not a token; a token is one line of printable ASCII without spaces")
@@ -205,7 +205,7 @@ def _tls(credentials: Credentials) -> grpc.ChannelCredentials:
 def require_usable(credentials: Credentials) -> None:
     """Raise InvalidInput if TLS cannot use a file. gRPC only reports that it cannot connect; `ssl` reports the
     reason."""
-    import ssl  # here, since few clients need it
+    import ssl  # imported here, since few clients need it
 
     def attempt(what: str, path: str, load: Callable[[], None]) -> None:
         try:

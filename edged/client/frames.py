@@ -21,7 +21,7 @@ from edged.proto import cameras_pb2 as pb
 
 _TURNS = (0, 90, 180, 270)
 _PRIORITY = 100
-_LARGEST = (1 << 31) - 1  # bytes of any protobuf message
+_LARGEST = (1 << 31) - 1  # most bytes of a protobuf message
 
 Region = tuple[int, int, int, int]
 """x, y, width and height in pixels of the picture as sent; a width or height of 0 reaches to the edge."""
@@ -116,8 +116,8 @@ Picture: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | n
 
 class Captured(msgspec.Struct, frozen=True, eq=False):
     """A picture and its capture time in nanoseconds: on the wall clock since 1970, and on the monotonic clock. 0 means
-    unknown, as for recordings; ages then count from its arrival at the daemon. `position_s` is its position in a
-    recording, in seconds from the start; None if it is not from a recording."""
+    unknown, as for recordings; the age then counts from the picture's arrival at the daemon. `position_s` is its
+    position in a recording, in seconds from the start; None if it is not from a recording."""
 
     image: Picture
     captured_unix_ns: int = 0
@@ -142,7 +142,7 @@ class FrameMaker:
     def __init__(self, model: str, camera: str, wanted: FrameOptions, sharing: Sharing | None = None) -> None:
         self._model, self._camera, self._options, self._sharing = model, camera, wanted, sharing
         self._sequence = 0
-        self._positions: dict[int, float] = {}  # of unanswered frames in a recording, by frame number
+        self._positions: dict[int, float] = {}  # positions in a recording, of unanswered frames by number
 
     def make(self, item: Picture | Captured) -> OutgoingFrame:
         """Make the frame of a picture. A picture that is not a `Captured` gets the current time as capture time. Raises
@@ -158,8 +158,8 @@ class FrameMaker:
         return OutgoingFrame(data, taken.captured_mono_ns)
 
     def on_result(self, result: Result) -> Result:
-        """Return the result with its position in the recording. Stop sharing memory if an error says that the daemon
-        cannot read it."""
+        """Return the result with its position in the recording. Stop sharing memory if the result's error says that the
+        daemon cannot read the memory."""
         if self._sharing is not None and result.error is not None:
             self._sharing.on_error(result.error[0])
         if not self._positions:

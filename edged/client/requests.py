@@ -27,7 +27,7 @@ class FrameCounts:
     """Counts the frames of one stream: each sent frame is answered, skipped, failed or still in flight. The sending
     side writes `sent` and the receiving side the other counts, so no lock is needed.
 
-    `reasons` counts skipped frames by reason. `lost` counts failed frames that were in flight when the daemon went
+    `reasons` counts skipped frames by reason. `lost` counts the failed frames that were in flight when the daemon went
     away. `unreported` are skipped frames that no result has reported yet. `skipped` counts reported and unreported
     frames.
     """
@@ -103,7 +103,7 @@ class FrameRequests:
     """
 
     def __init__(self, frames: Iterable[Picture | Captured], maker: FrameMaker, most_waiting: int | None) -> None:
-        if isinstance(frames, (str, bytes, os.PathLike)):  # a str is iterable too: over characters
+        if isinstance(frames, (str, bytes, os.PathLike)):  # a str would be iterated over its characters
             raise InvalidInput(f"frames cannot be a {type(frames).__name__}; give edged.open_source(...) of the video")
         self.counts = FrameCounts()
         self.failure: Exception | None = None
@@ -121,8 +121,8 @@ class FrameRequests:
         self._pending: OutgoingFrame | None = None
 
     def new_call(self) -> Iterator[bytes]:
-        """Return the requests of the next call. The previous call has ended: its frames in flight are lost. Its sending
-        thread may still wait for the user's next frame, but gets no more frames."""
+        """Return the requests of the next call. The previous call has ended, so its frames in flight count as lost. Its
+        sending thread may still wait for the user's next frame, but does not get the frame."""
         with self._leaving:
             self._call += 1
             self.counts.on_lost()
@@ -141,8 +141,8 @@ class FrameRequests:
         self._on_turn()
 
     def stop(self) -> None:
-        """Send no more frames and close the user's frames; any thread may call this. A running generator cannot be
-        closed; it is closed after it yields its frame."""
+        """Send no more frames and close the user's frames; any thread may call this. A generator that is running now is
+        closed after it has yielded its frame."""
         self._stopped = True
         self._on_turn()
         interrupt = getattr(self._frames, "interrupt", None)
@@ -168,23 +168,23 @@ class FrameRequests:
             frame, self._pending = (self._take_pending() or self._pull()), None
             leaving = None if frame is None else self._leave(frame, call)
             if leaving is None:
-                self._pending = frame  # the next call sends it
-        if self._stopped:  # after the lock is released: `stop` only closes the frames if it gets the lock
+                self._pending = frame  # kept for the next call
+        if self._stopped:  # after the lock is released, since `stop` closes the frames only if it gets the lock
             self.stop()
             return None
         return None if leaving is None else leaving.data
 
     def _take_pending(self) -> OutgoingFrame | None:
-        """Return the frame that was pulled but not sent, or None. An old frame is dropped if frames may be skipped,
-        since its camera has a newer one."""
+        """Return the frame that was pulled but not sent, or None. If frames may be skipped, an old frame is dropped,
+        since the camera has a newer one."""
         frame = self._pending
         if frame is None or self._most_waiting is not None or not frame.captured_mono_ns:
             return frame
         return frame if time.monotonic_ns() - frame.captured_mono_ns < _FRESH_NS else None
 
     def _leave(self, frame: OutgoingFrame, call: int) -> OutgoingFrame | None:
-        """Count a frame as sent and return it, with the stream's options if it is the call's first; None if the call
-        has ended."""
+        """Count a frame as sent and return it, with the stream's options if the frame is the call's first. Return None
+        if the call has ended."""
         with self._leaving:
             if call != self._call or self._stopped:
                 return None
@@ -206,7 +206,7 @@ class FrameRequests:
             return self._maker.make(taken)
         except StopIteration:
             self._close()
-        except Exception as error:  # the user's own, of any class
+        except Exception as error:  # the user's frames may raise any class
             self.failure = error
             self._close()
         return None

@@ -20,7 +20,7 @@ from edged.vision import masks
 from edged.vision.detections import Classes, Detections, class_name
 from edged.vision.roboflow import RoboflowResult, roboflow
 
-# supervision's names for entries of `data`, from its `config` module.
+# Keys of `data` in supervision.Detections, as in `supervision.config`.
 _CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"
 
 
@@ -83,11 +83,11 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     unknown family fills `outputs`: read-only arrays by name (BYTES as object arrays of bytes, BF16 as uint16 with the
     same bits). `age_ms` is from capture to answer.
 
-    `skipped` counts frames of this camera that were skipped since its previous result; `skips` has their numbers and
-    reasons. `error` is (gRPC code name, message) if the frame failed, otherwise None. `error_code` is edged's code for
-    the error; None if this client does not know the code. The capture times are as sent, in nanoseconds;
-    `received_unix_ns` is the daemon's wall clock at receipt. Unknown times are 0. `position_s` is the frame's position
-    in a recording, in seconds from its start; None for a camera.
+    `skipped` counts frames of this camera that were skipped since its previous result; `skips` has the numbers and
+    reasons of those frames. `error` is (gRPC code name, message) if the frame failed, otherwise None. `error_code` is
+    edged's code for the error; None if this client does not know the code. The capture times are as sent, in
+    nanoseconds; `received_unix_ns` is the daemon's wall clock at receipt. Unknown times are 0. `position_s` is the
+    frame's position in a recording, in seconds from its start; None for a camera.
     """
 
     camera: str
@@ -136,7 +136,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     def supervision(self) -> Any:
         """Return the detections as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes.
         Raises Unsupported if supervision is not installed."""
-        # Not made from Roboflow's JSON: supervision's reader of it loses holes in masks and has no oriented boxes.
+        # Not made from Roboflow's JSON: supervision's reader of that JSON loses holes in masks and oriented boxes.
         try:
             supervision: Any = importlib.import_module("supervision")
         except ImportError:

@@ -61,7 +61,7 @@ class SharedRing(AbstractContextManager["SharedRing"]):
         self._segment = _Segment(folder, slots, slot_bytes, group)
         self._lock = threading.Lock()
         self._closed = False
-        # Earlier, smaller segments, each with the stamp at which its newest picture counts as overwritten.
+        # Earlier, smaller segments, each with the stamp at which it is removed: its newest picture is then overwritten.
         self._before: deque[tuple[_Segment, int]] = deque()
 
     @property
@@ -107,7 +107,8 @@ class SharedRing(AbstractContextManager["SharedRing"]):
 
 
 class _Segment:
-    """One file in shared memory. It is locked while its client lives, which other process namespaces see too."""
+    """One file in shared memory. It is locked while its client lives; unlike a process id, the lock is visible in other
+    process namespaces too."""
 
     def __init__(self, folder: Path, slots: int, slot_bytes: int, group: int | None) -> None:
         self.slot_bytes = slot_bytes
@@ -122,7 +123,7 @@ class _Segment:
             if group is not None:
                 os.fchown(self._descriptor, -1, group)
                 os.fchmod(self._descriptor, 0o640)
-            # Without this, a write could fail later for lack of room, in the middle of a stream.
+            # Reserve the room now: otherwise a write in the middle of a stream could fail for lack of it.
             os.posix_fallocate(self._descriptor, 0, self._step * slots)
         except OSError as error:
             removal = getattr(self, "_removal", None)
@@ -192,14 +193,15 @@ def readers_group(socket: Path) -> int | None:
 
 _DETECT_ONE = "/edged.v1.Cameras/DetectOne"
 _PATIENCE_S = 2.0
-_SLOTS = 5  # if frames may be skipped: one is being written, some are on their way, one waits for an engine
+_SLOTS = 5  # slots if frames may be skipped: one is being written, some are on their way, one waits for an engine
 _UNIX = "unix:"
 
 
 class Sharing:
-    """Puts the pictures of a stream into a ring, after the daemon has confirmed that it can read the ring. With
-    `required` `put` raises SegmentUnusable for a picture that cannot be shared. The ring has room for `most_waiting`
-    unanswered pictures besides the one that is written; with None the oldest pictures are overwritten."""
+    """Puts the pictures of a stream into a ring, after the daemon has confirmed that it can read the ring. If
+    `required` is set, `put` raises SegmentUnusable for a picture that cannot be shared. The ring has room for
+    `most_waiting` unanswered pictures and the one that is being written; None means that the oldest pictures are
+    overwritten."""
 
     def __init__(
         self,
@@ -240,12 +242,12 @@ class Sharing:
             self._ring.close()
 
     def _confirmed_ring(self, size: int) -> SharedRing:
-        """Make the ring and send an empty picture in it: the daemon's status shows whether it could open the
-        segment."""
+        """Make the ring and send a frame with an empty picture in it: the status of the daemon's answer shows whether
+        the daemon could open the segment."""
         self._ring = self._new_ring(self._slots, size, group=readers_group(self._socket))
         nothing = pb.SharedImage(segment=self._ring.segment, offset=0, stamp=1, size=0)
         status = self._probe(pb.Frame(model=self._model, shared=nothing))
-        if status is not grpc.StatusCode.INVALID_ARGUMENT or self._problem:  # closed meanwhile
+        if status is not grpc.StatusCode.INVALID_ARGUMENT or self._problem:  # a problem: closed meanwhile
             self._ring.close()
             raise SegmentUnusable(self._problem or "it could not open the ring")
         return self._ring
@@ -255,7 +257,7 @@ def sharing(
     channel: grpc.Channel, target: str, model: str, shared: bool | None, most_waiting: int | None
 ) -> Sharing | None:
     """Make the `Sharing` of a stream; return None to send bytes. `shared` is the stream's argument: None shares if
-    possible, True raises InvalidInput if not, False never shares."""
+    possible, True raises InvalidInput if sharing is impossible, False never shares."""
     is_possible = target.startswith(_UNIX) and layout.FOLDER.is_dir()
     if shared and not is_possible:
         raise InvalidInput(f"pictures cannot be shared with {target}: it is not a unix socket; leave out shared=True")

@@ -27,7 +27,7 @@ _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNIMPLEMENTED: Unsupported,
 }
-# The daemon's error code selects a subclass of that class, or one of these, whose status also has another class.
+# The daemon's error code selects a subclass of it, or one of these, whose status stands for another class above.
 _OWN_STATUS = (errors.OutOfSpace, TooLarge)
 _CLASSES: dict[ErrorCode, type[EdgedError]] = {
     kind.code: kind
@@ -38,7 +38,7 @@ _DETAILS = "grpc-status-details-bin"
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
-# Texts of gRPC itself. The daemon may also answer UNAVAILABLE, and only the text distinguishes the two.
+# Texts of gRPC's own UNAVAILABLE errors. A daemon may answer UNAVAILABLE too; only the text tells which it is.
 _UNREACHABLE = (
     "failed to connect",
     "connections to all backends failing",
@@ -46,7 +46,7 @@ _UNREACHABLE = (
     "name resolution",
     "errors resolving",
 )
-# Texts of TLS errors, the most specific first. A server that requires TLS or a certificate only closes the connection.
+# Texts of TLS errors, the most specific first. A server that requires TLS or a certificate just closes the connection.
 _HANDSHAKE: tuple[tuple[str, str], ...] = (
     ("certificate has expired", "the certificate of the daemon at {} has expired; renew it there"),
     ("certificate is not yet valid", "the certificate of the daemon at {} is not valid yet; is the clock right?"),
@@ -78,7 +78,8 @@ def code_name(code: int) -> str:
 
 
 def known_code(reason: str) -> ErrorCode | None:
-    """Return the error code named `reason`; None for an empty name or one of a later edged."""
+    """Return the error code named `reason`; None for an empty name, or for a code that only later versions of edged
+    have."""
     return ErrorCode(reason) if reason in ErrorCode.__members__ else None
 
 

@@ -36,11 +36,11 @@ def serialize(message: Message | bytes) -> bytes:
 class Stream(Iterator[Result], AbstractContextManager["Stream"]):
     """Iterator over a stream's results in the order of arrival. Ends when the frames have ended and all are answered.
 
-    If the frames raise an exception, it is raised here after the answers to earlier frames. Raises NotReady when the
-    daemon goes away, and DeadlineExceeded if frames wait `patience` seconds without any result or skip report (0: no
-    limit). With `backoff` a daemon that has answered once is called again instead. `counts` counts the frames. The call
-    is cancelled and the frames are closed by `close` (from any thread), at the end of a `with` block, and when the last
-    reference is dropped.
+    If the frames raise an exception, the iterator raises it after the answers to earlier frames. Raises NotReady when
+    the daemon goes away, and DeadlineExceeded if frames wait `patience` seconds without any result or skip report (0:
+    no limit). With `backoff`, a daemon that has answered at least once is called again instead. `counts` counts the
+    frames. The call is cancelled and the frames are closed by `close` (from any thread), at the end of a `with` block,
+    and when the last reference is dropped.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
             threading.Thread(target=_watch, args=watch, name="edged-watch", daemon=True).start()
 
     def _end_or_call_again(self, reason: Exception | None) -> None:
-        """After a call has ended, call again if `backoff` allows it. Otherwise raise `reason`, or StopIteration if it
-        is None."""
+        """After a call has ended, call again if `backoff` allows it. Otherwise raise `reason`; StopIteration if
+        `reason` is None."""
         gone = isinstance(reason, (NotReady, DeadlineExceeded)) and not self._requests.exhausted
         if self._backoff is None or not self._ever_answered or not gone:
             self.close()
@@ -132,7 +132,7 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
         """Return the error of a call that ended with OK: what the user's frames raised, DaemonUnavailable if the daemon
         ended the stream early, or None."""
         if self._requests.failure is None and not self._requests.exhausted:
-            early = "ended the stream before its frames did; open it again"
+            early = "ended the stream before the frames ended; open it again"
             return DaemonUnavailable(f"the edged daemon at {self._target} {early}")
         return self._requests.failure
 
@@ -169,8 +169,8 @@ class Updates(Iterator[Answer], AbstractContextManager["Updates[Answer]"]):
         self._answers = send(call.request, timeout=None if call.follow else timeout)
 
     def begin(self, patience: float) -> Updates[Answer]:
-        """Wait for the first answer and return self. After that the daemon has accepted the command and its work has
-        begun.
+        """Wait for the first answer and return self. The answer means that the daemon has accepted the command and that
+        the work has begun.
 
         Raises the daemon's error if it refuses the command, DeadlineExceeded after `patience` seconds.
         """

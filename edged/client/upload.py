@@ -44,7 +44,7 @@ class Package:
         `replace` allows a name that a model already has.
 
         Raises ModelRefused if the file is not an ONNX model or lacks external data, InvalidInput if samples are too
-        many, too large, or neither pictures nor tensors by their names, and Unsupported if onnx is not installed.
+        many, too large, or by their names neither pictures nor tensors, and Unsupported if onnx is not installed.
         """
         header = ModelHeader(name=name, settings=dict(settings or {}), replace=replace)
         files = _files(Path(path))
@@ -59,7 +59,7 @@ class Package:
 class Upload:
     """Iterator over the messages of `AddModel`: the header, then every file followed by its chunks.
 
-    `failure` keeps an error from reading a file, since gRPC does not pass exceptions of an iterator on.
+    If a file cannot be read, `failure` has the error, since gRPC does not pass on exceptions of an iterator.
     """
 
     def __init__(self, package: Package) -> None:
@@ -82,7 +82,7 @@ class Upload:
                 yield from _file(ModelFile(path=name, sample=True), path)
         except OSError as error:
             self.failure = InvalidInput(f"the model cannot be read: {error.strerror}: {error.filename}")
-            raise  # gRPC then cancels the call; returning would make half a file look complete
+            raise  # so that gRPC cancels the call; after a plain return half a file would look complete
 
 
 def _file(announced: ModelFile, path: Path) -> Iterator[AddModelRequest]:

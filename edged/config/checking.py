@@ -121,7 +121,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def faults(tree: Mapping[str, object], table: Table, path: Path = (), root: Table | None = None) -> Iterator[Fault]:
-    """Yield the mistakes in one source, or in its table at `path`, which includes the names that the user chose.
+    """Yield the mistakes in one source, or in its table at `path`; a path includes the names that the user chose.
 
     `root`: the table that is searched for known keys to suggest.
     """

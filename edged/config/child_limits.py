@@ -19,7 +19,7 @@ _TIMES = 3  # most memory per byte of weights: the file, the tensors, and a reor
 _LEFT = 0.1  # share of the box's memory that admission never uses
 ADMISSION_SECONDS: Final = "EDGED_ADMISSION_SECONDS"
 ADMISSION_MEMORY_MB: Final = "EDGED_ADMISSION_MEMORY_MB"
-_READING = 0.35  # share of the time for reading the file; each runtime gets the rest, and two run at a time
+_READING = 0.35  # share of the time for the child that reads the file; the child of each runtime gets the rest
 
 
 _Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]

@@ -26,7 +26,7 @@ def toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON's syntax, but letters are not escaped (TOML has no surrogates) and DEL is.
+        # JSON's syntax, except that letters are not escaped (TOML has no surrogates), and DEL is escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
@@ -143,7 +143,7 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(value)
 
 
-Path: TypeAlias = tuple[str, ...]  # of names, from the top of the file
+Path: TypeAlias = tuple[str, ...]  # the names of the tables, from the top of the file, and of the key
 
 NAME = "NAME"  # in a path: stands for a name that the user chooses
 _PREFIX = "EDGED_"
@@ -153,7 +153,8 @@ _INDEXED = re.compile(r"(.+?)((?:\[\d+\])+)", re.DOTALL)
 class Key(msgspec.Struct, frozen=True):
     """One key. `hint` is its type as written; `example` is a sample value if the default is empty, otherwise None.
 
-    `is_secret`: the value is never shown (its `Meta` has `extra={"secret": True}`). `reload`: the key's or its table's.
+    `is_secret`: the value is never shown (its `Meta` has `extra={"secret": True}`). `reload`: when a reload applies the
+    key; the enclosing table decides if the key does not.
     """
 
     path: Path
@@ -167,22 +168,22 @@ class Key(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its dotted name, such as `engines.budget_mb`."""
+        """The key's dotted name, such as `engines.budget_mb`."""
         return dotted(self.path)
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """The key's environment variable."""
         return variable(self.path)
 
     @property
     def allowed(self) -> str:
-        """The values that it allows, in words."""
+        """The values that the key allows, in words."""
         return allowed(self.hint)
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a table in which the user chooses the names, such as `[models]`."""
+        """Whether the key is a table in which the user chooses the names, such as `[models]`."""
         return value_of(self.hint) is not None
 
 
@@ -198,22 +199,23 @@ class Table(msgspec.Struct, frozen=True):
 
     @property
     def is_named(self) -> bool:
-        """Whether the user chooses its name, as in `[cameras.hall]`."""
+        """Whether the user chooses the table's name, as in `[cameras.hall]`."""
         return self.path[-1:] == (NAME,)
 
     @property
     def field(self) -> str:
-        """The field of the enclosing table that holds it, or that holds all tables of its kind by name."""
+        """The field of the enclosing table that holds this table; for a named table, the field that holds all of its
+        kind by name."""
         return self.path[-2] if self.is_named else self.path[-1]
 
     @property
     def meaning(self) -> str:
-        """Its docstring, in one line."""
+        """The docstring of the table's struct, in one line."""
         return " ".join((getdoc(self.kind) or "").split())
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its keys and tables, in the order of the schema."""
+        """The names of the keys and tables in this table, in the order of the schema."""
         return self.kind.__struct_fields__
 
     def walk(self) -> Iterator[Table]:
@@ -271,7 +273,7 @@ def all_keys() -> tuple[Key, ...]:
 
 
 def reload_of(hint: object) -> Reload | None:
-    """Return when a reload applies a field of this type; None if its table or the keys in it decide."""
+    """Return when a reload applies a field of this type; None if the enclosing table, or the keys in it, decide."""
     return next((each for each in typing.get_args(hint)[1:] if isinstance(each, Reload)), None)
 
 

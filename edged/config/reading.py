@@ -125,7 +125,7 @@ def _put(tree: dict[str, object], path: Path, value: object) -> None:
     *outer, last = path
     for name in outer:
         inner = tree.setdefault(name, {})
-        if not isinstance(inner, dict):  # the table as a whole is wrong, and reported
+        if not isinstance(inner, dict):  # the value of the whole table is wrong; that was already reported
             return
         tree = inner
     tree[last] = value

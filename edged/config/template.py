@@ -96,7 +96,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Its dotted name."""
+        """The key's dotted name."""
         return dotted(self.path)
 
 
@@ -126,7 +126,7 @@ def present(
     value: msgspec.Struct | None, table: Table | None = None, path: Path = ()
 ) -> Iterator[tuple[Path, Table, msgspec.Struct | None]]:
     """Yield each table with its path and value; None for an absent optional table. A table whose name the user chooses
-    is yielded once for each name. `value` is that of `table` at `path`, by default the configuration."""
+    is yielded once for each name. `value` is the value of `table` at `path`; the default is the whole configuration."""
     table = table or tables()
     yield path, table, value
     for inner in table.tables:

@@ -71,12 +71,13 @@ def everything(reach: Reach) -> None:
 
 
 def close_to_others() -> None:
-    """Deny other processes of this user access to this one's memory, environment and files. It leaves no core dump."""
+    """Deny other processes of this user access to this process's memory, environment and files, and disable its core
+    dump."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _failed(reach: Reach, what: str, error: OSError) -> None:
-    """Report that a restriction that the kernel offers has failed; the daemon logs this output."""
+    """Report that the kernel offers a restriction but could not apply it; the daemon logs this output."""
     _require(reach, (f"{what} ({error.strerror})",))
     print(f"this process is not confined by {what}: {error.strerror}", file=sys.stderr, flush=True)
 

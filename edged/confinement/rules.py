@@ -51,9 +51,9 @@ class Reach(NamedTuple):
     mode: Mode = "on"
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
-    scratch: str = ""  # one of the folders that it may write in, for temporary files
-    network: bool = False  # whether it may use TCP, and the files that names and certificates need
-    devices: tuple[str, ...] = ()  # of cameras
+    scratch: str = ""  # the folder for temporary files; it is also in `writes`
+    network: bool = False  # whether it may use TCP, and read the files for host names and certificates
+    devices: tuple[str, ...] = ()  # devices of cameras, below /dev
 
     def argument(self) -> str:
         """Encode the reach as one argument of a command."""

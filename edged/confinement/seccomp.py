@@ -121,7 +121,7 @@ _FCNTL, _PRCTL = (72, 25), (157, 167)
 # sched_setscheduler, sched_setparam, sched_setattr and sched_setaffinity; setpriority and ioprio_set have it second.
 _SCHEDULING = ((144, 119), (142, 118), (314, 274), (203, 122))
 _NICENESS, _IO_PRIORITY = (141, 140), (251, 30)
-# An extended attribute set by a file's descriptor, and its mode, need the file open: they are left.
+# Calls that change the mode or an extended attribute by a descriptor are allowed: they work on open files only.
 
 _NAMESPACES = 0x7E02_0080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and NEWTIME
 _THREAD = 0x0001_0000  # CLONE_THREAD
@@ -178,7 +178,7 @@ def no_new_privileges() -> None:
 
 
 def filter_of(machine: str, pid: int) -> bytes:
-    """The program for a machine; `pid` is the one process that it may send signals to. Pure."""
+    """Return the BPF program for a machine; the confined process may send signals only to `pid`, itself. Pure."""
     column, architecture = _MACHINES[machine]
     code = [
         _operation(_LOAD, _ARCHITECTURE),
@@ -191,7 +191,7 @@ def filter_of(machine: str, pid: int) -> bytes:
         code += [_operation(_AT_LEAST, _X32, 0, 1), refusal]
     for _, number in calls(machine):
         code += [_operation(_EQUAL, number, 0, 1), refusal]
-    # The C library then uses clone, whose flags the filter can check: threads only, no process that outlives this one.
+    # Without clone3 the C library uses clone, whose flags the filter can check: it allows threads, not new processes.
     code += [_operation(_EQUAL, _CLONE3[column], 0, 1), _operation(_RETURN, _ERRNO | errno.ENOSYS)]
     threads = [_operation(_SET, _NAMESPACES, 0, 1), refusal, _operation(_SET, _THREAD, 1, 0), refusal]
     code += _where(_CLONE[column], _FIRST, threads)
@@ -202,7 +202,7 @@ def filter_of(machine: str, pid: int) -> bytes:
         code += _where(call[column], _FIRST, [_operation(_EQUAL, pid, 1, 0), refusal])
     own = [_operation(_EQUAL, 0, 2, 0), _operation(_EQUAL, pid, 1, 0), refusal]
     code += _where(_PRLIMIT[column], _FIRST, own)
-    # Threads of its own have larger numbers than the process, the daemon has a smaller one.
+    # The process's own threads have larger numbers than the process; the daemon has a smaller one.
     threads_too = [_operation(_EQUAL, 0, 2, 0), _operation(_AT_LEAST, pid, 1, 0), refusal]
     for call in _SCHEDULING:
         code += _where(call[column], _FIRST, threads_too)

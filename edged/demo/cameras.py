@@ -65,7 +65,7 @@ class DrawnCamera(DemoCamera):
     def __next__(self) -> Captured:
         if not self._pace.wait():
             raise StopIteration
-        unix_ns, mono_ns = time.time_ns(), time.monotonic_ns()  # before drawing and encoding, which are part of the age
+        unix_ns, mono_ns = time.time_ns(), time.monotonic_ns()  # the age includes drawing and encoding
         picture, truth = self._scene.frame(self._index)
         self._index += 1
         self._truths.append((self._index, truth))

@@ -17,7 +17,7 @@ class Life:
     """One run of the daemon, from launch to stop. Times are seconds since the launch."""
 
     def __init__(self) -> None:
-        self.first_by: dict[str, float] = {}  # engine key: when it first answered, in order
+        self.first_by: dict[str, float] = {}  # when each engine first answered, by key, in this order
         self.engines: tuple[EngineInfo, ...] = ()
         self.model: ModelInfo | None = None
         self.streamed_s = 0.0
@@ -58,7 +58,7 @@ class Life:
             self._quiet_since = now
 
     def is_settled(self, now: float) -> bool:
-        """Whether no engine is being built any more, and the fastest engine serves and has answered."""
+        """Whether all builds have ended, and the fastest engine serves and has answered."""
         if self._quiet_since is None or self.served_s is None or self.serving is None:
             return False
         serving = self.serving

@@ -1,4 +1,4 @@
-"""The result of a demo: its figures and its problems. Pure."""
+"""The result of a demo: what was measured, and the problems. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edged.demo.life import UNDER_WAY, Life, is_cache_hit, title
 from edged.shapes import Counts, Prediction, Truth, match
 
 IOU, SCORE = 0.5, 0.4
-"""The least overlap of a right detection with the truth, and the score below which detections are ignored; 0..1."""
+"""The least overlap with the truth at which a detection is right, and the score below which it is ignored; 0..1."""
 
 _WINDOW_S = 2.0  # seconds over which rates and ages on the screen are means
 
@@ -46,7 +46,8 @@ class CameraCounts:
         self._recent.append((self._clock(), age_ms))
 
     def lately(self) -> tuple[float, float | None]:
-        """Return the recent answers a second and the mean of their ages in milliseconds, None without an answer."""
+        """Return the recent answers per second, and the mean of their ages in milliseconds, None if there were no
+        answers."""
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW_S:
             self._recent.popleft()
@@ -55,7 +56,7 @@ class CameraCounts:
 
 
 class FrameCounts:
-    """The frames of all cameras. With `judged` answers are compared with the ground truth."""
+    """The frames of all cameras. If `judged` is set, answers are compared with the ground truth."""
 
     def __init__(self, cameras: Iterable[str], *, judged: bool) -> None:
         self.cameras = tuple(CameraCounts(name) for name in cameras)
@@ -73,7 +74,7 @@ class FrameCounts:
 
     @property
     def recall(self) -> float | None:
-        """The share of drawn figures that were found; None if the truth is unknown or no frame was answered."""
+        """The share of drawn shapes that were found; None if the truth is unknown or no frame was answered."""
         return self._counts.recall if self._counts is not None and self.ages else None
 
     def judge(self, predictions: Iterable[Prediction], truths: Sequence[Truth]) -> None:
@@ -94,14 +95,14 @@ class EngineFigures(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The figures of one demo.
+    """The measurements of one demo.
 
     `seconds` is how long cameras streamed, before and after the restart; `fps` is the rate of answers of all cameras in
     that time. `p50_ms` and `p99_ms` are ages from capture to answer. `precision` and `recall` are None if the truth is
     unknown. `first_answer_s` is from the first launch to the first answer of any engine. `cold_start_s` is from the
     first launch, and `warm_start_s` from the second launch, to the first answer of the engine that served at the end.
-    `swaps` counts both runs. `unfinished` names an engine that was still being built at the end; empty if none was.
-    `problems` has a line for each problem.
+    `swaps` counts the swaps of both runs. `unfinished` names an engine that was still being built at the end; empty if
+    none was. `problems` has a line for each problem.
     """
 
     cameras: int

@@ -36,7 +36,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _daemon(folder: Path, name: str, model: Path, page: str) -> DaemonProcess:
-    """Start a daemon with one model and a page. It finds engines that are already in `folder`."""
+    """Start a daemon with one model and a page. The daemon uses the engines that are already in `folder`."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     address = f"unix:{folder / 'edged.sock'}"
@@ -85,7 +85,7 @@ Done = Callable[[float, float], bool]
 async def run(plan: Plan, view: View) -> Outcome:
     """Run the whole demo. Raises EdgedError if it cannot begin; later problems are in the report.
 
-    It always leaves no process and no file except the snapshot, even if it is cancelled.
+    When it ends, even by cancellation, no process and no file except the snapshot is left.
     """
     counts = FrameCounts((f"cam{n}" for n in range(1, plan.cameras + 1)), judged=plan.is_judged)
     cold, warm = Life(), Life()
@@ -201,7 +201,7 @@ class _Stage:
         try:
             models, engines = await client.models(), await client.engines(self.name)
         except EdgedError:
-            await asyncio.sleep(_LOOK_S)  # if the daemon ended, its own error is better and available a moment later
+            await asyncio.sleep(_LOOK_S)  # if the daemon ended, its own error says more; it is available a moment later
             daemon.check()
             raise
         model = next((model for model in models if model.name == self.name), None)

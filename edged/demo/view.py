@@ -159,8 +159,8 @@ _NEXT = "Now try your own model and camera: edged up MODEL.onnx rtsp://USER:PASS
 
 
 def render(result: Outcome, files: tuple[Path, ...], console: Console) -> Text:
-    """Return the summary: both runs, the figures, the written `files`, and the verdict if the demo had no problems. The
-    caller prints problems as errors."""
+    """Return the summary: both runs, the measurements, the written `files`, and the verdict if the demo had no
+    problems. The caller prints problems as errors."""
     report = result.report
     labelled = [
         *_events("start", result.cold, None),
@@ -231,8 +231,8 @@ def _tile(picture: Picture, result: Result) -> Image:
 
 
 def _mosaic(tiles: Sequence[Image]) -> Image:
-    """Arrange the tiles row by row, as square as possible. Every tile gets the first one's size; the rest stays
-    dark."""
+    """Arrange the tiles row by row, as square as possible. Every tile gets the size of the first tile; unused places
+    stay dark."""
     columns = math.ceil(math.sqrt(len(tiles)))
     rows = math.ceil(len(tiles) / columns)
     width = min(_TILE_WIDTH, tiles[0].shape[1])

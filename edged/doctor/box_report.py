@@ -1,8 +1,8 @@
 """`edged report`: what a box is and what works on it, in one file that its owner may show to others.
 
 The file is Markdown, because people paste it into bug reports and should read what they give away; a block of JSON at
-its end has the same for `make verified`, which adds rows to jetson/VERIFIED.md. Both are made from one `BoxReport`
-whose texts were redacted, so neither says more than the other.
+the end of the file has the same contents for `make verified`, which adds rows to jetson/VERIFIED.md. Text and JSON are
+made from one redacted `BoxReport`, so neither says more than the other.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from edged.version import __version__
 
 FORMAT = 1
 _SECONDS = 120.0  # for the checks of the box
-# They name models and cameras, which are the owner's.
+# These checks name models and cameras of the owner, so the report leaves them out.
 _PRIVATE = frozenset({Name.ALARM, Name.HOSTS})
-_PRIVATE_LEFT_OUT = "models, alarms and hosts, which name what is the owner's: edged doctor"
-# Where a card sits, and a digest of what `cpu.features` says in words.
+_PRIVATE_LEFT_OUT = "models, alarms and hosts, since their names are the owner's; see: edged doctor"
+# Facts that the report leaves out: a card's PCI address, and a digest of what `cpu.features` lists.
 _NEEDLESS = re.compile(r"gpu\.\d+\.pci|cpu\.isa")
 _ADDRESS_LIKE = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 _VERSION_FACT = re.compile(r"runtime\..*|.*\.(?:version|driver|driver_version|kernel_module|runtime)")
@@ -44,8 +44,8 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}"
 
 
 class BoxReport(msgspec.Struct, frozen=True):
-    """A report. `day` is in UTC as 2026-11-25; `by` is who ran it, in the words that this person gave; `hardware_tests`
-    are the tests of `make test-gpu` that could run here, which this report has not run."""
+    """A report. `day` is in UTC, such as 2026-11-25; `by` is the name that the person who made the report gave;
+    `hardware_tests` are the tests of `make test-gpu` that could run here; the report does not run them."""
 
     format: int
     edged: str
@@ -88,8 +88,8 @@ async def make(options: CheckOptions, by: str, tell: Tell) -> BoxReport:
 
 
 def redacted(report: BoxReport, identity: Identity) -> BoxReport:
-    """Return the report without secrets. Names of facts, checks, runtimes and devices are edged's own words; `by` was
-    given to be shown."""
+    """Return the report without secrets. Names of facts, checks, runtimes and devices stay, since they are edged's own
+    words; `by` stays, since the user gave it to be shown."""
     facts = {name: value for name, value in report.facts.items() if not _NEEDLESS.fullmatch(name)}
     versions = {
         found
@@ -141,14 +141,17 @@ def _json(report: BoxReport) -> str:
 
 
 def read(text: str) -> BoxReport:
-    """Read the JSON of such a file, or JSON alone; InvalidInput if it is no report, or lacks fields."""
+    """Read a report from its file, or from its JSON alone. Raises InvalidInput if the text is no report or lacks
+    fields."""
     block = _BLOCK.search(text)
     try:
         found = msgspec.json.decode(block[1] if block else text, type=ready(BoxReport))
     except NOT_JSON as error:
         raise InvalidInput(f"this is no report of edged, or not all of it: {explain(error)}") from error
     if found.format != FORMAT:
-        raise InvalidInput(f"the report has format {found.format}, and this edged reads {FORMAT}; use its version")
+        raise InvalidInput(
+            f"the report has format {found.format}, but this edged reads only {FORMAT}; use the version that made it"
+        )
     return found
 
 
@@ -205,11 +208,11 @@ def _speeds(each: Tried) -> tuple[str, ...]:
 
 
 def _box(facts: Mapping[str, str]) -> str:
-    """The box as its owner calls it: the board, or else the GPU, or else the processor."""
+    """Return a short name for the box: the name of its board, otherwise of its GPU, otherwise of its processor."""
     names = ("jetson.model", "board.model", "gpu.0.name", "cpu.model", "cpu.arch")
     return next((facts[name] for name in names if facts.get(name)), "an unknown box")
 
 
 def _cell(text: str) -> str:
-    """A text of the box in a table of Markdown, where it must not begin anything."""
+    """Return a text in one line for a cell of a Markdown table, with Markdown's special characters escaped."""
     return re.sub(r"([\\|`*\[\]<>#])", r"\\\1", " ".join(text.split()))

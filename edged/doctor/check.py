@@ -141,7 +141,7 @@ class Report(msgspec.Struct, frozen=True):
 Ask: TypeAlias = Callable[[], Awaitable[Sequence[Check]]]
 
 _AT_ONCE = 2
-_ENDING_SECONDS = 15.0  # for cancelled children to end
+_ENDING_SECONDS = 15.0  # how long cancelled children may take to end
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -44,8 +44,8 @@ class DaemonState(msgspec.Struct, frozen=True):
 
 
 class Socket(msgspec.Struct, frozen=True):
-    """The daemon's socket. `pid` is the listening process, None if the kernel does not report it. `refusal` is why it
-    cannot be connected to."""
+    """The daemon's socket. `pid` is the listening process, None if the kernel does not report it. `refusal` is why
+    connecting to the socket fails."""
 
     path: str
     exists: bool

@@ -14,7 +14,7 @@ from edged.config import Engines
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
 from edged.doctor.hardware import user_name
 
-_FULL_BYTES = 1 << 20  # with less free space a disk counts as full, as for builds
+_FULL_BYTES = 1 << 20  # a disk with less free space counts as full, also for builds
 _OTHERS_SEEN = 2000  # entries whose owners are checked
 
 

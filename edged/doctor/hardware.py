@@ -166,8 +166,8 @@ def nodes(root: Root, user: User) -> tuple[Node, ...]:
 
 
 def device_nodes(found: tuple[Node, ...], user: User, facts: Mapping[str, str]) -> Iterator[Check]:
-    """Check the permissions of device nodes: a line for each node that `user` may not open; if there is none, one line
-    for all."""
+    """Check the permissions of device nodes: a line for each node that `user` may not open; if `user` may open all, one
+    line for all."""
     closed = [node for node in found if not node.may_use(user)]
     for node in closed:
         message = f"{user.name} may not read and write /{node.path}, which belongs to group {node.group}"
@@ -204,10 +204,10 @@ def _group_name(gid: int) -> str:
 
 _CPUS = "sys/devices/system/cpu/cpu[0-9]*"
 _PI = ("sys/devices/platform/soc/soc:firmware/get_throttled", "sys/devices/platform/soc@*/soc*:firmware/get_throttled")
-# Bits of the Raspberry Pi's word for the present; the same bits plus 16 are for the time since the start.
+# Bits of the Raspberry Pi's throttling word that tell the present state; 16 bits higher: what happened since the start.
 _PI_NOW = {0: "too little voltage", 1: "clock capped", 2: "throttled", 3: "at its temperature limit"}
 _OVERCURRENT = "sys/class/hwmon/hwmon*/oc[0-9]*_event_cnt"
-_ITSELF = ("intel_pstate", "amd-pstate", "amd-pstate-epp")  # their "powersave" allows full speed under load
+_ITSELF = ("intel_pstate", "amd-pstate", "amd-pstate-epp")  # "powersave" of these drivers allows full speed under load
 _SANE = (-40.0, 150.0)  # degrees; a sensor that is off reports -256
 _HOT, _TOO_HOT = 85.0, 95.0  # degrees, if the box has no trip points
 _NEAR_CRITICAL = 3.0  # degrees
@@ -250,7 +250,7 @@ def throttling(root: Root) -> Iterator[Check]:
     volt = [path for path in root.glob("sys/class/hwmon/hwmon*/name") if _text(root, path) == "rpi_volt"]
     firmware = [path for pattern in _PI for path in root.glob(pattern)]
     now, before = list(_pi(root, firmware)), [*_overcurrent(root), *_cores(root)]
-    # The firmware's word has the sensor's information too.
+    # The voltage sensor is needed only without the firmware's word, which also tells too little voltage.
     if not firmware and any(_number(root, f"{path.rpartition('/')[0]}/in0_lcrit_alarm") for path in volt):
         now.append((True, _PI_NOW[0]))
     for is_now, event in [*now, *before]:

@@ -190,8 +190,8 @@ def state(reported: ModelInfo) -> Check:
 
 
 def admission(name: str, path: str, found: Admission) -> Iterator[Check]:
-    """Check a model's admission: a line for the result, for each warning, and for each backend that cannot run the
-    model."""
+    """Check a model's admission: one line for the result, one for each warning, and one for each backend that cannot
+    run the model."""
     if found.refusal:
         yield wrong(Name.ADMISSION, f"it cannot be served here: {found.refusal}", _inspect(path), name)
         return
@@ -219,7 +219,7 @@ def external_data(name: str, inspection: Inspection) -> Iterator[Check]:
 
 
 def shapes(model: Model) -> Check:
-    """Check whether a range of shapes is known if inputs have open dimensions; some engines cannot be built without."""
+    """For a model with open dimensions, check whether a range of shapes is known: some engines need it to be built."""
     dynamic = [spec for spec in model.inspection.signature.inputs if not spec.is_static]
     if not dynamic:
         return ok(Name.SHAPES, "every input has one size", model.name)
@@ -248,8 +248,8 @@ def batch(model: Model) -> Check:
     return unknown(Name.BATCH, "not applicable: it takes no batches", model.name)
 
 
-_NEAR = 0.8  # of a bound's distance from the perfect value
-# `element` sets how other figures are computed; `top1` is also recorded for models that are not judged by it.
+_NEAR = 0.8  # share of the allowed difference from the perfect value; a figure above it is near its bound
+# `element` is a setting for other figures, not a bound; `top1` is recorded even for models that are not judged by it.
 _NOT_JUDGED = ("element", "top1")
 _GOOD = ("serving", "ready")  # states of engines that answer
 _MAKING = ("queued", "building", "verifying")
@@ -265,7 +265,7 @@ _REMEDIES = {
 
 
 def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: bool) -> Iterator[Check]:
-    """Check that the model's engines exist: a line with the reason for each that does not.
+    """Check that the model's engines exist: a line with the reason for each engine that does not exist.
 
     `by_daemon` means that a running daemon reports them; it builds missing engines later.
     """
@@ -333,7 +333,8 @@ def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInf
 
 
 def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]) -> Iterator[Check]:
-    """Check how close the figures of accepted engines are to their bounds, since an update may push them over."""
+    """Check how close the verification figures of accepted engines are to their bounds: an update may push them
+    over."""
     judged = near = 0
     for engine in engines:
         if engine.verdict is None or not engine.verdict.accepted or engine.precision not in TOLERANCES:
@@ -353,7 +354,7 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
 
 
 def close_figures(figures: Mapping[str, float], held: Tolerance) -> Iterator[tuple[str, float, float]]:
-    """Yield figures that are within their bound but close to it, each with its value and bound."""
+    """Yield the verification figures that are within their bound but close to it: name, value and bound."""
     for figure in FIGURES:
         if figure not in figures or figure in _NOT_JUDGED:
             continue
@@ -384,8 +385,8 @@ _SHOWN = ("finite", "relative_l2", "cosine", "unequal")
 
 
 def levels(name: str, found: jobs.ComparedLevels) -> Iterator[Check]:
-    """Check all optimisation levels. One line has the figures of all levels; it is a warning if a level changes the
-    answers."""
+    """Check all optimisation levels. One line has the verification figures of all levels; it is a warning if a level
+    changes the answers."""
     first = next((each for each in found.levels if not each.verdict.accepted), None)
     figures = "; ".join(f"{each.level}: {_figures(each.verdict)}" for each in found.levels)
     if first is None:

@@ -1,8 +1,8 @@
-"""What identifies a box or its owner is replaced in texts that leave the box, such as `<host>` for its name.
+"""Removes what identifies a box or its owner from texts that leave the box: its name becomes `<host>`, for example.
 
-Two ways, since each misses something: what this box is known to contain (its names, users, homes, serial numbers and
-network cards) is replaced wherever it occurs, and so is everything that looks like an address, a path below a home, a
-token or a serial number. What neither finds is a secret made of letters alone that the box does not know.
+There are two ways, since each misses something. Texts that are known from this box (its names, users, homes, serial
+numbers and network cards) are replaced wherever they occur. So is every text that looks like an address, a path below a
+home, a token or a serial number. Neither finds a secret that the box does not know and that has only letters.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _COMMON = frozenset(
         "pi",
     )
 )
-_SHORTEST = 2  # characters of a name
-_LONG = 8  # characters of a name that is replaced within words, too
+_SHORTEST = 2  # characters of the shortest name that is replaced
+_LONG = 8  # a name of so many characters is replaced within words, too
 _SERIALS = (
     "proc/device-tree/serial-number",
     "sys/firmware/devicetree/base/serial-number",
@@ -52,18 +52,17 @@ _SERIALS = (
     "sys/block/nvme0n1/device/serial",
 )
 _NO_SERIAL = re.compile(r"(?i)[0\W]*|none|default.*|to be filled.*|not specified|system serial.*|unknown")
-_FIRST_USER = 1000  # lower numbers are the system's
+_FIRST_USER = 1000  # users with lower ids belong to the system
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What this box is known to contain: for each kind of secret (`host`, `user`, `home`, `folder`, `serial`, `network
-    card`), the texts that must not leave it."""
+    """The texts that must not leave this box, by kind: `host`, `user`, `home`, `folder`, `serial`, `network card`."""
 
     texts: dict[str, tuple[str, ...]] = {}
 
     @classmethod
     def of(cls, root: Root, folders: Iterable[Path] = ()) -> Identity:
-        """Read it. `folders` are those that may be below a home, such as the one with models."""
+        """Read the texts from this box. `folders` may be below a home, such as the folder with models."""
         users = list(_users())
         homes = {Path.home(), *(Path(user.pw_dir) for user in users)} - {Path("/"), Path("/root")}
         own = (sys.executable, sys.prefix, os.getcwd(), *map(str, folders))
@@ -83,7 +82,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def _users() -> Iterator[pwd.struct_passwd]:
-    """People who may log in, and who runs this program."""
+    """Yield the accounts of people, and the account that runs this program."""
     names = {os.environ.get(name, "") for name in ("SUDO_USER", "LOGNAME", "USER")}
     for user in pwd.getpwall():
         is_person = user.pw_uid >= _FIRST_USER and user.pw_name != "nobody"
@@ -127,12 +126,13 @@ _LONG_TOKEN = re.compile(r"[A-Za-z0-9]{40,}")
 
 
 class Redactor:
-    """Replaces secrets in texts. `versions` are numbers that look like addresses and are none, such as 10.3.0.30."""
+    """Replaces secrets in texts. `versions` are version numbers that look like addresses, such as 10.3.0.30; they
+    stay."""
 
     def __init__(self, identity: Identity, versions: Iterable[str] = ()) -> None:
         self._versions = frozenset(versions)
         known = [(text, kind) for kind, texts in identity.texts.items() for text in texts if _is_secret(kind, text)]
-        # The longest first: a path contains a home, and a home a name.
+        # The longest text first: a path contains a home, and a home contains a name.
         self._known = [(_pattern(text), f"<{kind}>") for text, kind in sorted(known, key=lambda each: -len(each[0]))]
 
     def text(self, text: str) -> str:
@@ -156,7 +156,7 @@ class Redactor:
         return _CODE.sub("<id>", text)
 
     def all(self, texts: Mapping[str, str]) -> dict[str, str]:
-        """Return named texts without secrets; their names are edged's own."""
+        """Return the texts without secrets, by their names. The names stay, since they are edged's own words."""
         return {name: self.text(text) for name, text in texts.items()}
 
     def _unless_version(self, found: re.Match[str]) -> str:
@@ -172,14 +172,15 @@ def _is_secret(kind: str, text: str) -> bool:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """The text in any case; a short one only as a word of its own."""
+    """Return a pattern for the text in upper or lower case; a short text matches only as a whole word."""
     escaped = re.escape(text)
     is_word = len(text) < _LONG
     return re.compile(f"(?i)(?<![A-Za-z0-9]){escaped}(?![A-Za-z0-9])" if is_word else f"(?i){escaped}")
 
 
 def _address(found: re.Match[str]) -> str:
-    """Times of the day and PCI addresses have colons, too."""
+    """Return what replaces a match: only an IP address is secret. Times of the day and PCI addresses also have
+    colons."""
     try:
         ipaddress.ip_address(found[0].partition("%")[0])
     except ValueError:
@@ -188,7 +189,8 @@ def _address(found: re.Match[str]) -> str:
 
 
 def _token(found: re.Match[str]) -> str:
-    """Names of libraries and providers are long as well, but not of capitals, small letters and digits."""
+    """Return what replaces a long word: a token has capitals, small letters and digits. Others are names, such as a
+    library's."""
     text = found[0]
     is_mixed = any(c.islower() for c in text) and any(c.isupper() for c in text) and any(c.isdigit() for c in text)
     return "<secret>" if is_mixed else text

@@ -31,8 +31,9 @@ _ROOT = User(0, frozenset((0,)), "root")
 class CheckOptions(msgspec.Struct, frozen=True):
     """The scope of the checks. `model` selects one model by name or file; an empty text selects all.
 
-    `target` is the daemon to ask, empty for none; `is_named`: it was named, so that its silence is wrong. `seconds`
-    bounds everything. `models` are those that a configuration names, by name; `with_models`: check all models.
+    `target` is the daemon to ask, empty for none; `is_named`: the user named it, so it is wrong if it does not answer.
+    `seconds` limits all checks together. `models` are the models of a configuration, by name; `with_models`: also check
+    models.
     """
 
     state: Path

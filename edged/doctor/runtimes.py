@@ -20,7 +20,7 @@ from edged.ipc import job_messages as jobs
 _REFERENCE = "onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime_gpu", "onnxruntime_openvino")
 _CPU = "CPUExecutionProvider"
-# Providers that edged gives models to, by the prefix of the facts of a device for them.
+# By provider: the prefix of the facts of a device that the provider serves.
 _CODE = "runtime.onnxruntime_gpu_code"
 _CUDA = "CUDAExecutionProvider"
 _DEVICE_OF = {_CUDA: "gpu."}
@@ -37,7 +37,7 @@ class Extra(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The modules that are not installed. No module is imported for this check."""
+        """The modules of the extra that are not installed. No module is imported to find out."""
         return tuple(module for module in self.modules if not packages.is_installed(module))
 
 
@@ -56,7 +56,8 @@ class Runtimes:
         self.loaded: dict[str, jobs.LoadedRuntime] = {}
 
     def steps(self) -> list[Step]:
-        """One for each runtime that is installed, and for the reference's in any case; one for each extra."""
+        """Return a step for each runtime that is installed, for the reference's even if it is not, and for each
+        extra."""
         present = registry.installed(self._facts)
         names = present if _REFERENCE in present else [_REFERENCE, *present]
         return [
@@ -144,7 +145,7 @@ def runtime_packages(facts: Mapping[str, str]) -> Iterator[Check]:
 
 
 def missing_code(facts: Mapping[str, str]) -> Iterator[Check]:
-    """Check whether onnxruntime-gpu can use the GPUs of the box: a line for each that it cannot."""
+    """Check whether onnxruntime-gpu can use the GPUs of the box: a line for each GPU that it cannot use."""
     for device in without_code(facts):
         version, code = facts["runtime.onnxruntime_gpu"], facts[_CODE]
         message = f"onnxruntime-gpu {version} has code for {code}, none of which runs on {device.description}"
@@ -152,7 +153,7 @@ def missing_code(facts: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _without_cuda(facts: Mapping[str, str]) -> Check:
-    """Check a box with an NVIDIA GPU and the onnxruntime that cannot use it, which is the right one for a Jetson."""
+    """Check a box that has an NVIDIA GPU and only onnxruntime for the CPU, which is the right package on a Jetson."""
     message = "this onnxruntime supports only the CPU, but the box has an NVIDIA GPU"
     if all(device.compute_capability not in fatbin.TEGRA for device in devices(Fingerprint(dict(facts)))):
         remedy = "install onnxruntime-gpu instead, or leave the GPU to TensorRT"
@@ -164,7 +165,7 @@ def _without_cuda(facts: Mapping[str, str]) -> Check:
 
 
 def without_code(facts: Mapping[str, str]) -> tuple[Device, ...]:
-    """The NVIDIA GPUs that the installed onnxruntime-gpu carries no code for."""
+    """Return the NVIDIA GPUs for which the installed onnxruntime-gpu has no code."""
     code = facts.get(_CODE, "")
     return tuple(
         device
@@ -174,7 +175,7 @@ def without_code(facts: Mapping[str, str]) -> tuple[Device, ...]:
 
 
 def right_package(facts: Mapping[str, str]) -> str:
-    """What to install on a box whose GPU onnxruntime-gpu carries no code for."""
+    """Return the remedy for a box with a GPU for which onnxruntime-gpu has no code."""
     swap = f"{packages.uninstall('onnxruntime-gpu')}, then {packages.install(_REFERENCE, option='--force-reinstall')}"
     return f"{swap}; for the GPU {'TensorRT is installed' if _has_tensorrt(facts) else _tensorrt(facts)}"
 
@@ -184,14 +185,15 @@ def _has_tensorrt(facts: Mapping[str, str]) -> bool:
 
 
 def _tensorrt(facts: Mapping[str, str]) -> str:
-    """How TensorRT, which compiles for the GPU that it finds, comes onto the box."""
+    """Return how to install TensorRT, which compiles for any GPU that it finds."""
     if "jetson.l4t" in facts or "jetson.soc" in facts:
         return "install JetPack's TensorRT: sudo apt install nvidia-jetpack"
     return f"install TensorRT: {packages.install('tensorrt', 'cuda-bindings')}"
 
 
 def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mapping[str, str]) -> Check:
-    """Check a runtime that cannot be imported; a spare one matters less than the reference's."""
+    """Check a runtime that cannot be imported. It is wrong if the runtime is the reference's or has a device here,
+    otherwise a warning."""
     what = f"{packaged} is installed and does not load" if packaged else "it is not installed"
     remedy = reinstall(backend) if packaged else packages.install(backend)
     if backend == _REFERENCE:
@@ -201,8 +203,8 @@ def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mappi
 
 
 def provider(name: str, refusal: str, facts: Mapping[str, str]) -> Check:
-    """Check an execution provider that ONNX Runtime lists: one that does not work is wrong if the box has a device for
-    it, otherwise a warning."""
+    """Check an execution provider that ONNX Runtime lists: a provider that does not work is wrong if the box has a
+    device for it, otherwise a warning."""
     if not refusal:
         return ok(Name.PROVIDER, "a session of one node runs on it", name)
     message = f"ONNX Runtime lists it but cannot use it: {refusal}"

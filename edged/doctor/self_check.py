@@ -1,7 +1,8 @@
 """`edged self-check`: every installed runtime makes an engine of the embedded detector, as in a daemon.
 
-Each step runs in children that are confined as all jobs are. First ONNX Runtime without optimisation, the reference,
-has to find the shapes of a drawn picture; then an engine for each runtime and device has to answer as it does.
+Each step runs in children that are confined as all jobs are. First the reference, ONNX Runtime without optimisation,
+has to find the shapes of a drawn picture. Then an engine for each runtime and device has to give the same answers as
+the reference.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _REPORT = "and report it: edged report"
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """An engine that was made and compared. The frames per second are inferences alone, as many at a time as is
-    fastest; `speed` is one inference at a time and `throughput` many, as multiples of the reference's, timed in turns
-    with it. None if it was not timed."""
+    """An engine that was made and compared. Frames per second are of inference alone, with the fastest number of
+    inferences at a time. `speed` (one inference at a time) and `throughput` (many) are multiples of the reference's;
+    engine and reference were timed in turns. All four are None if the engine was not timed."""
 
     runtime: str
     version: str
@@ -62,10 +63,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 async def run_self_check(fingerprint: Fingerprint, tell: Tell, *, is_quick: bool, seconds: float = 1800.0) -> Outcome:
-    """Check every runtime within so many `seconds`; `tell` gets each step as it begins.
+    """Check every runtime, for at most `seconds`; `tell` gets each step when it begins.
 
-    Quick: nothing is timed, two runtimes are checked at a time, and those for devices other than the CPU are loaded
-    only, since building for a GPU takes long.
+    With `is_quick` nothing is timed, two runtimes are checked at a time, and a runtime for a device other than the CPU
+    is only loaded, since building for a GPU takes long.
     """
     examination = Examination(asyncio.get_running_loop().time() + seconds, tell)
     with tempfile.TemporaryDirectory(prefix="edged-self-check-") as folder:
@@ -80,8 +81,8 @@ async def run_self_check(fingerprint: Fingerprint, tell: Tell, *, is_quick: bool
 
 
 class _Runtimes:
-    """Makes the steps; afterwards `tried` has the engines that were made, `only_loaded` the checks of runtimes that
-    were not meant to answer."""
+    """Makes the steps. When they have run, `tried` has the engines that were made, and `only_loaded` the checks of
+    runtimes that were only loaded on purpose."""
 
     def __init__(self, fingerprint: Fingerprint, folder: Path, is_quick: bool) -> None:
         self._fingerprint, self._is_quick = fingerprint, is_quick
@@ -95,7 +96,8 @@ class _Runtimes:
         return Step(Name.SELF_CHECK, _SUBJECT, self._ask_reference, _SECONDS, is_heavy=True)
 
     def steps(self) -> list[Step]:
-        """One for each runtime and device, after the reference has answered; one for each runtime without a device."""
+        """Return a step for each runtime and device (none unless the reference has answered), and for each other
+        runtime."""
         engines = chosen(desired(self._fingerprint, self._model)) if self._model is not None else ()
         tried = {REFERENCE.backend, *(engine.recipe.backend for engine in engines)}
         spare = [name for name in registry.installed(self._facts) if name not in tried]
@@ -133,14 +135,15 @@ class _Runtimes:
         return Step(Name.SELF_CHECK, backend, ask, _SECONDS, is_heavy=True)
 
     async def _load(self, backend: str, device: str) -> Check:
-        """Check that a runtime loads. `device` is the one that it was not tried on, empty if this box has none."""
+        """Check that a runtime loads. `device` is the device on which it is not tried; empty if this box has none for
+        it."""
         version = registry.version(backend, self._facts) or ""
         try:
             loaded = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _LIMITS)
         except EdgedError as error:
             return broken_runtime(backend, version, str(error), self._facts)
         if device:
-            why = f"its answers on {device} are compared without --quick"
+            why = f"to compare its answers on {device}, leave out --quick"
         elif self._model is None:
             why = "the reference gave nothing to compare with"
         else:
@@ -169,8 +172,8 @@ async def _unlimited(need: int) -> int:
 
 
 def chosen(wanted: Iterable[DesiredEngine]) -> tuple[DesiredEngine, ...]:
-    """One engine for each runtime and device: in fp32, where the runtime is to blame for all differences, or else in
-    the first precision that suits the device."""
+    """Return one engine for each runtime and device: in fp32 if possible, since differences are then the runtime's
+    fault, otherwise in the first precision that suits the device."""
     found: dict[tuple[str, str], DesiredEngine] = {}
     for engine in wanted:
         place = engine.recipe.backend, engine.recipe.device
@@ -180,7 +183,7 @@ def chosen(wanted: Iterable[DesiredEngine]) -> tuple[DesiredEngine, ...]:
 
 
 def reference(version: str, boxes: Sequence[jobs.FoundBox]) -> Check:
-    """Check that the reference finds the shapes that are in the drawn picture, and no other."""
+    """Check that the reference finds all shapes of the drawn picture and no others."""
     names = {name: number for number, name in enumerate(CLASSES)}
     sure = [box for box in boxes if box.score >= _SURE]
     found = [Prediction(names.get(b.label, -1), b.score, b.x1, b.y1, b.x2, b.y2) for b in sure]
@@ -211,7 +214,8 @@ def tried(record: EngineRecord, version: str, fingerprint: Fingerprint) -> Tried
 
 
 def unanswered(checks: Iterable[Check], only_loaded: Sequence[Check]) -> list[Check]:
-    """Return the checks; those that should have an outcome and have none, since something hung or failed, are wrong."""
+    """Return the checks, with an unknown result changed to wrong: something hung or failed. Those in `only_loaded`
+    stay."""
     remedy = f"see journalctl -k, since a driver may hang, and edged doctor; {_REPORT}"
     return [
         wrong(check.name, check.message, remedy, check.subject)
@@ -239,8 +243,8 @@ def judged(found: Tried, reason: str) -> Check:
 def failed(backend: str, device: str, version: str, error: EdgedError) -> Check:
     """Check an engine that could not be made or compared.
 
-    Every wheel of OpenVINO brings the code for Intel's GPUs and NPUs, so a driver that is missing there is no fault of
-    an installation that works on the CPU.
+    If OpenVINO cannot use an Intel GPU or NPU, that is a warning: every wheel contains the code for them, so a missing
+    driver does not mean that the installation is wrong.
     """
     message, subject = f"{version} is installed and does not work: {error}", f"{backend} on {device}"
     if isinstance(error, Unsuitable) and device.startswith("intel-"):

@@ -25,10 +25,10 @@ from edged.device import system
 from edged.device.root import Root
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
 
-_SCANT_MB, _TOO_LITTLE_MB = 512, 128  # MiB available: needed by a build, and by a host with a small model
+_SCANT_MB, _TOO_LITTLE_MB = 512, 128  # MiB that a build needs, and that a host with a small model needs
 _SMALL_LIMIT_MB = 1024
-_FULL = 0.9  # of a limit
-_SWAPPING = 0.5  # of the swap
+_FULL = 0.9  # share of the memory limit that is too much
+_SWAPPING = 0.5  # share of the swap in use from which on the box counts as swapping
 # By sysctl name: bad values, a better value, and why.
 _BAD_VALUES = {
     "vm.overcommit_memory": ((2,), 0, "runtimes reserve more memory than they use, and the kernel refuses that"),
@@ -40,8 +40,8 @@ _LEAST_VALUES = {
     "fs.inotify.max_user_instances": (32, "changed libraries are noticed late"),
 }
 _FEWEST_FILES, _FEW_FILES = 256, 1024  # descriptors: a camera needs 1, a host about 10, a build about 10
-_NEARLY = 0.8  # of the limit
-_FRAMES_MB = 64  # for the rings of a few cameras; a container's default
+_NEARLY = 0.8  # share of the limit of open files
+_FRAMES_MB = 64  # MiB for the rings of a few cameras; also a container's default
 
 
 def meminfo(root: Root) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The audit log: commands and refused calls, a line of JSON each, in rotated files.
 
-A thread writes it, so that no call waits for a disk; lines that cannot be written are counted. Nothing is synced: after
-a power cut the last lines may be missing.
+A thread writes it, so that no call waits for a disk; lines that cannot be written are counted. Lines are not synced to
+the disk: after a power cut the last ones may be missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 _LOG = logging.getLogger("edged.access")
 FILE = "audit.jsonl"
-_FILES = 4  # the current one and older ones
+_FILES = 4  # the current file and the older ones
 _WAITING = 4096  # most lines that wait for the disk
 _CLOSING_SECONDS = 2.0
 _REFUSAL_SECONDS = 1.0  # least time between two lines about refused calls of one host
@@ -31,8 +31,8 @@ _HOSTS = 1024
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record. `time` is in UTC. `who` called, with its `roles` and `peer`. `about` has the names in the request.
-    `outcome` is OK or a gRPC status, with its `message`. `milliseconds` is the duration."""
+    """One record. `time` is in UTC. `who` is the caller, with its `roles` and its address `peer`. `about` has the names
+    in the request. `outcome` is OK or a gRPC status, with its `message`. `milliseconds` is the duration."""
 
     time: str
     who: str
@@ -54,7 +54,8 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AuditLog:
-    """The audit log. `lost` counts lines that could not be written; `problem` says why, empty after a written line."""
+    """The audit log. `lost` counts lines that could not be written; `problem` says why the last one could not; empty if
+    it could."""
 
     def __init__(
         self, folder: Path, size: int, *, waiting: int = _WAITING, clock: Callable[[], float] = time.monotonic
@@ -114,7 +115,7 @@ class AuditLog:
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             size = os.fstat(handle).st_size
-            if os.write(handle, data) < len(data):  # the disk is full: keep no half line
+            if os.write(handle, data) < len(data):  # the disk is full: remove the half line
                 os.ftruncate(handle, size)
                 raise OSError(28, "No space left on device")
         finally:
@@ -129,14 +130,14 @@ class AuditLog:
                 os.replace(before, self._path.with_name(f"{FILE}.{number}"))
 
 
-# Fields that hold a name, in any message of an operator's method.
+# Fields with names, in the messages of all methods for operators. Only these are recorded.
 _NAMES = ("name", "model_name", "model", "engine", "everything", "force", "repository_name", "settings")
 _INNER = ("selector", "header")
 _LONGEST = 200
 
 
 def about(message: Message) -> dict[str, str]:
-    """Return the names in a request by field, without its contents; of settings, only the keys."""
+    """Return the names in a request, by field, and the keys of its settings; nothing else of the request."""
     found: dict[str, str] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

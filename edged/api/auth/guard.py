@@ -42,13 +42,14 @@ class Guard:
         self.budget = Budget()
         self.audit = AuditLog(state / "audit", access.audit_mb << 20)
         self.refused: Counter[str] = Counter()  # by the name of a gRPC status
-        self.generation = 0  # changes when callers may have other roles
+        self.generation = 0  # increases when the roles of callers may have changed
         self._book = TokenBook(TokenFile(tokens_path(access, state)))
         self._requests: dict[str, type[Message]] = {}
         self._open: dict[Caller, set[asyncio.Task[object]]] = {}  # running calls of callers with credentials
 
     def register(self, requests: Mapping[str, type[Message]]) -> None:
-        """Add the types of requests that `record` gets as bytes, by the path of their method."""
+        """Add request types by the path of their method: `record` needs them to decode requests that it gets as
+        bytes."""
         self._requests.update(requests)
 
     def require_known(self, addresses: Iterable[str]) -> None:
@@ -56,7 +57,8 @@ class Guard:
         policy.require_known(self.access, self.tls, addresses)
 
     def listener(self, address: str, *, has_tls: bool = True) -> ListenerPolicy:
-        """Return the policy of an address, with TLS only if `has_tls`. Raises ConfigError if it is not allowed."""
+        """Return the policy of an address; with `has_tls` False the address has no TLS. Raises ConfigError if it is not
+        allowed."""
         return policy.listener_policy(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
 
     async def reconfigure(self, access: Access, listen: Iterable[str], others: Iterable[str] = ()) -> None:
@@ -79,7 +81,8 @@ class Guard:
             self._changed()
 
     async def reconfigure_tls(self, tls: Tls) -> None:
-        """Use other files. Raises ConfigError if they are unusable, or if addresses would have to be opened again."""
+        """Use other TLS files. Raises ConfigError if they are unusable, or if the change needs addresses to be opened
+        again."""
         if self.certificate is None or _at_opening(tls) != _at_opening(self.tls):
             raise ConfigError("which addresses use TLS and ask for certificates is fixed at start; restart the daemon")
         await asyncio.to_thread(self.certificate.reconfigure, tls)
@@ -99,7 +102,8 @@ class Guard:
         self._see(self._book.look(), self.certificate is not None and self.certificate.look())
 
     def _see(self, changed: bool, renewed: bool) -> None:
-        """Apply changes: cancel the running calls of callers that lost a role or their credentials."""
+        """Apply changes of tokens (`changed`) and of the certificate (`renewed`): cancel calls whose callers lost a
+        role or their credentials."""
         if changed:
             _LOG.info("tokens changed: %d are valid", len(self._book.tokens))
             self._changed()
@@ -138,7 +142,7 @@ class Guard:
         return who
 
     def require_allowed(self, method: str, who: Caller, peer: str) -> None:
-        """Raise Unauthenticated or Forbidden, counted and recorded, if a caller may not call a method."""
+        """Raise Unauthenticated or Forbidden if a caller may not call a method; the refusal is counted and recorded."""
         error = policy.refusal(method, who)
         if error is not None:
             self.refuse(method, who, peer, error)
@@ -154,15 +158,16 @@ class Guard:
     def record(
         self, method: str, who: Caller, peer: str, what: object, outcome: str, message: str, began: float
     ) -> None:
-        """Record a command. `what` is its message, the bytes of that, or its names; `began` is its start, in seconds of
-        `time.perf_counter()`."""
+        """Record a command. `what` is the request: its message, its bytes, or the names in it. `began` is the command's
+        start, in seconds of `time.perf_counter()`."""
         names = what if isinstance(what, dict) else self._about(method, what)
         took = round((time.perf_counter() - began) * 1e3, 1)
         self.audit.write(Line.of(who.name, who.roles, method, peer, outcome, message, about=names, milliseconds=took))
 
     @contextlib.contextmanager
     def under_way(self, who: Caller) -> Iterator[None]:
-        """Cancel the call in this context when its caller's credentials become invalid; it then raises `lost(who)`."""
+        """Cancel the call in this context when the caller's credentials become invalid; the context then raises
+        `lost(who)`."""
         task = asyncio.current_task()
         if task is None:
             yield

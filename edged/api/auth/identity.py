@@ -1,4 +1,5 @@
-"""Finds the user of this machine behind a call: the daemon opens a client's files only if that user could.
+"""Finds the user of this machine that makes a call: the daemon opens files for a client only if that user could open
+them.
 
 Clients of a unix socket count as those who can connect to it: the owner of the socket's file, or the group that may
 open it. The user of a connection over loopback is in the kernel's table of connections.
@@ -28,7 +29,7 @@ from edged.api.endpoints.address import unix_path
 
 READ, WRITE = 4, 2  # the bits of one class of a file's mode
 _MEMBERS_SECONDS = 60  # how long the members of a group are cached
-_CONNECTIONS = Path("/proc/net")  # the kernel's tables
+_CONNECTIONS = Path("/proc/net")  # folder of the kernel's tables of connections
 _ESTABLISHED = b"01"
 _MAPPED = bytes(10) + b"\xff\xff"
 
@@ -37,7 +38,8 @@ CURRENT: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A user, or any member of a group; anyone if both are None. `name` distinguishes clients."""
+    """Who makes a call: a user (`uid`) or any member of a group (`gid`); anyone if both are None. `name` distinguishes
+    clients."""
 
     name: str
     uid: int | None = None
@@ -55,7 +57,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 ANYONE = Identity("anyone")
-# Evaluated only for a call that refers to a file.
+# Returns the identity; called only if a call refers to a file.
 Identify: TypeAlias = Callable[[], Identity]
 
 
@@ -64,7 +66,7 @@ def anyone() -> Identity:
 
 
 def current(peer: str) -> Identity:
-    """Return the identity behind the current call. `peer` is the client as gRPC names it."""
+    """Return the identity of the current call's client. `peer` is the client as gRPC names it."""
     caller = CURRENT.get()
     address = caller.address if caller is not None else ""
     if address.startswith("unix:"):
@@ -101,7 +103,7 @@ def of_socket(path: Path) -> Identity:
 
 @functools.lru_cache(maxsize=64)
 def _members(gid: int, period: int) -> frozenset[int]:
-    """Return the users in a group, by their own entry or the group's."""
+    """Return the users in a group: those whose primary group it is, and those that it lists."""
     with contextlib.suppress(KeyError):
         named = set(grp.getgrgid(gid).gr_mem)
         return frozenset(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid or user.pw_name in named)
@@ -128,7 +130,8 @@ def of_peer(peer: str) -> Identity:
 
 
 def _owners(table: Path, host: bytes, port: int) -> set[int]:
-    """Return the users with a connection from there. Format: Documentation/networking/proc_net_tcp.rst of Linux."""
+    """Return the users that own a connection from `host` and `port`. Format: Documentation/networking/proc_net_tcp.rst
+    of Linux."""
     words = struct.unpack(f">{len(host) // 4}I", host)
     local = b"".join(b"%08X" % socket.ntohl(word) for word in words) + b":%04X" % port
     try:

@@ -4,8 +4,8 @@ Beyond them, requests are refused with a time to retry after, and streams are re
 
 Large messages take turns, so that small ones are answered meanwhile: a message of many megabytes is copied several
 times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are not
-answered yet, of one client and of all. A message that does not fit waits, and its stream is not read meanwhile. If too
-many bytes wait, requests are refused.
+answered yet, for each client and for all together. A message that does not fit waits, and its stream is not read
+meanwhile. If too many bytes wait, requests are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edged.errors import ClientLimited
 Kind: TypeAlias = Literal["streams", "requests", "bytes", "rate"]
 
 _MOST_CLIENTS = 4096  # idle clients that are remembered
-_SOON_SECONDS = 0.1  # after which a running request may have ended
+_SOON_SECONDS = 0.1  # seconds after which a client may retry: a running request may have ended by then
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -57,8 +57,8 @@ class Usage(msgspec.Struct):
         return not (self.streams or self.requests or self.size)
 
     def wait(self, now: float, rate: float) -> float:
-        """Take one request from the allowance and return 0.0; if it is used up, return the seconds until the next. The
-        allowance grows by `rate` per second, up to `rate`."""
+        """Take one request from the allowance and return 0.0; if none is left, return the seconds until the next
+        request is allowed. The allowance grows by `rate` per second, up to `rate`."""
         self.allowance = min(rate, self.allowance + (now - self.seen) * rate)
         self.seen = now
         if self.allowance >= 1.0:
@@ -90,14 +90,14 @@ class ClientLimits:
         bounds = self.bounds
         if usage.requests >= bounds.requests:
             raise self._refusal("requests", f"{usage.name} has {usage.requests} running requests, the maximum")
-        if usage.size and usage.size + size > bounds.size:  # the largest message is the limit of a single request
+        if usage.size and usage.size + size > bounds.size:  # a request alone may be as large as a message may be
             raise self._too_many_bytes(usage)
         self._charge(usage, now)
         usage.requests += 1
         usage.size += size
 
     def hold(self, usage: Usage, size: int) -> None:
-        """Add the bytes of a request that began with size 0; pass them to `end`. Raises ClientLimited."""
+        """Add the bytes of a request that began with size 0; pass the same `size` to `end`. Raises ClientLimited."""
         if usage.size and usage.size + size > self.bounds.size:
             raise self._too_many_bytes(usage)
         usage.size += size
@@ -147,15 +147,16 @@ class ClientLimits:
         return ClientLimited(f"{what}; try again in {seconds:.3g} s, or send less at once", seconds)
 
     def _forget(self) -> None:
-        """Forget the oldest idle clients. Others are connected, and the number of connections is limited."""
+        """Forget the oldest idle clients. Only they need a limit: other clients are connected, and connections are
+        limited."""
         for key in [key for key, usage in self._clients.items() if usage.is_idle][: self._most // 4]:
             del self._clients[key]
 
 
-LARGE = 1 << 20  # bytes of the smallest message that counts
-_TOTAL, _EACH = 32 << 20, 16 << 20  # bytes, of all clients and of one
-_PER_SECOND = 384 << 20  # bytes; a message holds its bytes at least as long as this rate takes: others get turns
-_REFUSAL_SECONDS = 0.5  # time after which a refused request may fit
+LARGE = 1 << 20  # bytes; smaller messages do not count
+_TOTAL, _EACH = 32 << 20, 16 << 20  # bytes of large messages in progress, of all clients and of one
+_PER_SECOND = 384 << 20  # bytes; a message counts for at least its size / this rate seconds, so that others get turns
+_REFUSAL_SECONDS = 0.5  # seconds after which a refused client may retry
 
 
 class _Waiter(NamedTuple):
@@ -168,7 +169,8 @@ class LargeMessage:
     """The large message of one call, if any; its bytes count from `begin` to `end`."""
 
     def __init__(self, budget: Budget, peer: str, who: Caller) -> None:
-        """`peer` is the connection as gRPC names it; over a unix socket, which has no such name, the caller counts."""
+        """`peer` is the connection as gRPC names it. Bytes count for the connection; over a unix socket, where
+        connections have no name, for the caller."""
         self._budget, self._client = budget, who.key if peer.startswith("unix:") else peer
         self._size, self._began = 0, 0.0
 
@@ -183,8 +185,9 @@ class LargeMessage:
 
 
 class Budget:
-    """Bytes of large messages in progress, for one event loop: at most `total`, and `each` of one client. A single
-    message always fits. Requests that are not patient are refused if more than `total` bytes would wait."""
+    """Limits the bytes of large messages in progress, for one event loop: at most `total`, and at most `each` of one
+    client. A message of any size fits if it is the only one. A request with `is_patient` False is refused if more than
+    `total` bytes would wait."""
 
     def __init__(self, total: int = _TOTAL, each: int = _EACH, refused_after: float = _REFUSAL_SECONDS) -> None:
         """`refused_after`: seconds by which a refusal is delayed, to slow down clients that retry at once."""
@@ -230,7 +233,7 @@ class Budget:
         self._wake()
 
     def _wake(self) -> None:
-        """Give turns in order; skip clients at their limit."""
+        """Give waiting messages their turns in order of arrival; skip those of clients at their limit."""
         later: deque[_Waiter] = deque()
         while self._waiting:
             waiter = self._waiting.popleft()

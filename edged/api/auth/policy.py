@@ -47,7 +47,7 @@ class ListenerPolicy(msgspec.Struct, frozen=True):
 
     `roles` are granted to every client that reaches it. `is_local`: only clients on this machine reach it, by unix
     socket or loopback without TLS. `asks_certificates`: clients must show one. `group` may open the socket, if it is a
-    default socket. `operators` is the address for operators.
+    default socket. `operators` is the address where operators should call instead, for the remedy of a refusal.
     """
 
     name: str
@@ -123,10 +123,11 @@ _BEARER = "bearer "
 class Caller(msgspec.Struct, frozen=True):
     """A caller and its roles.
 
-    `key`: the client that its usage counts for. `is_known`: the caller is identified, with `has_shown` by a token or
-    certificate. `proof` is the digest of the token, or names in the certificate; `given` are the roles that it grants.
-    `address`: the daemon's address that it called. `problem`: what is wrong with its credentials; `remedy`: how to call
-    with more roles."""
+    `key`: the client for which usage counts. `is_known`: the caller is identified; `has_shown`: by a token or
+    certificate that it sent. `proof` has the digest of the token, or the names in the certificate; `given` are the
+    roles that the token or certificate grants. `address`: the daemon's address that the caller used. `problem`: what is
+    wrong with the caller's credentials; `remedy`: how to call with more roles.
+    """
 
     name: str
     roles: Roles
@@ -178,7 +179,7 @@ def with_certificate(
     shown = list(names)
     if not shown:
         return caller
-    if now >= expires:  # it was valid when the connection was made
+    if now >= expires:  # it was valid when the connection was made, but may have expired
         return msgspec.structs.replace(caller, problem=f"the certificate of {shown[0][:80]} has expired; renew it")
     given = roles_of(shown, known)
     name = next((name for name in shown if name in known), shown[0])[:80]
@@ -222,12 +223,12 @@ def host_of(peer: str) -> str:
     return unquote(rest).rpartition(":")[0].strip("[]")
 
 
-# Every client that reaches the address: probes have no secret, and learn only whether the daemon answers.
+# For methods of probes, which have no secret: any client that reaches the address may ask if the daemon answers.
 PUBLIC: Final[Roles | None] = None
 OPERATE: Final[Roles] = frozenset({"operate"})
 READ: Final[Roles] = frozenset({"read", "operate"})
 INFER: Final[Roles] = frozenset({"infer", "operate"})
-# For calls that both clients, before their first request, and readers make.
+# For methods that inference clients call before their first request, and that readers call.
 KNOW: Final[Roles] = INFER | READ
 
 _CAMERAS, _OPERATIONS = "/edged.v1.Cameras/", "/edged.v1.Operations/"
@@ -250,7 +251,7 @@ METHODS: Final[dict[str, Roles | None]] = {
         (INFER, INFERENCE, "SystemSharedMemoryStatus SystemSharedMemoryRegister SystemSharedMemoryUnregister"),
         (INFER, INFERENCE, "CudaSharedMemoryStatus CudaSharedMemoryRegister CudaSharedMemoryUnregister"),
         (OPERATE, INFERENCE, "RepositoryModelLoad RepositoryModelUnload"),
-        (OPERATE, INFERENCE, "TraceSetting LogSettings"),  # each reads and changes settings
+        (OPERATE, INFERENCE, "TraceSetting LogSettings"),  # each method both reads and changes settings
         (READ, _OPERATIONS, "ListModels ListEngines ExplainEngine ListCameras GetStatus GetLoad GetDevice WatchEvents"),
         (
             OPERATE,

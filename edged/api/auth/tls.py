@@ -1,7 +1,7 @@
 """The daemon's certificate, checked at start and reloaded when its files change; dates and names of any certificate.
 
-Wrong files are refused at start; later, the previous certificate stays in use and `problem` says why. A box without a
-clock may start in 1970, so a certificate that is not valid yet is reported and used.
+At start, wrong files are an error. Later, the previous certificate stays in use, and `problem` says what is wrong with
+the new files. A box without a clock may start in 1970, so a certificate that is not valid yet is reported and used.
 
 The standard library reads a certificate's dates only for peers of its own sockets. A library that parses certificates
 would be a dependency for two dates, so they are read here (RFC 5280, X.690).
@@ -189,7 +189,7 @@ class Certificate:
 
     def reconfigure(self, tls: Tls) -> None:
         """Use other files from the next handshake on. On ConfigError nothing changes."""
-        sign = _signed(tls)  # before the files are read: `look` then notices a later change
+        sign = _signed(tls)  # before the files are read, so that `look` notices changes that come after
         found = read(tls, time.time())
         with self._lock:
             self._tls, self._refused, self._sign = tls, "", sign
@@ -228,8 +228,8 @@ class Certificate:
 
 
 def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
-    """Return inode, size and time of each file, to detect changes. Files are often replaced one after the other: a pair
-    that does not match yet is read again after the next change."""
+    """Return inode, size and time of each file, to detect changes. Certificate and key are often replaced one after the
+    other: if they do not match yet, they are read again after the next change."""
     found: list[tuple[int, ...]] = []
     for path in (tls.certificate, tls.key, tls.client_ca):
         try:

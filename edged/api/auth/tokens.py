@@ -26,7 +26,7 @@ from edged.errors import AlreadyExists, ConfigError, EdgedError, InvalidInput, N
 from edged.files import read_regular
 from edged.store import atomic
 
-PREFIX = "edged_"  # lets scanners find leaked secrets
+PREFIX = "edged_"  # a prefix by which scanners find leaked secrets
 _BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
@@ -47,7 +47,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def make(name: str, roles: frozenset[Role], days: float = 0.0) -> tuple[Token, str]:
-    """Return a new token, and its secret, which is not stored. `days` until it expires, 0 for never.
+    """Return a new token, and its secret, which is not stored. The token expires after `days`; 0 means never.
 
     Raises InvalidInput for an invalid name, or without a role.
     """
@@ -126,7 +126,8 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the folder against other commands, so that each sees the tokens that the one before wrote."""
+        """Lock the folder against other commands, so that each command sees the tokens that the command before it
+        wrote."""
         import fcntl
 
         folder = self.path.parent
@@ -165,7 +166,8 @@ class TokenBook:
         self.problem = ""
 
     def find(self, secret: str) -> Token | None:
-        """Return the token of a secret as of the last look: a caller that guesses must not cause reads of the disk."""
+        """Return the token of a secret as of the last look. The file is not read: a caller that guesses secrets must
+        not cause reads of the disk."""
         return find(self.tokens, secret)
 
     def look(self) -> bool:
@@ -183,7 +185,7 @@ class TokenBook:
 
     def _read(self) -> tuple[Token, ...]:
         tokens = self._file.read()
-        if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # its owner could grant access
+        if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # the owner could grant access
             raise ConfigError(f"{self._file.path} belongs to another user than the daemon's; chown it")
         return tokens
 
@@ -192,4 +194,4 @@ class TokenBook:
             status = self._file.path.stat()
         except OSError:
             return ()
-        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns  # ctime: of owner and mode
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns  # ctime: of owner, mode

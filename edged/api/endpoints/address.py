@@ -1,4 +1,4 @@
-"""Addresses of listeners: parsing, why one cannot be used, and who may open a socket file."""
+"""Addresses of listeners: parses them, checks whether they can be used, and sets who may open a socket file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def make_way(path: Path) -> None:
-    """Remove a socket that a killed daemon left. Raises ConfigError if it is not a socket, or if a daemon listens."""
+    """Remove the socket file that a killed daemon left. Raises ConfigError if the path is not a socket, or if a process
+    listens on it."""
     require_socket(path)
     if _is_answered(path):
         raise ConfigError(f"another daemon listens on {path}; stop it or listen elsewhere")

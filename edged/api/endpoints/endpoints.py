@@ -1,6 +1,6 @@
 """The endpoints besides gRPC: HTTP, the page, Frigate, frames over ZeroMQ, published results, and metrics.
 
-Each has its own settings and is opened again when they change; the other endpoints keep running.
+Each endpoint has its own settings. When they change, only that endpoint is closed and opened again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edged.serving.camera import Cameras
 
 Setting = TypeVar("Setting")
 
-# ZeroMQ closes sockets and removes their files in its own thread: a socket opened too early loses its file.
+# ZeroMQ closes sockets and removes their files in its own thread: a socket opened again too early loses its file.
 _PAUSE_SECONDS = 0.3
 _TRIES = 5  # a closed port may stay taken for a moment
 
@@ -36,13 +36,13 @@ class Opened:
 
 
 class Endpoint(Generic[Setting]):
-    """One endpoint, closed until `start`. `open` opens it with a setting, and returns None if the setting disables it;
-    on ConfigError, `open` leaves nothing open."""
+    """One endpoint, closed until `start`. `open` opens the endpoint with a setting, and returns None if the setting
+    disables it; if `open` raises ConfigError, it leaves nothing open."""
 
     def __init__(
         self, setting: Setting, open: Callable[[Setting], Awaitable[Opened | None]], *, pause: float = _PAUSE_SECONDS
     ) -> None:
-        """`pause`: seconds between closing and opening, and between tries."""
+        """`pause`: seconds between closing and opening again, and between attempts to open."""
         self._setting, self._open, self._pause = setting, open, pause
         self._opened: Opened | None = None
 
@@ -112,8 +112,8 @@ class Endpoints:
             await endpoint.start()
 
     async def stop(self, grace: float) -> None:
-        """Stop all endpoints but the publisher, and let running requests end within `grace` seconds: they may still
-        publish results."""
+        """Stop all endpoints except the publisher, and let running requests end within `grace` seconds. The publisher
+        stays open, since these requests may still publish results."""
         await asyncio.gather(*(endpoint.stop(grace) for endpoint in self._all if endpoint is not self.publish))
 
     async def _open_publish(self, address: str) -> Opened | None:

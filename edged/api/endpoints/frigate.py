@@ -1,8 +1,9 @@
 """The endpoint for Frigate's ZMQ detector, whose plugin connects unchanged.
 
-Two properties of the plugin determine the answers. It asks for its model only once, and never detects anything if that
-is missing: so edged reports every model of the daemon as loaded, and finds no objects until an engine is ready. After a
-late answer it pauses for a second: so edged sends an answer without objects at the deadline.
+Two properties of the plugin determine the answers. The plugin asks for its model only once, and never detects anything
+if the model is missing. So edged reports every model of the daemon as loaded, and answers without objects until an
+engine is ready. After a late answer the plugin pauses for a second. So edged sends an answer without objects at the
+deadline.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from edged.models.model import Model
 
 _LOG = logging.getLogger("edged.frigate")
 
-_LARGEST_PICTURE = 64 << 20  # bytes: float32 of 2300 x 2300
+_LARGEST_PICTURE = 64 << 20  # bytes of the largest picture: float32, 2300 x 2300
 _LARGEST_MODEL = 1 << 30
-_MOST_AT_ONCE = 64  # running requests; each of Frigate's detectors has one
+_MOST_AT_ONCE = 64  # most running requests; each of Frigate's detectors has at most one
 _CAMERA = "frigate"  # the camera in published results: Frigate does not send the camera of a picture
-_MOST_PEERS = 1024  # peers whose models are remembered
+_MOST_PEERS = 1024  # most peers whose models are remembered
 _PATIENCE = 20.0  # seconds until the answer to an upload; Frigate gives up after 30 and does not retry
 
 
@@ -128,7 +129,7 @@ class FrigateEndpoint:
         try:
             planned = self._planned(peer)
             if planned is None:
-                # Without an answer Frigate asks for its model again, by name.
+                # If there is no answer, Frigate requests its model again, by name.
                 self.warnings.warn("unknown", "the model of this peer is not known yet; Frigate will name it")
                 return
             answer = await asyncio.wait_for(self._answer(planned, tensor, deadline), deadline - time.monotonic())

@@ -37,7 +37,7 @@ _DTYPES = {"uint8": 1, "float32": 4}
 
 
 class ModelAsked(msgspec.Struct, frozen=True):
-    """A request for a model. Frigate asks once, and never again after a refusal."""
+    """A request for a model. Frigate asks once; after a refusal it never asks again."""
 
     name: str
 
@@ -136,8 +136,8 @@ def saved_answer(saved: bool) -> bytes:
 
 
 def rows(found: Detections, width: int, height: int, labels: int) -> bytes:
-    """Return the answer to a picture of width x height pixels. Class ids outside 0..labels-1 are left out: Frigate's
-    camera process ends if its label map lacks one."""
+    """Return the answer to a picture of width x height pixels. Detections with class ids outside 0..labels-1 are left
+    out: Frigate's camera process ends if its label map lacks a class."""
     known = (found.class_ids >= 0) & (found.class_ids < labels) & np.isfinite(found.scores)
     known &= np.isfinite(found.boxes).all(axis=1)
     chosen = np.flatnonzero(known)
@@ -170,19 +170,20 @@ MODEL_TYPES = {
     "rfdetr": ("rfdetr",),
     "ssd": ("ssd",),
 }
-# Frigate fills shorter lists up to this many labels.
+# Frigate extends shorter lists to this number of labels.
 _ALWAYS_LABELLED = 91
 
 
 class Form(msgspec.Struct, frozen=True, eq=False):
-    """A tensor as the model gets it, as a picture or unchanged as its input, and the placement of the picture."""
+    """A tensor as the model gets it: as a picture to be preprocessed, or unchanged (`spec` is set). `placement` is the
+    picture's."""
 
     data: bytes | memoryview
     pixel_format: str
     width: int
     height: int
     placement: Placement
-    spec: TensorSpec | None = None  # of the input that takes it unchanged
+    spec: TensorSpec | None = None  # the input that gets the tensor unchanged
     shape: tuple[int, ...] = ()
 
     def work(self, thresholds: Thresholds, expires: float) -> FrameWork | TensorWork:
@@ -234,7 +235,7 @@ class Reader:
         return rows(found, form.width, form.height, self.labels)
 
     def _takes(self, tensor: Tensor) -> TensorSpec | None:
-        """Return the model's only input if it accepts a float tensor of these sizes; otherwise None."""
+        """Return the model's only input if that input accepts a float tensor of these sizes; otherwise None."""
         inputs = self._model.inspection.signature.inputs
         if len(inputs) != 1 or inputs[0].datatype not in ("FP32", "FP16"):
             return None
@@ -276,8 +277,8 @@ def _shapes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _family(model: Model, model_type: str) -> Family | None:
-    """Return the family that decodes the outputs: the recognised one, otherwise one of Frigate's type; None if none
-    fits, or if the model is a classifier."""
+    """Return the family that decodes the outputs: the family that edged recognised, otherwise the first that fits
+    Frigate's model type. None if none fits, or if the model is a classifier."""
     if model.recognition.family is not None:
         found = open_family(model.recognition)
         return None if isinstance(found, Classifier) else found

@@ -1,7 +1,7 @@
-"""Results as JSON, and their publication with events on a PUB socket.
+"""Describes results as JSON, and publishes them, and events, on a PUB socket.
 
-Topics are `results/MODEL/CAMERA` and `events/KIND`. A message without subscribers is not built. A slow subscriber
-misses messages and does not delay others.
+Topics are `results/MODEL/CAMERA` and `events/KIND`. A message is built only if its topic has a subscriber. A slow
+subscriber misses messages and does not delay others.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _kind(event: Event) -> str:
 
 
 def _event(event: Event, epoch: str) -> Fields:
-    """Return the fields of `edged.v1.Event`, and those of its kind."""
+    """Return the fields of `edged.v1.Event`, and the fields of the event's kind."""
     fields: Fields = msgspec.to_builtins(event)
     what = fields.pop("what")
     kind = what.pop("type")

@@ -18,18 +18,19 @@ from edged.api.auth.identity import READ, WRITE, Identify, Identity, anyone
 from edged.errors import EdgedError, InvalidInput, Overwritten, SegmentUnusable
 
 LARGEST_OFFSET = 1 << 62
-_MOST_SEGMENTS = 4  # of one stream; a ring that grows makes a new one
+_MOST_SEGMENTS = 4  # most segments of one stream; a ring that grows makes a new segment
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class SharedObject:
-    """An open shared memory object, closed when nothing refers to it. `is_writable`: client and daemon may
-    both write it."""
+    """An open shared memory object; it is closed when the last reference is dropped. `is_writable`: client and daemon
+    may both write it."""
 
     def __init__(
         self, folder: Path, name: str, client: Identity, error: type[EdgedError], *, for_writing: bool = False
     ) -> None:
-        """Raise `error` if the name is invalid, the object is unusable, or `client` could not open it itself."""
+        """Raise `error` if the name is invalid, if the object is unusable, or if `client` itself could not open the
+        object."""
         self.name = name
         if "/" in name or "\0" in name or name in ("", ".", "..") or len(os.fsencode(name)) > 255:
             raise error(f"invalid name of shared memory {name[:80]!r}: only its first character may be /")
@@ -48,7 +49,7 @@ class SharedObject:
         return os.fstat(self._descriptor).st_size
 
     def read(self, place: memoryview, offset: int) -> str:
-        """Fill `place`; return why that failed, empty if it succeeded."""
+        """Fill `place` from the object; return why that failed, or an empty text."""
         position = 0
         while position < len(place):
             try:
@@ -61,7 +62,7 @@ class SharedObject:
         return ""
 
     def write(self, contents: memoryview, offset: int) -> str:
-        """Write `contents`; return why that failed, empty if it succeeded."""
+        """Write `contents` to the object; return why that failed, or an empty text."""
         done = 0
         while done < len(contents):
             try:
@@ -107,18 +108,18 @@ class Segments:
     `close`."""
 
     def __init__(self, folder: Path = layout.FOLDER, client: Identify = anyone) -> None:
-        """`client` returns the client's identity: the daemon reads only segments that the client could read itself."""
+        """`client` returns the client's identity: the daemon reads only segments that the client itself could read."""
         self._folder, self._client = folder, client
         self._open: OrderedDict[str, SharedObject] = OrderedDict()
 
     def picture(self, name: str, offset: int, stamp: int, size: int) -> SharedPicture:
-        """Return the announced picture, not read yet.
+        """Return the announced picture; its bytes are read later.
 
-        Raises SegmentUnusable if the daemon cannot read the segment, and so no picture in it; InvalidInput if the place
-        is outside the segment, or if size or stamp is 0.
+        Raises SegmentUnusable if the daemon cannot read the segment, so that all pictures in it are lost. Raises
+        InvalidInput if the place is outside the segment, or if size or stamp is 0.
         """
         name = name.removeprefix("/")
-        length = self._segment(name).length()  # no variable holds the segment: an error's traceback would keep it open
+        length = self._segment(name).length()  # not in a variable: tracebacks would keep it open
         if size <= 0 or stamp <= 0:
             raise InvalidInput("the shared image has a size or a stamp of 0")
         if not 0 <= offset <= LARGEST_OFFSET or offset + layout.HEADER + size > length:

@@ -3,8 +3,8 @@
 A message is a JSON header, and the picture's bytes after it or in shared memory. Unknown keys are refused.
 
 ZeroMQ does not report when a peer disconnects. A peer's stream ends if a result cannot reach the peer, if the peer does
-not read its results for 10 seconds, or if it is idle for a minute. Until then a peer that does not read costs a few
-results and one waiting frame, as with gRPC: newer frames replace older ones in its stream.
+not read its results for 10 seconds, or if it is idle for a minute. Until then, a peer that does not read occupies
+memory for a few results and one waiting frame, as with gRPC: in its stream, newer frames replace older ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from edged.vision.placement import Region, Roi
 
 _LOG = logging.getLogger("edged.zmq")
 
-_LARGEST = 256 << 20  # bytes of a picture, as with gRPC
+_LARGEST = 256 << 20  # most bytes of a picture, as with gRPC
 _LONGEST_HEADER = 1 << 16
 _WAITING = 16  # messages in ZeroMQ's queues to and from each peer
 _MOST_PEERS = 256
@@ -68,7 +68,7 @@ class Limits(_Strict, frozen=True):
 
 
 class Area(_Strict, frozen=True):
-    """Part of the picture, in its pixels; a size of 0 extends to the edge."""
+    """A part of the picture, in pixels of the picture; a width or height of 0 means up to the edge."""
 
     x: _Size = 0
     y: _Size = 0
@@ -92,7 +92,8 @@ class Options(_Strict, frozen=True):
 
 
 class Shared(_Strict, frozen=True):
-    """A picture in shared memory, as in `edged.v1.SharedImage`; the header has its format and sizes."""
+    """The place of a picture in shared memory, as in `edged.v1.SharedImage`; the header has the picture's format and
+    sizes."""
 
     segment: str
     offset: _Count
@@ -119,7 +120,7 @@ class Header(_Strict, frozen=True):
     shared: Shared | None = None
 
     def work(self, picture: Blob, thresholds: Thresholds | None) -> FrameWork:
-        """Return the work for the frame, with its thresholds if it sets any."""
+        """Return the work for the frame; with None as `thresholds`, the model's are used."""
         area = self.region
         region = None if area is None else Region(area.x, area.y, area.width, area.height)
         roi = Roi(region, self.rotation) if region is not None or self.rotation else None
@@ -211,7 +212,7 @@ class FrameEndpoint:
             message = parse(parts)
             self._peer(envelope).put(message)
         except EdgedError as error:
-            error.with_traceback(None)  # the traceback would keep the picture in memory
+            error.with_traceback(None)  # its traceback would keep the picture in memory
             self.warnings.warn("refused", str(error))
             self._socket.send((*envelope, results.encode({"error": results.failure(error)})))
 
@@ -243,7 +244,7 @@ class FrameEndpoint:
             peer.close()
 
     def _result(self, each: Delivery[Echo] | SkipReport) -> tuple[Fields, list[bytes]]:
-        """Return a result for JSON, and the bytes of its raw outputs, which follow it."""
+        """Return the fields of a result, and the bytes of its raw outputs, which follow the JSON."""
         if isinstance(each, SkipReport):
             return results.only_skips(each), []
         fields = results.delivered(each.tag, each)
@@ -254,8 +255,8 @@ class FrameEndpoint:
         return fields, []
 
     async def _hand_over(self, frames: tuple[bytes, ...]) -> bool:
-        """Send a result, and return whether it was sent. A slow peer gets `unread_seconds`; its stream skips frames
-        meanwhile."""
+        """Send a result, and return whether it was sent. If the peer does not read, wait up to `unread_seconds`; its
+        stream skips frames meanwhile."""
         give_up = time.monotonic() + self._unread_seconds
         while True:
             sent = self._socket.send(frames)
@@ -289,7 +290,7 @@ class _Peer:
         self._segments = Segments(client=client)
 
     def put(self, message: Message) -> None:
-        """Put a frame into the stream; an error in the frame becomes its result."""
+        """Put a frame into the stream; if the frame has an error, the error becomes its result."""
         header, name = message.header, message.header.model
         self.last_frame = time.monotonic()
         options: StreamOptions | None = None

@@ -1,4 +1,4 @@
-"""A bound ZeroMQ socket on the daemon's event loop, and the addresses that it may listen on."""
+"""A ZeroMQ socket that listens on the daemon's event loop, and the check of its address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Received = Callable[[list[zmq.Frame]], None]
 
 _BURST = 16  # messages that are read before other tasks get their turn
 _LONGEST_PATH = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
-_HEARTBEAT_MS = 5000  # a peer is forgotten after three times this without a message
+_HEARTBEAT_MS = 5000  # a peer that sends no message for three times this period is forgotten
 _LINGER_MS = 200  # time to send the last answers when the socket is closed
 
 
@@ -42,8 +42,9 @@ class CountedWarnings:
 class BoundSocket:
     """Listens until `close`, and passes every whole message to `received`, on the loop.
 
-    `hwm` bounds the messages that wait for, and from, each peer; `max_message` the bytes of one frame, above which
-    ZeroMQ ends the connection. Raises ConfigError, naming `setting`, if it cannot listen.
+    `hwm` limits the messages that wait to be sent to each peer, and that wait to be read from each. `max_message`
+    limits the bytes of one frame; ZeroMQ ends a connection that exceeds it. Raises ConfigError, naming `setting`, if it
+    cannot listen.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class BoundSocket:
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
         if kind == zmq.ROUTER:
-            # With this option, sending to a peer that has disconnected or does not read is a countable error.
+            # With this option, sending to a peer that has disconnected or does not read raises a countable error.
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
             self._listen(target, setting)
@@ -78,7 +79,7 @@ class BoundSocket:
             raise
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
-        self._drain_soon()  # messages from before the descriptor was watched
+        self._drain_soon()  # messages that came before the descriptor was watched
 
     @property
     def address(self) -> str:
@@ -93,7 +94,7 @@ class BoundSocket:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
-                # Reading this option makes ZeroMQ notice that the peer has read, which it seldom does otherwise.
+                # Reading this option makes ZeroMQ notice that the peer has read messages; otherwise ZeroMQ seldom does.
                 self._socket.getsockopt(zmq.EVENTS)
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
@@ -135,7 +136,7 @@ class BoundSocket:
             self._due = self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        """Read until no message is left: the descriptor signals once for any number of messages."""
+        """Read all messages: the descriptor signals only once for any number of them."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -148,7 +149,7 @@ class BoundSocket:
                 return
             try:
                 self._received(frames)
-            except Exception:  # other peers' messages follow
+            except Exception:  # messages of other peers follow
                 _LOG.exception("a message over ZeroMQ failed with an unexpected error")
         self._drain_soon()
 

@@ -1,5 +1,5 @@
-"""systemd socket activation: sockets that systemd opened before the daemon started, each matched to the address of its
-path. systemd keeps them open, so clients that connect while the daemon is stopped wait for its next start."""
+"""systemd socket activation: sockets that systemd opened before the daemon started, each matched to an address by its
+path. systemd keeps the sockets open, so clients that connect while the daemon is stopped wait for its next start."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from edged.api.endpoints.address import unix_path
 from edged.files import NO_DESCRIPTORS
 
 _LOG = logging.getLogger("edged.api")
-_AGAIN_SECONDS = 0.2  # until the next try if no descriptors are left
+_AGAIN_SECONDS = 0.2  # seconds until the next try if no descriptors are left
 
 
 class Activation:
-    """The passed sockets by path; empty for a daemon that opens its sockets itself."""
+    """The sockets that systemd passed, by path; none if the daemon opens all sockets itself."""
 
     def __init__(self, sockets: Mapping[Path, socket.socket] | None = None, remarks: Sequence[str] = ()) -> None:
-        """`remarks` are for the log."""
+        """`remarks` are lines for the log, which `start` writes."""
         self._sockets = dict(sockets or {})
         self._remarks = remarks
         self._served: set[Path] = set()
-        self._warned: set[Path] = set()  # about paths without an address
+        self._warned: set[Path] = set()  # paths without an address, about which the log has a warning
         self._turned_away: set[Path] = set()
 
     @classmethod
     def take(cls, environment: MutableMapping[str, str], pid: int) -> Activation:
-        """Take the sockets that the environment names, and remove them from it.
+        """Take the sockets that the environment names, and remove their variables from the environment.
 
         Call it before anything else opens descriptors. Unusable sockets are closed.
         """
@@ -43,7 +43,7 @@ class Activation:
                 each = socket.socket(fileno=descriptor)
             except OSError as error:
                 remarks.append(f"descriptor {descriptor} of LISTEN_FDS ({name}) is not a socket; it is ignored")
-                if error.errno == errno.EBADF:  # nothing was passed here or beyond
+                if error.errno == errno.EBADF:  # this descriptor was not passed, nor any after it
                     break
                 os.set_inheritable(descriptor, False)
                 continue
@@ -58,7 +58,8 @@ class Activation:
         return cls(found, remarks)
 
     def take_over(self, address: str) -> socket.socket | None:
-        """Return a socket for serving an address, which the caller closes; None if systemd does not listen there."""
+        """Return a socket that serves an address; the caller must close it. None if systemd does not listen at the
+        address."""
         path = _true(unix_path(address)) if address.startswith("unix:") else None
         if path is None or (found := self._sockets.get(path)) is None:
             return None
@@ -69,7 +70,7 @@ class Activation:
         return served
 
     def give_back(self, address: str) -> None:
-        """Note that an address is no longer served; clients wait at systemd's socket."""
+        """Note that an address is no longer served; clients that connect then wait at systemd's socket."""
         if address.startswith("unix:"):
             self._served.discard(_true(unix_path(address)))
 
@@ -92,12 +93,12 @@ class Activation:
             self._watch(path)
 
     def rest(self) -> None:
-        """Accept no more: new connections wait for the next start of the daemon."""
+        """Stop closing connections: new ones wait for the next start of the daemon."""
         for path in list(self._turned_away):
             self._rest(path)
 
     def close(self) -> None:
-        """Close the daemon's ends; systemd has its own."""
+        """Close the daemon's descriptors; systemd keeps its own open."""
         self.rest()
         for each in self._sockets.values():
             each.close()

@@ -28,8 +28,8 @@ from edged.api.http2.call import Call
 from edged.api.http2.headers import Status
 from edged.errors import EdgedError, InvalidInput
 
-_LOG = logging.getLogger("edged.calls")  # logs only at verbose levels
-_ROOM_SECONDS = 0.01  # between two checks of a client's bytes
+_LOG = logging.getLogger("edged.calls")  # this logger writes only at verbose levels
+_ROOM_SECONDS = 0.01  # seconds between two checks whether the client's bytes fit
 
 
 class CallGuard:
@@ -58,7 +58,7 @@ class CallGuard:
             end(call, error)
 
     def _caller(self, call: Call) -> Caller:
-        """Return the caller. A connection without credentials remembers it until roles change."""
+        """Return the caller. For a connection without credentials the caller is remembered until roles change."""
         connection, shown, guard = call.connection, call.head.authorization, self._guard
         if self._generation != guard.generation:
             self._generation, self.listener = guard.generation, guard.listener(self._address)
@@ -84,7 +84,7 @@ class _RunningCall:
     async def single(self) -> None:
         """Run a call of one message and one answer. Raises ClientLimited before the call counts as begun."""
         call, method, limits = self._call, self._method, self._limits
-        limits.request(self._usage, 0, time.monotonic())  # it counts even before its message arrives
+        limits.request(self._usage, 0, time.monotonic())  # the call counts even before its message arrives
         outcome, message, data, large, held = Status.CANCELLED, "", None, None, 0
         try:
             size = await call.announced()
@@ -96,7 +96,7 @@ class _RunningCall:
                 large = LargeMessage(self._guard.budget, self._context.peer, self._who)
                 await large.begin(size, is_patient=False)
             data = await call.read()
-            assert data is not None  # it was announced; a call that was reset is cancelled
+            assert data is not None  # the message was announced, and a call that is reset is cancelled
             with self._under_way():
                 response = method.write(await method.answer(method.read(data), self._context))
             outcome = Status.OK
@@ -154,7 +154,7 @@ class _Requests:
     """Yields the messages of a call as they arrive, within its client's limits, until `end`. `about` has the names in
     the first message, if that is a protobuf message.
 
-    Iteration stops if a task of the handler outlives the call and asks for the next message.
+    If a task of the handler outlives the call and asks for the next message, the iteration ends.
     """
 
     def __init__(self, call: Call, method: Method, usage: Usage, limits: ClientLimits, large: LargeMessage) -> None:
@@ -206,15 +206,15 @@ class _Requests:
 
 
 async def _write_all(call: Call, responses: AsyncGenerator[Any, None], method: Method) -> None:
-    """Write all responses; the handler has ended when this ends."""
+    """Write all responses, and wait for the end of the handler."""
     async with aclosing(responses):
         async for response in responses:
             await call.write(method.write(response))
 
 
 def end(call: Call, error: Exception) -> tuple[Status, str]:
-    """End a call with the status of an error; return it and its message."""
+    """End a call with the status of an error; return the status and the message."""
     status, message = describe(error)
     call.finish(status, message, trailing(error, status, message))
-    traceback.clear_frames(error.__traceback__)  # they would hold a large message until the garbage collector runs
+    traceback.clear_frames(error.__traceback__)  # frames hold large messages until garbage is collected
     return status, message

@@ -58,8 +58,8 @@ class CameraService:
     async def answer(
         self, request: FrameRequest, seconds: float | None = None, client: Identify = anyone
     ) -> Delivery[Tag]:
-        """Return the result of one image, or raise its error. It expires after `seconds`, and may lie in shared memory
-        of `client`."""
+        """Return the result of one image, or raise its error. The request expires after `seconds`. The image may lie in
+        shared memory of `client`."""
         received_ns, frame = time.time_ns(), request.message
         slot = self._controller.slot(frame.model)
         require_pictures(self._controller, slot.model)
@@ -98,16 +98,16 @@ class CameraService:
             segments.close()
 
     async def _read(self, frames: AsyncIterator[bytes], stream: Stream[Tag], segments: Segments) -> None:
-        """Feed the stream. The first frame ends the call if its model does not exist or takes no images, or if it needs
-        tracking that is not installed; later frames get that error as their result. An error of the stream itself, such
-        as too many cameras, also ends it."""
+        """Put the received frames into the stream. If the model of a frame does not exist or takes no images, or if the
+        frame needs tracking that is not installed, the first frame ends the call; a later frame gets the error as its
+        result. An error of the stream itself, such as too many cameras, ends the call too."""
         failure: BaseException | None = None
         first = True
         try:
             async for data in frames:
                 camera = self._put(read_frame(data), stream, segments, first)
                 first = False
-                del data  # it is large, and the next frame may take long to arrive
+                del data  # the frame may be large, and the next one may take long to arrive
                 await stream.room(camera)
         except Exception as error:
             failure = error
@@ -120,7 +120,7 @@ class CameraService:
         tag = Tag(frame, frame.model)
         options: StreamOptions | None = None
         place: Slot | EdgedError
-        is_hopeless = True  # later frames would fail too
+        is_hopeless = True  # whether the error would also occur for all later frames
         try:
             slot = self._controller.slot(frame.model)
             tag.model = slot.model
@@ -141,7 +141,7 @@ class CameraService:
         return frame.camera
 
     def _publish(self, delivery: Delivery[Tag]) -> None:
-        """Publish a result; it is built only if it has a subscriber."""
+        """Publish a result. Its JSON is built only if the result has a subscriber."""
         header, model = delivery.tag.header, delivery.tag.model
         echo = partial(Echo, delivery.camera, header.sequence, model, header.captured_unix_ns)
         self._publisher.result(model, delivery.camera, lambda: delivered(echo(), delivery))
@@ -163,8 +163,8 @@ def work_of(
 ) -> FrameWork:
     """Return the work for a frame, which expires after `seconds`. Raises InvalidInput.
 
-    `segments` are the segments of the frame's stream. Without them, the frame's segment is opened for this frame only,
-    if `client` could open it.
+    `segments` are the segments of the frame's stream. Without `segments`, a segment is opened for this frame only, if
+    `client` itself could open it.
     """
     # Steps that may fail come first: an error's traceback would keep the image.
     frame = request.message
@@ -196,7 +196,7 @@ def require_pictures(controller: Controller, model: str) -> None:
 
 
 def options_of(frame: pb.Frame) -> StreamOptions | None:
-    """Return the options for the camera's frames from this one on; None if the frame has none."""
+    """Return the options in a frame, which apply to this and later frames of the camera; None if the frame has none."""
     if not frame.HasField("options"):
         return None
     options = frame.options
@@ -246,7 +246,7 @@ def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) 
     known = controller.find(model).model if model else None
     base = known.recognition.thresholds if known is not None else Thresholds()
     found: Thresholds = replace(base, **given)
-    if not (0 <= found.score <= 1 and 0 <= found.iou <= 1):  # also refuses NaN
+    if not (0 <= found.score <= 1 and 0 <= found.iou <= 1):  # this form also refuses NaN
         raise InvalidInput(f"thresholds score={found.score:g} iou={found.iou:g} must be between 0 and 1")
     most: Thresholds = replace(found, max_detections=max(1, min(found.max_detections, 4096)))
     return most

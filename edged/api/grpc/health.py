@@ -1,4 +1,4 @@
-"""grpc.health.v1: health of the daemon, of its services, and of every model by name.
+"""grpc.health.v1: the health of the daemon (empty name), of each service, and of each model, by name.
 
 A model is SERVING once one of its engines has answered. It is NOT_SERVING while it is being loaded, if it cannot be
 served, or if it stopped answering. A degraded model (an alarm says why) is SERVING: the protocol has no state for it.
@@ -36,7 +36,7 @@ class HealthService:
         if now != self._known:
             self._known = now
             self._news.set()
-            self._news = asyncio.Event()  # watchers of the previous event see it set
+            self._news = asyncio.Event()  # watchers wait for the previous event, which is set
 
     def stop(self) -> None:
         """Report NOT_SERVING for all from now on."""

@@ -25,12 +25,12 @@ _LOG = logging.getLogger("edged.api")
 _BACKLOG = 512
 _AT_ONCE = 16  # connections that are accepted before other tasks get their turn
 _AGAIN_SECONDS = 0.2  # until the next try if no descriptors are left
-_CLOSE_SECONDS = 1.0  # for cancelled calls to end
+_CLOSE_SECONDS = 1.0  # seconds in which cancelled calls must end
 _DESCRIPTORS = 8192  # most descriptors of the daemon
-_MOST_CONNECTIONS = 1024  # at one address
+_MOST_CONNECTIONS = 1024  # most connections at one address
 _FEWEST_CONNECTIONS = 16
 _OTHERS = 128  # descriptors for everything else: hosts, children, engines, HTTP, ZeroMQ
-_ADDRESSES = 4  # addresses that share the remaining descriptors
+_ADDRESSES = 4  # the remaining descriptors suffice for so many addresses
 
 
 def most_connections(descriptors: int) -> int:
@@ -63,15 +63,15 @@ class Listener:
         group: str = "",
         activation: Activation | None = None,
     ) -> None:
-        """`address` is `unix:PATH` or `HOST:PORT` (port 0: any free one); not only loopback if `secure` is given, which
-        returns the context of the next handshake. Raises ConfigError.
+        """`address` is `unix:PATH` or `HOST:PORT` (port 0: any free one); an address that is not loopback needs
+        `secure`, which returns the TLS context of the next handshake. Raises ConfigError.
 
         `handle` answers a call. `group` may open the socket, by default the daemon's own group. `activation` may have a
         socket that systemd already listens on.
         """
         self._limits, self._handle, self._secure = limits, handle, secure
         self._most = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self._path: Path | None = None  # to be removed
+        self._path: Path | None = None  # a socket file that `leave` removes
         self._activation = activation or Activation()
         self._connections: set[Connection] = set()
         self._is_empty = asyncio.Event()  # set when the last connection has ended
@@ -103,7 +103,7 @@ class Listener:
         self._activation.give_back(self._taken)
 
     async def stop(self, grace: float) -> None:
-        """Refuse new calls, let running ones end within `grace` seconds, then cancel them."""
+        """Refuse new calls, let running calls end within `grace` seconds, then cancel those that remain."""
         self.leave()
         for task in self._greetings:
             task.cancel()

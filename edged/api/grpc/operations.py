@@ -44,7 +44,7 @@ from edged.serving.link import HostLink
 Reload: TypeAlias = Callable[[], Awaitable[Sequence[Change]]]
 
 _PICTURES_FPS, _MOST_PICTURES_FPS = 5.0, 60.0
-_READ_SECONDS = 10.0  # how long the answer to an upload waits until the model is read
+_READ_SECONDS = 10.0  # longest time for which the answer to an upload waits for the reading of the model
 
 
 class OperationsService:
@@ -152,7 +152,7 @@ class OperationsService:
         if record is not None and record.steps:
             self._controller.events.emit(ModelRepaired(record.digest, record.original, short(record)), header.name)
         info = await self._read_again(header.name)
-        if record is not None:  # the report lacks it if reading takes longer
+        if record is not None:  # the answer lacks what reading finds if reading takes longer
             info = msgspec.structs.replace(info, repair=record)
         return to_message(info, pb.ModelStatus)
 
@@ -170,14 +170,15 @@ class OperationsService:
         return to_message(await self._read_again(name), pb.ModelStatus)
 
     async def _entry(self, name: str) -> ModelEntry | None:
-        """Return the repository's entry of a model; None if there is none. Raises InvalidInput if the model is in the
-        configuration."""
+        """Return the repository's entry of a model; None if the repository does not have it. Raises InvalidInput if the
+        model is in the configuration."""
         if self._controller.is_configured(name):
             raise InvalidInput(f"model {name!r} is in the daemon's configuration; change it there")
         return (await asyncio.to_thread(self._controller.repository.entries)).get(name)
 
     async def _read_again(self, name: str) -> ModelInfo:
-        """Return the status of a model that was just written, after it was read or 10 seconds have passed."""
+        """Return the status of a model that was just written. Wait up to 10 seconds until the daemon has read the
+        model."""
         planned = await self._controller.added(name)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
@@ -191,8 +192,8 @@ class OperationsService:
             return await self.try_file(model, dict(header.settings), next(iter(upload.samples.values()), None))
 
     async def try_file(self, model: Path, settings: Mapping[str, str], picture: Path | None) -> pb.TryModelResponse:
-        """Examine a file, and run it on a picture; None uses one that edged draws. Raises InvalidInput if the picture
-        is unusable."""
+        """Examine a file, and run it on `picture`; with None, on a picture that edged draws. Raises InvalidInput if the
+        picture is unusable."""
         builder = self._controller.builder
         installed = registry.usable(self._controller.fingerprint.facts)
         try:
@@ -349,7 +350,7 @@ def model_load(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking
         engine = slot.current.engine
         message.engine, message.backend = engine.key, engine.backend
         planned_engine = planned.engines.get(engine.key)
-        if planned_engine is not None:  # None for an engine of an earlier state of the device
+        if planned_engine is not None:  # None if the engine is of an earlier state of the device
             message.precision, message.device = planned_engine.recipe.precision, planned_engine.recipe.device
             if planned_engine.usual_ms:
                 message.baseline_ms = planned_engine.usual_ms

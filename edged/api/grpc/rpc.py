@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 class Context(msgspec.Struct, frozen=True):
-    """A call as its handler sees it: `peer` as gRPC names it, the call's `metadata`, and when the call `expires`, in
-    seconds of time.monotonic(), None for never."""
+    """A call as its handler sees it. `peer` is the client as gRPC names it; `expires` is the deadline in seconds of
+    time.monotonic(), None for no deadline."""
 
     peer: str
     metadata: tuple[tuple[str, str | bytes], ...] = ()
@@ -38,7 +38,7 @@ class Context(msgspec.Struct, frozen=True):
 
 
 class Method(NamedTuple):
-    """One method: `answer` is a coroutine function, or with `gives_many` an async generator function.
+    """One method. `answer` is a coroutine function; if `gives_many` is set, it is an async generator function.
 
     `read` parses a request from bytes, or raises InvalidInput; `write` serialises a response.
     """
@@ -53,10 +53,10 @@ class Method(NamedTuple):
 
 class Service:
     """The methods of a gRPC service that `handlers` answer. `methods` are by path, such as `/edged.v1.Cameras/Detect`;
-    `requests` are the types of single requests, by path.
+    `requests` are the request types by path, without those of streams of requests.
 
-    As with gRPC's own servicers, a handler is found by name: `model_infer` of one of the objects answers ModelInfer.
-    If one has `model_infer_bytes`, that answers the method's calls by gRPC, from bytes to bytes.
+    As with gRPC's own servicers, a handler is found by name: `model_infer` of one of the objects answers ModelInfer. If
+    an object has `model_infer_bytes`, that handler answers calls by gRPC instead; it gets and returns bytes.
     """
 
     def __init__(self, descriptor: ServiceDescriptor, *handlers: object) -> None:

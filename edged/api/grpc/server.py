@@ -1,4 +1,5 @@
-"""The gRPC services, and a listener for each address. A reload opens and closes some; calls at others continue."""
+"""The gRPC services, and a listener for each address. A reload opens and closes listeners; calls at other addresses
+continue."""
 
 from __future__ import annotations
 
@@ -75,11 +76,11 @@ class GrpcServers:
 
     @property
     def addresses(self) -> list[str]:
-        """Its addresses, as clients write them."""
+        """The addresses that are served, as clients write them."""
         return [listener.address for listener in self._listeners.values()]
 
     def offer_reload(self, reload: Reload) -> None:
-        """Set how operators reload the configuration."""
+        """Set the function that reloads the configuration for operators."""
         self.operations.reloads = reload
 
     async def start(self) -> None:
@@ -89,7 +90,7 @@ class GrpcServers:
         self._activation.start()
 
     async def stop(self, grace: float) -> None:
-        """Refuse new calls, let running ones end within `grace` seconds, then cancel them."""
+        """Refuse new calls, let running calls end within `grace` seconds, then cancel those that remain."""
         self._health.stop()
         for each in self._streaming:
             each.stop()
@@ -109,8 +110,8 @@ class GrpcServers:
         return listener.address
 
     def close(self, address: str, grace: float) -> None:
-        """Refuse new calls at an address; running ones end within `grace` seconds. Does not wait for them, since the
-        call that requested the reload may be one of them."""
+        """Refuse new calls at an address; running calls may end within `grace` seconds. This does not wait for them,
+        since the call that requested the reload may be one of them."""
         listener = self._listeners.pop(address)
         listener.leave()
         self._activation.turn_away()
@@ -140,7 +141,7 @@ def reflection_service(names: Iterable[str]) -> Service:
 
 
 class _Reflection:
-    """Answers through gRPC's own servicer. That needs gRPC's server library, which the first call loads."""
+    """Answers with gRPC's own servicer. The first call imports gRPC's server library, which the servicer needs."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names

@@ -1,4 +1,4 @@
-"""Maps edged's errors to gRPC status codes, and those to HTTP status codes."""
+"""Maps edged's errors to gRPC status codes, and gRPC status codes to HTTP status codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOG = logging.getLogger("edged.api")
 _DETAILS = "grpc-status-details-bin"
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 _DOMAIN = "edged"
-_LONGEST = 2000  # characters; a longer message is not repeated in the details: clients accept 8 KiB of metadata
+_LONGEST = 2000  # characters; a longer message is left out of the details, since clients accept only 8 KiB of metadata
 
 # The first class that fits decides, so more specific classes come first.
 _CODES: tuple[tuple[type[EdgedError], Status], ...] = (
@@ -28,7 +28,7 @@ _CODES: tuple[tuple[type[EdgedError], Status], ...] = (
     (errors.AlreadyExists, Status.ALREADY_EXISTS),
     (errors.Refused, Status.FAILED_PRECONDITION),
     (errors.SegmentUnusable, Status.FAILED_PRECONDITION),
-    (errors.Quarantined, Status.FAILED_PRECONDITION),  # a retry helps only after an operator acted
+    (errors.Quarantined, Status.FAILED_PRECONDITION),  # a retry helps only after an operator has acted
     (errors.NotReady, Status.UNAVAILABLE),
     (errors.HostLost, Status.UNAVAILABLE),
     (errors.Overloaded, Status.RESOURCE_EXHAUSTED),
@@ -77,7 +77,8 @@ def http_of(code: Status, error: Exception | None = None) -> HTTPStatus:
 
 
 def describe(error: Exception) -> tuple[Status, str]:
-    """Return code and one-line message of any exception. An unexpected one is logged, and its details are not sent."""
+    """Return code and one-line message of any exception. An exception that edged did not expect is logged; its text is
+    not sent."""
     if isinstance(error, EdgedError):
         return status_of(error), str(error)
     _LOG.error("a call failed with an unexpected error", exc_info=error)

@@ -29,8 +29,8 @@ from edged.proto import operations_pb2 as pb
 async def upload_folder(repository: Repository, what: str) -> AsyncIterator[Path]:
     """Yield a temporary folder for the files of a model; another thread waits for the disk.
 
-    It is in the repository, whose disk must have room for the model, and is removed even if the caller is cancelled.
-    Raises EdgedError, naming `what`, if the disk fails.
+    The folder is in the repository, since the disk of the repository must have room for the model. The folder is
+    removed even if the caller is cancelled. Raises EdgedError, naming `what`, if the disk fails.
     """
     made: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -153,7 +153,7 @@ class Upload:
         self._missing -= len(chunk)
 
     async def finish(self) -> None:
-        """Check that all announced bytes arrived: the stream of a client that disconnects ends like a complete one."""
+        """Check that all announced bytes arrived: if a client disconnects, its stream ends like a complete one."""
         await self.aclose()
         if self._missing:
             raise InvalidInput(f"the upload is {self._missing} bytes shorter than announced; send it again")

@@ -5,8 +5,8 @@ an object: 30 MiB of empty fields would block the daemon for seconds and use gig
 first: apart from pictures, tensors and files, it must be small.
 
 Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is parsed without its
-raw contents, and a camera's frame without its picture; both stay views of the bytes that gRPC delivered. A response is
-written from its head and views of its contents, without other copies.
+raw contents, and a camera's frame without its picture; contents and picture stay views of the bytes that arrived. A
+response is written from its head and views of its contents, without further copies.
 Format: https://protobuf.dev/programming-guides/encoding
 """
 
@@ -24,15 +24,15 @@ from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
 Received = TypeVar("Received", bound=Message)
-SMALL = 128 << 10  # bytes of a message that is parsed unmeasured, and most bytes besides contents in a larger one
-_MOST_PARSED_FIELDS = 4096  # fields directly in one message
+SMALL = 128 << 10  # bytes; a larger message is measured first, and may have so many bytes besides contents
+_MOST_PARSED_FIELDS = 4096  # most fields directly in one message
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # wire types, with _DELIMITED
 
-# The fields of a message that hold contents, by number: the share of their bytes that does not count as contents, or
+# The fields of a message that hold contents, by number: which share of their bytes counts as not contents, or
 # the fields inside them that hold contents.
 ContentFields: TypeAlias = "Mapping[int, float | ContentFields]"
 
-_FREE, _PARSED = 0.0, 1 / 32  # copied, or made into numbers one by one
+_FREE, _PARSED = 0.0, 1 / 32  # for fields that protobuf copies, and for fields that it parses number by number
 _RAW: ContentFields = {cameras.RawImage.DATA_FIELD_NUMBER: _FREE}
 _VALUES = pb.InferTensorContents
 _COPIED = (_VALUES.FP32_CONTENTS_FIELD_NUMBER, _VALUES.FP64_CONTENTS_FIELD_NUMBER, _VALUES.BYTES_CONTENTS_FIELD_NUMBER)
@@ -109,8 +109,8 @@ def _without_contents(data: memoryview, contents: ContentFields) -> float | None
 Contents: TypeAlias = "bytes | memoryview"
 
 _SMALL = 16 << 10  # bytes below which protobuf's copies cost less than a search for the contents
-_MOST_FIELDS = 256  # fields of a request; protobuf parses a message with more
-_LARGEST = (1 << 31) - 1  # bytes of any protobuf message
+_MOST_FIELDS = 256  # most fields of a request; a message with more fields is left to protobuf
+_LARGEST = (1 << 31) - 1  # most bytes of a protobuf message
 _DELIMITED = 2  # the wire type of fields with a length
 _RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUT = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | _DELIMITED])
@@ -190,7 +190,7 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
     """Return the message's other fields, and its raw contents; None for a message that protobuf should parse."""
     raw: list[memoryview] = []
     others: list[memoryview] = []
-    position, since = 0, 0  # the start of this field, and of the fields to keep before it
+    position, since = 0, 0  # where this field starts, and where the fields start that are to be kept before it
     for _ in range(_MOST_FIELDS):
         if position == len(data):
             others.append(data[since:])
@@ -267,7 +267,8 @@ def _only_field(data: memoryview, tags: Collection[int]) -> _Field | None:
 
 
 def _read_varint(data: memoryview, position: int, longest: int = 10) -> tuple[int, int]:
-    """Return a number of up to `longest` bytes, and the position after it, which is negative if it is malformed."""
+    """Return a number of up to `longest` bytes, and the position after it; the position is negative if the number is
+    malformed."""
     value = 0
     if position >= 0:
         for index, byte in enumerate(data[position : position + longest]):

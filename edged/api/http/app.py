@@ -26,7 +26,7 @@ Scope: TypeAlias = "Mapping[str, Any]"
 Send: TypeAlias = "Callable[[Any], Awaitable[None]]"
 
 _MOST_QUERIES = 32
-_WORTH_PACKING = 1 << 10  # bytes
+_WORTH_PACKING = 1 << 10  # bytes of the smallest answer that is compressed
 _STOPPING = "the daemon is stopping; send the request again when it is back"
 
 
@@ -49,7 +49,7 @@ class App:
                     if encoding:
                         body = await self._unpacked(body, encoding, held)
                     request = msgspec.structs.replace(request, body=body)
-                    del body  # only the request keeps it
+                    del body  # only the request should hold the body
                     answer = await _while_connected(receive, self._dispatcher.answer(request))
             except Gone:
                 return
@@ -63,7 +63,7 @@ class App:
 
     async def _unpacked(self, body: bytes, encoding: str, held: Held) -> bytes:
         limit = min(self._bodies.limit, bodies.MOST)
-        held.grow(limit)  # the unpacked size is known only afterwards
+        held.grow(limit)  # the unpacked size is not known before
         most = min(limit, len(body) * bodies.MOST_TIMES)
         found = await offload(most, lambda: bodies.unpacked(body, encoding, limit))
         held.shrink(limit - len(found))
@@ -131,7 +131,7 @@ async def _send(send: Send, answer: HttpResponse, asked: Mapping[bytes, bytes]) 
 
 
 _MIB = 1 << 20
-_BODIES_AT_ONCE = 4  # bodies of the largest size that are held at a time
+_BODIES_AT_ONCE = 4  # how many bodies of the largest size may be held at a time
 _BACKLOG = 128
 
 

@@ -1,7 +1,7 @@
 """Reads the bodies of requests, with limits of size and time for each body and of size for all together.
 
-Received bytes count, not announced ones. When no room is left, the slowest body is refused: otherwise a few clients
-that stop in the middle of a body could block all others.
+Only bytes that were received count, not the announced size. When no room is left, the slowest body is refused:
+otherwise a few clients that stop in the middle of a body could block all others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from edged.errors import DeadlineExceeded, InvalidInput, Overloaded, TooLarge, U
 Receive: TypeAlias = "Callable[[], Awaitable[Any]]"
 
 _SLOWEST = 32 << 10  # lowest rate in bytes per second, over `idle_seconds`; a slower body would hold its room for hours
-_STEP, _BEHIND_SECONDS = 64 << 10, 0.5  # a body that takes longer than this for this many bytes can be refused
-_LINGER_SECONDS = 2.0  # how long the rest of a refused body is read, so that the client reads the response
+_STEP, _BEHIND_SECONDS = 64 << 10, 0.5  # a body that needs more than _BEHIND_SECONDS for _STEP bytes may be refused
+_LINGER_SECONDS = 2.0  # how long the rest of a refused body is read, since the client may read the response only then
 _AGAIN = "send it again later, or faster"
 
 
@@ -52,7 +52,8 @@ class Bodies:
             self.used -= held.size
 
     def take(self, held: Held, size: int) -> None:
-        """Take room for `size` more bytes of a body, if needed from a slow body. Raises Overloaded if none is left."""
+        """Take room for `size` more bytes of a body. If no room is left, take that of a slow body, or raise
+        Overloaded."""
         if self.used + size > self._room:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
@@ -107,7 +108,7 @@ class Held:
             with self._bodies.coming(self):
                 return await self._all(receive)
         except (TooLarge, Overloaded):
-            if "expect" not in headers:  # a client that waits for 100 Continue has sent nothing yet
+            if "expect" not in headers:  # a client that waits for "100 Continue" has not begun to send
                 await _drain(receive)
             raise
 
@@ -171,11 +172,11 @@ async def _drain(receive: Receive) -> None:
 
 
 MOST = 16 << 20  # bytes of the largest unpacked body: a few kilobytes could unpack to gigabytes
-MOST_TIMES = 1032  # times its size that a body may unpack to: https://zlib.net/zlib_tech.html
+MOST_TIMES = 1032  # the largest factor by which zlib can compress: https://zlib.net/zlib_tech.html
 _EITHER = 47  # accepts the header of zlib or of gzip
 _BITS = {"gzip": 31, "deflate": 15}
 _NAMES = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
-_FAST = 1  # tensors hardly shrink at any compression level
+_FAST = 1  # higher levels hardly make tensors smaller
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:

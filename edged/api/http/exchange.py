@@ -65,7 +65,7 @@ def error_response(status: HTTPStatus, code: ErrorCode, message: str, headers: H
 
 
 def parse_json(body: bytes, kind: type[T], what: str) -> T:
-    """Parse a body, which may be empty if all fields have defaults. Raises InvalidInput, naming `what`."""
+    """Parse a body; it may be empty if all fields have defaults. Raises InvalidInput, whose message names `what`."""
     try:
         return msgspec.json.decode(body or b"{}", type=ready(kind))
     except NOT_JSON as error:
@@ -85,7 +85,7 @@ def decode_base64(key: str, value: object) -> bytes:
 def message_fields(message: Message) -> dict[str, Any]:
     """Return a protobuf message as values for JSON: field names as in the proto, 64-bit numbers as numbers.
 
-    Fields that are not set have their default; messages and members of a oneof that are not set are left out.
+    A field that is not set has its default value, except that unset messages and unset members of a oneof are left out.
     """
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -117,11 +117,12 @@ def _single(field: Any, value: Any) -> Any:
 
 _LARGE = 1 << 18  # bytes
 
-_threads = ThreadPoolExecutor(1, "edged-http")  # more threads would only take the GIL from the event loop
+_threads = ThreadPoolExecutor(1, "edged-http")  # one thread: more would only compete with the event loop for the GIL
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:
-    """Run work on `size` bytes; large work in a thread, so that cameras and the control loop do not wait."""
+    """Run work on `size` bytes. Run it in a thread if `size` is large, so that cameras and the control loop do not
+    wait."""
     if size < _LARGE:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
@@ -130,9 +131,9 @@ async def offload(size: int, work: Callable[[], T]) -> T:
 def web_page_refusal(headers: Mapping[str, str], peer: str, any_host: bool = False) -> str | None:
     """Return why a request that a browser sends for a web page is refused, in one line; None if it is allowed.
 
-    A browser on this machine sends requests for any web page. The header `Origin` names a foreign page, and `Host`
-    shows a foreign name that resolves to this machine. `peer` is as gRPC names it. `any_host` also allows a `Host` that
-    is not loopback's, for addresses that other machines reach.
+    A browser on this machine sends requests on behalf of any web page. The header `Origin` shows that the page is of
+    another site; `Host` shows that the page used another site's name for this machine. `peer` is as gRPC names it.
+    `any_host` also allows a `Host` that is not loopback's, for addresses that other machines reach.
     """
     host = headers.get("host", "")
     if not any_host and not peer.startswith("unix:") and host and not _is_here(host):

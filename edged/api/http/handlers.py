@@ -58,7 +58,7 @@ class Calls:
 
 
 def _copied(message: pb.ModelInferResponse, raw: Sequence[wire.Contents]) -> Inferred:
-    """Copy the contents: the arena reuses their memory soon, and writing them as JSON may take long."""
+    """Copy the contents: writing them as JSON may take long, and the arena needs their memory soon."""
     return message, tuple(map(bytes, raw))
 
 
@@ -164,7 +164,8 @@ def _regions(request: Any, response: Any) -> HttpResponse:
 
 
 def _fill_trace(request: pb.TraceSettingRequest, http: HttpRequest) -> None:
-    """Set the trace settings. Null resets one: of a model to the value for all models, of all models to the default."""
+    """Set the trace settings. A setting of null is reset: for one model to the value for all models, for all models to
+    the default."""
     if http.method == "POST":
         for name, value in parse_json(http.body, dict[str, list[str] | str | int | None], "the trace settings").items():
             words = [] if value is None else value if isinstance(value, list) else [str(value)]
@@ -172,7 +173,7 @@ def _fill_trace(request: pb.TraceSettingRequest, http: HttpRequest) -> None:
 
 
 def _trace(request: Any, response: pb.TraceSettingResponse) -> HttpResponse:
-    """Return the trace settings: the trace levels as a list, other settings as one word."""
+    """Return the trace settings. The value of trace_level is a list, those of other settings are single texts."""
     found = {name: list(response.settings[name].value) for name in sorted(response.settings)}
     is_list = {name: name == "trace_level" or len(words) != 1 for name, words in found.items()}
     return json_response({name: words if is_list[name] else words[0] for name, words in found.items()})
@@ -224,8 +225,8 @@ _CONVERSIONS: dict[str, Conversion] = {
 
 
 async def by_message(calls: Calls, http: HttpRequest, method: str, names: Mapping[str, str]) -> HttpResponse:
-    """Call a method with small messages. `names` are the variable parts of the path, which become fields: `model`
-    becomes `model_name`, or `name` if the message has no such field."""
+    """Call a method with small messages. `names` are the variable parts of the path. Each becomes a field: `model`
+    becomes `model`, `model_name` or `name`, the first that the message has."""
     kind = getattr(pb, f"{method}Request")
     known = kind.DESCRIPTOR.fields_by_name
     fill, answer = _CONVERSIONS.get(method, _USUAL)
@@ -238,7 +239,7 @@ async def by_message(calls: Calls, http: HttpRequest, method: str, names: Mappin
 
 # -- methods with pictures and tensors ---------------------------------------------------------------------------------
 
-# The last is curl's default for --data-binary, whatever the body is.
+# curl sends the last one with --data-binary by default, whatever the body is.
 _UNTYPED = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 _PICTURES = (*_UNTYPED, "image/jpeg", "image/jpg", "image/png")
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]

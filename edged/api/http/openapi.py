@@ -199,7 +199,7 @@ def _message(message: Any, named: Schema) -> Schema:
         named[name] = {"type": "object"}
         fields = message.fields
         named[name]["properties"] = {field.name: _field(field, named) for field in fields}
-        # The index leaves out empty fields.
+        # The repository index leaves out empty fields, so none of its fields is required.
         if message is not pb.RepositoryIndexResponse.ModelIndex.DESCRIPTOR:
             named[name]["required"] = [field.name for field in fields if not field.has_presence]
     return {"$ref": _REFERENCE.format(name=name)}

@@ -64,7 +64,7 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path.replace("[", "(?:").replace("]", ")?")))
 
 
-_DOCUMENT = "openapi.json"  # needs no role
+_DOCUMENT = "openapi.json"  # a route that needs no role
 _PATTERNS = (
     (re.compile(re.escape(_DOCUMENT)), _GET, _DOCUMENT),
     *((_pattern(path), methods, method) for method, methods, path in TABLE),
@@ -118,7 +118,7 @@ class Dispatcher:
         self._calls, self._guard, self._address = calls, guard, address
 
     def refusal(self, request: HttpRequest) -> HttpResponse | None:
-        """Return the response to a request that needs no body, such as an error, from its head; otherwise None."""
+        """Return the response if the head of a request is enough to answer it, such as an error; otherwise None."""
         why = web_page_refusal(request.headers, request.peer)
         if why is not None:
             return error_response(HTTPStatus.FORBIDDEN, ErrorCode.PERMISSION_DENIED, why)
@@ -140,7 +140,7 @@ class Dispatcher:
             return failure_response(error)
 
     def _admit(self, route: Route, request: HttpRequest) -> Caller:
-        """Return the caller. Raises Unauthenticated or Forbidden if it may not call the method."""
+        """Return the caller. Raises Unauthenticated or Forbidden if the caller may not call the method."""
         listener = self._guard.listener(self._address, has_tls=False)
         who = self._guard.caller(listener, request.headers.get("authorization"), request.peer)
         self._guard.require_allowed(route.rpc, who, request.peer)
@@ -165,12 +165,13 @@ class Dispatcher:
 
 
 def _settings(route: Route, body: bytes) -> dict[str, str]:
-    """Return the names of the settings in a request, as recorded for gRPC, without their values."""
+    """Return the names of the settings in a request, without their values, in the form in which calls by gRPC are
+    recorded."""
     if route.method not in ("TraceSetting", "LogSettings") or not body:
         return {}
     try:
         named = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except NOT_JSON:  # the call will fail with this error, which is recorded
+    except NOT_JSON:  # the call will fail with this error, and the failure is recorded
         return {}
     return {"settings": ", ".join(sorted(named))[:_LONGEST_NAME]} if named else {}
 

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 # An ASGI application: https://asgi.readthedocs.io/en/latest/specs/www.html
 Application: TypeAlias = "Callable[[Any, Any, Any], Awaitable[None]]"
 
-LONGEST_HEAD = 16 << 10  # bytes
+LONGEST_HEAD = 16 << 10  # bytes of a request's head
 _IDLE_SECONDS = 30  # how long a connection may be idle between requests
 _FULL = b'{"error":"too many connections; close some and try again","code":"OVERLOADED"}'
 _FULL_HEAD = (
@@ -35,7 +35,7 @@ class Connection(H11Protocol):
 
     head_seconds = 10.0  # from the first byte of a request, or the beginning of a connection, to the end of its head
     unread_seconds = 20.0  # time in which a client must read at least one byte of its response
-    most = 256  # connections at a time
+    most = 256  # most connections at a time
 
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -125,7 +125,7 @@ class Server(uvicorn.Server):
             )
         )
         if secure is not None:
-            self.config.load()  # a later load would replace the TLS context
+            self.config.load()  # loading the configuration later would replace the TLS context
             self.config.ssl = secure()
         self._task: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()
@@ -147,10 +147,10 @@ class Server(uvicorn.Server):
         """Accept no more requests; let running ones end within `grace` seconds."""
         if self._task is None:
             return
-        self.config.timeout_graceful_shutdown = cast(int, max(grace, 0.01))  # fractions work, too
+        self.config.timeout_graceful_shutdown = cast(int, max(grace, 0.01))  # fractions of a second work, too
         self.should_exit = True
         await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.sleep(0)  # cancelled requests answer their clients
+        await asyncio.sleep(0)  # cancelled requests still answer their clients
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 

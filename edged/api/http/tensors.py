@@ -28,7 +28,7 @@ OCTETS = "application/octet-stream"
 _REGION = "shared_memory_region"
 _SIZE, _WANTED, _ALL_WANTED = "binary_data_size", "binary_data", "binary_data_output"
 _LARGEST = (1 << 64) - 1
-_LARGE = 1 << 18  # bytes of JSON above which long lists are not decoded with the rest
+_LARGE = 1 << 18  # bytes; in larger JSON, long lists are not decoded together with the rest
 
 Parameters: TypeAlias = dict[str, bool | int | float | str]
 
@@ -60,8 +60,8 @@ class InferBody(msgspec.Struct, frozen=True):
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    """How outputs are sent: as raw contents if `binary` has True for their name, or has no entry and `default` is True;
-    otherwise as JSON."""
+    """How outputs are sent: as raw contents if `binary` is True for the output's name, otherwise as JSON. `default`
+    applies to outputs that `binary` does not have."""
 
     default: bool = False
     binary: Mapping[str, bool] = {}
@@ -84,7 +84,8 @@ _encoder = msgspec.json.Encoder()
 
 
 def read(model: str, version: str, body: bytes, header_length: int | None) -> InferRequest:
-    """Return the request in a body. Raises InvalidInput, naming the tensor. The model's shapes are not checked here."""
+    """Return the request in a body. Raises InvalidInput, naming the tensor. Shapes are not compared with the model's
+    here."""
     if header_length is not None and header_length > len(body):
         raise InvalidInput(f"{HEADER_LENGTH} is {header_length}, but the body has only {len(body)} bytes")
     request, lists = _decode(body if header_length is None else body[:header_length])
@@ -166,7 +167,8 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Part], format: OutputFor
 
 
 def _decode(text: bytes) -> tuple[InferBody, dict[bytes, Piece]]:
-    """Return the request, and the long lists whose names replace the data of its inputs. Raises InvalidInput."""
+    """Return the request, and its long lists by name; in the request, the names stand in place of the lists. Raises
+    InvalidInput."""
     try:
         if len(text) > _LARGE:
             short, lists = set_aside(text)
@@ -198,7 +200,8 @@ def _add(message: pb.ModelInferRequest, given: InputBody) -> None:
 
 
 def _completed(shape: list[int], item: int, size: int, name: str) -> list[int]:
-    """Return a shape whose dynamic dimension follows from the number of bytes; a dynamic batch before it becomes 1."""
+    """Return the shape with its dynamic dimension computed from the number of bytes. If there are two and one is the
+    first dimension (the batch), the batch becomes 1."""
     free = [index for index, dim in enumerate(shape) if dim < 0]
     if len(free) == 2 and free[0] == 0:
         shape = [1, *shape[1:]]
@@ -214,12 +217,12 @@ def _completed(shape: list[int], item: int, size: int, name: str) -> list[int]:
 def _flag(parameters: Parameters, key: str) -> bool:
     value = parameters.get(key, False)
     if not isinstance(value, bool):
-        raise InvalidInput(f"parameter {key!r} is not true or false")
+        raise InvalidInput(f"parameter {key!r} must be true or false")
     return value
 
 
 def _set(parameters: Any, given: Parameters, own: str, whose: str) -> None:
-    """Add all parameters except `own`, which exists only in HTTP, to a message's map of InferParameter."""
+    """Add the parameters to a message's map of InferParameter, except `own`, which exists only in HTTP."""
     for key, value in given.items():
         if key == own:
             continue

@@ -23,8 +23,8 @@ from edged.files import NOT_JSON
 from edged.tensors import Array, numpy_dtype, to_array
 
 _NAME = secrets.token_hex(8).encode()  # random, so that no request contains it
-_LONG = 1 << 16  # bytes between two quotes above which a list is set aside
-_COLON = 64  # bytes after a name within which its list must begin
+_LONG = 1 << 16  # bytes between two quotes above which the list between them is set aside
+_COLON = 64  # bytes after a key within which its list must begin
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Piece:
 
 
 def set_aside(text: bytes) -> tuple[bytes, dict[bytes, Piece]]:
-    """Return the text with a string in place of each long list, and the lists by these strings, quotes included."""
+    """Return the text with a unique string in place of each long list, and a table from these strings, with their
+    quotes, to the lists."""
     kept: list[bytes] = []
     lists: dict[bytes, Piece] = {}
     done, quote = 0, text.find(b'"')
@@ -57,7 +58,8 @@ def set_aside(text: bytes) -> tuple[bytes, dict[bytes, Piece]]:
 
 
 def _list(text: bytes, start: int, end: int) -> Piece | None:
-    """Return the list that follows a colon at `start`; it ends before its object does. None if there is no list."""
+    """Return the list after a colon at `start`, which ends before the object that contains it. None if no list
+    follows."""
     first = text.find(b"[", start, start + _COLON)
     if first < 0 or text[start:first].strip() != b":":
         return None
@@ -71,7 +73,7 @@ _ROWS = 1 << 14  # numbers that are written at a time
 _FLAT = bytes.maketrans(b"[]", b"  ")
 _JSON_LESS = ("FP16", "BF16")
 _DEEPEST = 32
-_MOST_STRINGS = 8 << 20  # characters of JSON: strings become Python objects, which are several times as large
+_MOST_STRINGS = 8 << 20  # most characters of JSON: as Python objects, strings are several times as large
 
 _Number = list[float | Literal["NaN", "Infinity", "-Infinity"]]
 _floats = msgspec.json.Decoder(_Number)
@@ -99,9 +101,9 @@ def read(name: str, datatype: str, shape: list[int], data: bytes | Piece) -> byt
 
 def _numbers(name: str, datatype: str, shape: list[int], piece: Piece) -> bytes | memoryview:
     dtype = numpy_dtype(datatype)
-    count = sum(block.count(b",") + 1 for block in _blocks(piece))  # decoding fails if a string holds a comma
+    count = sum(block.count(b",") + 1 for block in _blocks(piece))  # a string with a comma makes decoding fail
     if len(piece) <= _BLOCK and not piece.text[piece.start : piece.end].strip(b"[] \t\r\n,"):
-        count = 0  # lists of empty lists
+        count = 0  # no numbers: lists of empty lists
     _require_count(name, count, shape)
     values = np.empty(count, dtype)
     position = depth = 0
@@ -135,8 +137,8 @@ def item_size(datatype: str) -> int:
 
 
 def with_bare_words(text: bytes) -> bytes:
-    """Return JSON with NaN and infinities in quotes. A string that contains one of these words becomes invalid JSON, so
-    that it is refused, not misread."""
+    """Return JSON with NaN and infinities in quotes. If a string contains one of these words, the text becomes invalid
+    JSON, so that it is refused and not misread."""
     quoted = text.replace(b"NaN", b'"NaN"').replace(b"Infinity", b'"Infinity"')
     return quoted.replace(b'-"Infinity"', b'"-Infinity"')
 

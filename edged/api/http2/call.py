@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 Message: TypeAlias = "bytes | memoryview"
 
-_PREFIX = struct.Struct(">BI")  # whether the message is compressed, and its size
+_PREFIX = struct.Struct(">BI")  # the prefix of a message: whether the message is compressed, and its size
 _AT_ONCE = 32  # messages that are read before other tasks get their turn
-_EXPIRY_SECONDS = 0.05  # time after the deadline in which the handler's own error, which says more, can be sent
+_EXPIRY_SECONDS = 0.05  # time after the deadline in which the handler can still send its own error, which says more
 
 
 class Call:
     """One call. Its handler reads messages, writes messages, and ends it once with `reply` or `finish`.
 
     If the client disconnects or resets the stream, or if the deadline passes, the handler's task is cancelled; messages
-    that it still writes are dropped.
+    that the handler still writes are dropped.
     """
 
     __slots__ = (
@@ -67,17 +67,17 @@ class Call:
         self.expires = None if head.timeout is None else time.monotonic() + head.timeout
         self.task: asyncio.Task[None] | None = None
         self.has_ended = False  # no more answers can be sent
-        self.is_reset = False  # the client reset it, or its connection closed
+        self.is_reset = False  # the client reset the stream, or the connection closed
         self._messages: deque[Message] = deque()
         self._prefix = b""  # the received part of an incomplete prefix
         self._expected = -1  # the size of the incomplete message
         self._partial: memoryview | None = None
         self._filled = 0  # received bytes of the incomplete message
         self.unread = self.credit = 0  # bytes not read by a handler yet; bytes read but not yet returned to the window
-        self.granted = self.widened = 0  # bytes by which the window was enlarged: once, and permanently
+        self.granted = self.widened = 0  # bytes by which the window was enlarged: for one message, and permanently
         self._received_all = False
         self._reader: asyncio.Future[None] | None = None
-        self._has_begun = False  # the first headers were sent
+        self._has_begun = False  # whether the first headers were sent
         self._at_once = 0
         self._expiry: asyncio.TimerHandle | None = None
         if head.timeout is not None:
@@ -106,7 +106,8 @@ class Call:
         return len(self._messages[0])
 
     async def read(self) -> Message | None:
-        """Return the next message; None if no further message comes. Let the client send the rest of a large one."""
+        """Return the next message; None if no further message comes. If the message is large, first let the client send
+        the rest."""
         self._at_once += 1
         if self._at_once >= _AT_ONCE:
             self._at_once = 0
@@ -148,7 +149,7 @@ class Call:
             self._reader.set_result(None)
 
     def feed(self, data: memoryview) -> int:
-        """Process bytes of the stream; return how many messages began."""
+        """Process received bytes of the stream; return how many messages began in them."""
         position, end, began = 0, len(data), 0
         while position < end and not self.has_ended:
             if self._expected < 0:
@@ -245,7 +246,7 @@ class Call:
         await self._send(data, frame + trailer)
 
     async def _send(self, data: bytes, last: bytes) -> None:
-        """Send a message, followed by `last`, which ends the call if it is not empty."""
+        """Send a message, then `last`; if `last` is not empty, it ends the call."""
         if self.has_ended:
             return
         sender, size = self._connection.sender, len(data) + _PREFIX.size

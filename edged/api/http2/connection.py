@@ -22,17 +22,17 @@ from edged.api.http2.sending import Sender
 
 _LOG = logging.getLogger("edged.api")
 
-_BUFFER = 32 << 10  # bytes read at once, unless they are read directly into a large message
-_DIRECT = 16 << 10  # from this size on, data is read directly into the message
-_AT_ONCE = 1024  # units of work before other connections get their turn: a frame is one unit
-_HEADERS_WORK = 16  # units for a new call
-_MESSAGES_WORK, _BLOCK_WORK = 4, 16  # messages per unit; bytes of headers per unit
-_REPLENISHED = 1 << 20  # consumed bytes that one WINDOW_UPDATE returns
-_ON_THEIR_WAY = 4  # messages of a stream that its window should hold
+_BUFFER = 32 << 10  # bytes of the buffer for received data that is not read directly into a large message
+_DIRECT = 16 << 10  # bytes; if at least so many are missing, data is read directly into the message
+_AT_ONCE = 1024  # units of work until other connections get their turn; a frame costs one unit
+_HEADERS_WORK = 16  # units that a new call costs
+_MESSAGES_WORK, _BLOCK_WORK = 4, 16  # one unit is so many messages, or so many bytes of headers
+_REPLENISHED = 1 << 20  # most consumed bytes that are collected for one WINDOW_UPDATE
+_ON_THEIR_WAY = 4  # the window of a stream should hold so many of its messages
 _WIDEST = 4 << 20  # the largest window of one call, in bytes
 _POOL = 16 << 20  # the most bytes by which the windows of all calls of a connection may grow together
 
-# Frames that cause an answer at once; they are not read while the client does not read.
+# Frames that the daemon answers at once. They are not handled while the client does not read the answers.
 _ANSWERED_AT_ONCE = frozenset({frames.HEADERS, frames.CONTINUATION, frames.PING, frames.SETTINGS})
 
 # Starts the task that answers a call.
@@ -46,7 +46,7 @@ class Connection(asyncio.BufferedProtocol):
         """`peer`: the client as gRPC names it."""
         self.peer = peer
         self.certificate: dict[str, Any] | None = None  # the client's certificate, as the ssl module reports it
-        self.memory: Any = None  # used only by the handler of calls
+        self.memory: Any = None  # for use by the handler of calls only
         self._limits, self._begin_call, self._ended = limits, begin, ended
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -64,12 +64,12 @@ class Connection(asyncio.BufferedProtocol):
         self._block_stream = self._block_flags = 0
         self._last_stream = 0
         self._receive_window, self._consumed, self._pool = limits.window, 0, _POOL
-        self._is_waiting = False  # reading is paused until the client reads
+        self._is_waiting = False  # whether reading is paused until the client reads
         self._allowance = Allowance(limits, self._loop.time)
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._is_pinged = self._is_leaving = self._lingers = self._is_closed = False
-        self._work = 0  # units since other connections had their turn
+        self._work = 0  # units of work since other connections had their turn
         self._next_turn: asyncio.Handle | None = None
 
     @property
@@ -78,7 +78,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it accepts no new calls."""
+        """Whether the connection accepts no new calls."""
         return self._is_leaving or self._is_closed
 
     # -- the transport -------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(fault)
 
     def _begin_data(self, size: int, flags: int, stream: int) -> bool:
-        """Begin a DATA frame; return whether enough of it was received."""
+        """Begin a DATA frame; return False if too little of its header was received."""
         if size > self._limits.frame:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame that is too large")
         begin, padding = self._begin + frames.HEADER.size, 0
@@ -409,7 +409,8 @@ class Connection(asyncio.BufferedProtocol):
     # -- flow control --------------------------------------------------------------------------------------------------
 
     def consumed(self, call: Call, size: int, more: bool) -> None:
-        """Note that a handler has read `size` bytes of a call; `more`: its client may send more of the call."""
+        """Note that a handler has read `size` bytes of a call; `more`: the client may send more messages in the
+        call."""
         self._allowance.answered()
         if size:
             self._replenish(size)
@@ -424,7 +425,8 @@ class Connection(asyncio.BufferedProtocol):
             self.allow(call)
 
     def _widen_for(self, call: Call, size: int) -> None:
-        """Enlarge the window of a call with large messages to hold several, within the connection's pool."""
+        """Enlarge the window of a call with large messages, so that it holds several of them; the connection's pool
+        limits this."""
         wanted = min(size * _ON_THEIR_WAY, _WIDEST) - self._limits.stream_window - call.widened
         if (more := min(wanted, self._pool)) > 0:
             self._pool -= more
@@ -468,7 +470,7 @@ class Connection(asyncio.BufferedProtocol):
     def leave(self) -> None:
         """Accept no new calls, and close once the running ones have ended.
 
-        A call may be on its way when the client receives GOAWAY: it is refused, and the client sends it again on
+        A call may be on its way when the client receives GOAWAY: the call is refused, and the client sends it again on
         another connection. If the connection were closed at once, the client could not know whether the call had begun.
         """
         if not self.is_leaving:
@@ -495,7 +497,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._close()
 
     def _close(self) -> None:
-        """Read nothing more, and close when everything is sent; the keepalive limits the wait."""
+        """Read nothing more, and close when everything has been sent. If the client does not read, the keepalive ends
+        the wait."""
         if not self._is_closed:
             self._is_closed = True
             self._transport.close()

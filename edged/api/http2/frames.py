@@ -6,7 +6,7 @@ import struct
 from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADER = struct.Struct(">IBI")  # the payload's size and the type in one number, flags, stream
+HEADER = struct.Struct(">IBI")  # one number for the payload's size and the type, then flags, then the stream
 DEFAULT_WINDOW = (1 << 16) - 1
 DEFAULT_FRAME = 1 << 14
 LARGEST_WINDOW = (1 << 31) - 1
@@ -14,7 +14,7 @@ LARGEST_WINDOW = (1 << 31) - 1
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM = ACK = 0x1
 END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
-ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADER_LIST = 2, 3, 4, 5, 6  # settings
+ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADER_LIST = 2, 3, 4, 5, 6  # identifiers of settings
 
 
 class Code(IntEnum):

@@ -22,10 +22,10 @@ Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 MOST_BLOCK = 24 << 10  # bytes of one call's encoded headers; more ends the connection
 _MOST_LIST = 64 << 10  # bytes of decoded headers, counted as in RFC 9113, section 6.5.2; more ends the connection
 MOST_METADATA = 16 << 10  # bytes counted in the same way; more fails the call
-_MOST_KNOWN = 16  # blocks that are remembered
-_MOST_REMEMBERED = 2 << 10  # bytes of the metadata of a remembered block
+_MOST_KNOWN = 16  # most blocks that are remembered
+_MOST_REMEMBERED = 2 << 10  # most bytes of the metadata of a remembered block
 _OVERHEAD = 32
-_INDEXED = frozenset(range(0x81, 0xFF))  # a byte that stands for a whole field of the table
+_INDEXED = frozenset(range(0x81, 0xFF))  # bytes that each stand for a whole field of the HPACK table
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _NOT_METADATA = frozenset(
     {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "grpc-message-type"}
@@ -76,7 +76,7 @@ class HeadDecoder:
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=_MOST_LIST)
-        self._known: dict[bytes, Head] = {}  # blocks that refer to the table only, valid until it changes
+        self._known: dict[bytes, Head] = {}  # of blocks that only refer to the HPACK table; valid until it changes
 
     def decode(self, block: bytes) -> Head:
         """Return the headers of a call. Raises MalformedHead, or ConnectionFault if HPACK decoding fails."""
@@ -193,7 +193,8 @@ def _binary(value: str) -> Iterable[bytes]:
 
 
 def field(name: str, value: str | bytes) -> bytes:
-    """Return a literal field without indexing (RFC 7541, section 6.2.2); the value of a -bin name in base64."""
+    """Return a literal field without indexing (RFC 7541, section 6.2.2). If the name ends in -bin, the value is encoded
+    in base64."""
     if name.endswith("-bin"):
         raw = value.encode() if isinstance(value, str) else value
         value = base64.b64encode(raw).rstrip(b"=")

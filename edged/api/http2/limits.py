@@ -8,24 +8,25 @@ import msgspec
 
 from edged.api.http2.frames import Code, ConnectionFault
 
-_ANSWERED = 2.0  # units that a message returns: clients answer it with window updates and acknowledgements
+_ANSWERED = 2.0  # units that a message adds, since clients answer it with window updates and acknowledgements
 
 # Costs of frames, in units of the allowance.
 FRAME = 1.0
 CALL = 4.0  # a call that is reset or malformed
 SETTINGS = 16.0  # settings change the window of each running call
-BLOCK_BYTES = 512  # bytes of headers per unit
+BLOCK_BYTES = 512  # so many bytes of headers cost one unit
 TINY_BYTES = 64  # a DATA frame with fewer bytes costs a unit too
 
 
 class Limits(msgspec.Struct, frozen=True):
     """Limits of one connection. Sizes in bytes, times in seconds.
 
-    `stream_window`: bytes that a client may send of one call before they are read. The connection's window is the sum
-    for all its calls, so that unread calls do not block others. A frame that carries no message costs one unit of
-    `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive` is pinged; the
-    connection is closed if it does not answer within `answer`. After GOAWAY and the last call the client has `linger`
-    seconds to close first."""
+    `stream_window`: bytes of one call that a client may send before the daemon has read them. The connection's window
+    is the sum for all its calls, so that unread calls do not block others. A frame that carries no message costs one
+    unit of `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive` is
+    pinged; the connection is closed if the client does not answer within `answer`. After GOAWAY and the last call the
+    client has `linger` seconds to close first.
+    """
 
     max_message: int = 32 << 20
     streams: int = 1024
@@ -44,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Allowance:
-    """How many more frames without a message a client may send. It grows with time and with answers."""
+    """How many more frames without a message a client may send. The allowance grows with time and with answers."""
 
     def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
         """`now` is a monotonic clock, in seconds."""

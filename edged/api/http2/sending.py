@@ -12,7 +12,7 @@ from edged.api.http2.limits import Allowance
 if TYPE_CHECKING:
     from edged.api.http2.call import Call
 
-_COPIED = 64 << 10  # bytes of the largest answer that is joined with its headers
+_COPIED = 64 << 10  # most bytes of an answer that is copied to one piece with its headers
 _UNSENT = 1 << 20  # bytes in the send buffer above which calls wait
 
 
@@ -41,7 +41,7 @@ class Sender:
         self.wake()
 
     def wake(self) -> None:
-        """Let calls that wait for room try again."""
+        """Wake the calls that wait for room, so that they try again."""
         waiting, self._waiting = self._waiting, {}
         for room in waiting:
             if not room.done():
@@ -78,7 +78,7 @@ class Sender:
         self.send(data)
 
     async def send_slowly(self, call: Call, prefix: bytes, data: memoryview) -> None:
-        """Send a message as the client's windows allow. Return early if the call ends."""
+        """Send a message as the client's windows allow. Stop if the call ends."""
         position = -len(prefix)
         while position < len(data) and not call.has_ended:
             most = min(self._window, call.send_window, _UNSENT)

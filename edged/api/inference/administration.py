@@ -136,7 +136,7 @@ def _statistics(planned: PlannedModel) -> pb.ModelStatistics:
             pb.InferResponseStatistics(
                 **_durations(response, "compute_infer", "compute_output", "success"),
                 empty_response=_duration(response.empty),
-                fail=pb.StatisticDuration(),  # a request fails as a whole, before its first response
+                fail=pb.StatisticDuration(),  # if a request fails, it fails before its first response
                 cancel=pb.StatisticDuration(),
             )
         )
@@ -147,7 +147,7 @@ _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
 def _durations(found: object, *names: str) -> dict[str, pb.StatisticDuration]:
-    """Return the durations of `found` with these names, as fields of a message."""
+    """Return the durations in `found` with these names, as fields of a message."""
     return {name: _duration(getattr(found, name)) for name in names}
 
 
@@ -201,7 +201,7 @@ class LogHandlers:
         self._levels: dict[str, int] = {}
 
     async def log_settings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
-        """Change the given settings, and return all. Raises InvalidInput if one is invalid: none changes then."""
+        """Change the given settings, and return all. If one is invalid, change none and raise InvalidInput."""
         if request.settings:
             self._settings = changed(self._settings, {name: _value(value) for name, value in request.settings.items()})
             self._apply()
@@ -233,7 +233,7 @@ class LogHandlers:
 
 
 def changed(settings: LogSettings, values: dict[str, Value | None]) -> LogSettings:
-    """Return `settings` with values, by their names on the wire, replaced. Raises InvalidInput."""
+    """Return `settings` with these values replaced; names are those of the protocol. Raises InvalidInput."""
     known = msgspec.structs.asdict(settings)
     for name, value in values.items():
         if name not in known:
@@ -242,7 +242,7 @@ def changed(settings: LogSettings, values: dict[str, Value | None]) -> LogSettin
             raise InvalidInput("log_file cannot be set by clients; redirect the daemon's standard error instead")
         kind, allowed = _KINDS[type(known[name])]
         if type(value) is not type(known[name]) or (name == "log_format" and value not in _FORMATS):
-            raise InvalidInput(f"{name} is {allowed}; set {kind}")
+            raise InvalidInput(f"{name} must be {allowed}, sent as {kind}")
     return msgspec.structs.replace(settings, **values)
 
 
@@ -253,7 +253,7 @@ def _value(value: pb.LogSettingsRequest.SettingValue) -> Value | None:
 
 
 class _Iso(TextLines):
-    """Lines with the time in UTC to the millisecond, for programs that read logs."""
+    """Formats lines with the time in UTC, to the millisecond, for programs that read logs."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"

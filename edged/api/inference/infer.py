@@ -30,8 +30,9 @@ from edged.serving.work import InputTensor, TensorWork
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The caller of a request. `peer` is as gRPC names it; `expires` is in seconds of time.monotonic(). `patient`: the
-    request waits if the queue is full. `streamed`: the caller accepts any number of responses."""
+    """The caller of a request. `peer` is the client as gRPC names it; `expires` is in seconds of time.monotonic().
+    `patient`: the request waits if the queue is full, and is not refused. `streamed`: the caller accepts any number of
+    responses."""
 
     peer: str
     expires: float = math.inf
@@ -47,7 +48,7 @@ class _Served(msgspec.Struct, frozen=True):
     sequencing: Sequencing | None
     is_decoupled: bool
     is_batched: bool
-    most_rows: int  # 0 without a batch dimension
+    most_rows: int  # 0 if the model has no batch dimension
     configured_rows: int  # max_batch_size of the model's configuration
     defaults: frozenset[str]
     hidden: frozenset[str]
@@ -90,9 +91,11 @@ class Inference:
         self._sequences.close()
 
     async def answer(self, request: Request, caller: Caller, write: Write[Written]) -> list[Written]:
-        """Answer a request; return what `write` returned for each response, called while its contents are valid.
+        """Answer a request. `write` is called for each response while the response's contents are valid; return what it
+        returned.
 
-        Only a streamed call to a decoupled model can have other than one response. Raises if the request fails.
+        There is exactly one response, unless the call is streamed and the model is decoupled. Raises if the request
+        fails.
         """
         asked = options(request.message.parameters)
         planned = find(self._controller, request.message.model_name, request.message.model_version)
@@ -162,7 +165,7 @@ class Inference:
             if trace is not None:
                 traced = None if answer is None else msgspec.structs.replace(answer, outputs=collector.outputs)
                 trace.end(work, traced)
-            work.inputs = ()  # abandoned work may wait in the queue for long: free its bytes
+            work.inputs = ()  # the work may stay in the queue for long after it was given up, so free its bytes
         if form.rows:
             rows, times = len(collector.responses()) - form.empty_final, answer.times
             planned.slot.statistics.responded(rows, times.infer_ms, times.postprocess_ms, empty_final=form.empty_final)
@@ -189,7 +192,7 @@ class Inference:
 
 
 def _sequencing(request: Request, served: _Served, asked: Options) -> Sequencing | None:
-    """Return the states and inputs that edged fills in for this request; None if it belongs to no sequence."""
+    """Return the states and inputs that edged fills in for this request; None if edged fills in none."""
     plan = served.sequencing
     if plan is None:
         return None
@@ -204,7 +207,7 @@ def _sequencing(request: Request, served: _Served, asked: Options) -> Sequencing
     missing = [state.input for state in plan.states if state.input not in given]
     if missing and not asked.sequence:
         raise InvalidTensor(f"input {missing[0]!r} is missing; send it, or set sequence_id so that edged keeps it")
-    return plan if missing else None  # a client that sends all states keeps them itself
+    return plan if missing else None  # None: a client that sends all states itself needs no sequence
 
 
 def _form(
@@ -235,7 +238,8 @@ def _form(
 
 
 def _expires(planned: PlannedModel, asked: Options, caller: Caller) -> float:
-    """Return when a request expires: at its caller's deadline, or earlier by its timeout if the policy allows one."""
+    """Return when a request expires: at its caller's deadline, or at its own timeout if that is earlier and the policy
+    allows timeouts."""
     batching = planned.slot.batching_policy
     policy = batching.of(batching.level(asked.priority))
     if not asked.timeout_s or not policy.allow_override:
@@ -244,7 +248,7 @@ def _expires(planned: PlannedModel, asked: Options, caller: Caller) -> float:
 
 
 def _names(form: Form) -> tuple[str, ...] | None:
-    """Return the outputs to request from an engine, with the states; None for all."""
+    """Return the names of the outputs, including states, that an engine must compute; None for all."""
     names = [each.name for each in form.wanted]
     return tuple(dict.fromkeys((*names, *form.states))) if names else None
 

@@ -32,7 +32,8 @@ def find(controller: Controller, name: str, version: str = "") -> PlannedModel:
 
 
 async def loaded(planned: PlannedModel) -> Model:
-    """Return the model that answers, after its first reading. Raises NotReady if it cannot be served."""
+    """Return the model that answers; wait until the model has been read once. Raises NotReady if the model cannot be
+    served."""
     while planned.answering is None and planned.reading is not None and not planned.reading.done():
         await asyncio.wait([planned.reading])
     answering = planned.answering
@@ -65,8 +66,8 @@ class ConfigurationHandlers:
         self._controller = controller
 
     async def model_ready(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """Return false while requests would wait, and for an unknown model, as in Triton. Raises NotReady for a model
-        that exists but cannot be served: some clients check only the status."""
+        """Return false while requests would have to wait, and for an unknown model, as Triton does. Raises NotReady for
+        a model that exists but cannot be served, since some clients look only at the status."""
         try:
             planned = find(self._controller, request.name, request.version)
         except NotFound:

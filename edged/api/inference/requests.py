@@ -73,7 +73,7 @@ _Parameters: TypeAlias = "Mapping[str, pb.InferParameter]"
 
 def options(parameters: _Parameters) -> Options:
     """Return the options in a request's parameters. Raises InvalidInput for a known parameter of the wrong type, or an
-    unknown one with a reserved name. Other parameters are the client's own, and are ignored."""
+    unknown parameter with a reserved name. Other parameters are the client's own, and are ignored."""
     for key in parameters:
         if key.startswith(_RESERVED) and key != EMPTY_FINAL:
             raise InvalidInput(f"parameter {key[:60]!r} is reserved: names must not begin with {_RESERVED}; remove it")
@@ -97,7 +97,8 @@ def requested_outputs(
 
 
 def place(parameters: _Parameters, tensor: str) -> Place | None:
-    """Return the place of a tensor in shared memory, None if it has none. Raises InvalidInput, naming the tensor."""
+    """Return the place of a tensor in shared memory; None if the tensor is not there. Raises InvalidInput, naming the
+    tensor."""
     if REGION not in parameters:
         stray = next((key for key in (BYTE_SIZE, OFFSET) if key in parameters), None)
         if stray is not None:
@@ -134,7 +135,7 @@ def _sequence(parameters: _Parameters) -> SequenceId:
 def _flag(parameters: _Parameters, key: str) -> bool:
     value = _value(parameters[key]) if key in parameters else False
     if not isinstance(value, bool):
-        raise InvalidInput(f"parameter {key!r} is not true or false")
+        raise InvalidInput(f"parameter {key!r} must be true or false")
     return value
 
 
@@ -151,8 +152,8 @@ def _value(parameter: pb.InferParameter) -> Value:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The shapes that a model accepts: `profile` is their range, empty for any; `ties` are the dimensions that inputs
-    have in common; `open` are the inputs with an open dimension, in the order of the model."""
+    """The shapes that a model accepts: `profile` is the range of the shapes, empty for no limit; `ties` are the
+    dimensions that inputs have in common; `open` are the inputs with an open dimension, in the order of the model."""
 
     profile: Profile = Profile()
     ties: tuple[Tie, ...] = ()
@@ -160,7 +161,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: Model) -> Bounds:
-        # The file's signature, since config.pbtxt may fix a dimension of one input and leave it open in another.
+        # The file's signature: config.pbtxt may fix a dimension in one input and leave the same one open in another.
         signature = model.inspection.signature
         return cls(
             model.bounds,
@@ -185,7 +186,8 @@ class Bounds(msgspec.Struct, frozen=True):
             raise InvalidTensor(unequal)
 
     def combination(self, inputs: tuple[InputTensor, ...]) -> Combination:
-        """Return the shapes of a request's inputs with an open dimension: engines may be built for them."""
+        """Return the shapes of those inputs of a request that have an open dimension: engines may be built for these
+        shapes."""
         shapes = {tensor.name: tensor.shape for tensor in inputs}
         return tuple((name, shapes[name]) for name in self.open if name in shapes)
 
@@ -207,12 +209,12 @@ _TYPED = {
 }
 _MAX_ELEMENTS = 1 << 40
 _MAX_RANK = 32
-_MANY = 64 << 10  # bytes of values in a message
+_MANY = 64 << 10  # bytes of a message from which on the conversion of its values counts as long
 _BLOCK = 4096  # values that are converted at a time
-_MOST_NAMED = 16  # tensors that an error message names: the message must fit into a status
+_MOST_NAMED = 16  # most tensors that an error message names, since the message must fit into a status
 _ANY = Bounds()
 
-# Finds a tensor in shared memory; the text names the tensor in error messages.
+# Finds a tensor in shared memory; the text is the tensor's name in error messages.
 Locate: TypeAlias = Callable[[Place, str], Source]
 
 

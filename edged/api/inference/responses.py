@@ -20,19 +20,21 @@ from edged.serving.work import OutputTensor, OutputView
 from edged.tensors import Array, to_array
 
 Written = TypeVar("Written")
-# Writes a response with its raw contents, one for each output, which are valid only during the call.
+# Writes a response with its raw contents, one for each output. The contents are valid only during the call.
 Write: TypeAlias = Callable[[pb.ModelInferResponse, Sequence[Contents]], Written]
 
-_MOST_ROWS = 1 << 16  # rows that are separate responses
+_MOST_ROWS = 1 << 16  # most rows that become separate responses
 
 
 class Form(msgspec.Struct, frozen=True):
     """The form of a request's responses. `id` is the request's.
 
-    `wanted` are the outputs in their order, empty for all except `hidden`. `states` has the input of each output that
-    is a state. `regions` are shared memory by output. `labels` are names of classes by output, `default_labels` those
-    of other outputs. `by_row`: every output has a batch dimension. `rows`: each row of the outputs is a response; with
-    `empty_final` an empty response follows. `streamed`: a parameter marks the last response."""
+    `wanted` are the outputs in their order; empty means all except `hidden`. `states` has, by output, the input that
+    gets it as state in the next request. `regions` are shared memory by output. `labels` are names of classes by
+    output; `default_labels` apply to other outputs. `by_row`: every output has a batch dimension. `rows`: each row of
+    the outputs becomes a response; with `empty_final` an empty response follows. `streamed`: the last response has a
+    parameter that marks it.
+    """
 
     name: str
     version: str
@@ -50,8 +52,8 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Collector(Generic[Written]):
-    """Collects the responses of one request and the state of its sequence. It is called with the outputs, as a
-    `work.Sink`. `copies`: it keeps copies of the outputs."""
+    """Collects the responses of one request and the state of its sequence. It is a `work.Sink`: it is called with the
+    outputs. With `copies` it also keeps copies of the outputs."""
 
     def __init__(self, form: Form, write: Write[Written], copies: bool = False) -> None:
         self._form, self._write, self._copies = form, write, copies
@@ -145,7 +147,7 @@ def _by_rows(outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[list
 
 
 def _cuts(output: OutputView) -> list[int]:
-    """Return the positions at which the rows of an output begin, and the end of the last row."""
+    """Return the positions in an output where its rows begin, and the end of the last row."""
     count = output.shape[0]
     if output.datatype != "BYTES":
         size = len(output.data) // count if count else 0
@@ -159,15 +161,15 @@ def _cuts(output: OutputView) -> list[int]:
 
 
 _UNFIT = ("BYTES", "BOOL")
-_MOST_ENTRIES = 1 << 16  # strings of one output: the event loop makes them
+_MOST_ENTRIES = 1 << 16  # most strings of one output, since the event loop makes them
 
 
 def classify(tensor: OutputView, classes: int, labels: Sequence[str], by_row: bool) -> OutputView:
     """Return a BYTES tensor of at most `classes` strings `SCORE:INDEX` or `SCORE:INDEX:LABEL`, the highest score first.
 
-    `by_row`: the best of each row of the first dimension, shape [rows, n]; otherwise of all values, shape [n]. Equal
-    scores are in the order of their indexes, NaN last. Raises InvalidInput for an output without numbers, TooLarge for
-    too many strings.
+    With `by_row` the strings are the best of each row of the first dimension, shape [rows, n]; otherwise the best of
+    all values, shape [n]. Equal scores are in the order of their indexes, NaN last. Raises InvalidInput for an output
+    without numbers, TooLarge for too many strings.
     """
     if tensor.datatype in _UNFIT:
         raise InvalidInput(f"output {tensor.name!r} is {tensor.datatype}, not scores; remove `classification`")

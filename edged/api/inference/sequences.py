@@ -1,8 +1,10 @@
-"""The state of sequences: tensors that a model keeps between requests. The daemon holds it, so it survives a host.
+"""The state of sequences: tensors that a model keeps between requests. The daemon holds the state, so it is not lost
+when a host ends.
 
-A request starts a sequence by a parameter. Another request ends the sequence, or it ends when it is idle for longer
-than its model allows. Requests of a sequence run one after the other, in order of arrival. A failed request leaves the
-state unchanged."""
+A request with the parameter `sequence_start` starts a sequence. A request with `sequence_end` ends it; a sequence also
+ends if it is idle for longer than its model allows. Requests of a sequence run one after the other, in order of
+arrival. A failed request leaves the state unchanged.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from edged.tensors import ANY_SHAPE, TensorSpec, byte_size, numpy_dtype
 
 _MOST = 4096
 _MOST_BYTES = 256 << 20
-_MOST_HELD = 64  # requests of one sequence, with their bytes: as many as may wait for an engine
+_MOST_HELD = 64  # most waiting requests of one sequence: as many as may wait for an engine
 
 
 class StateTensor(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ class _FifoLock:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def acquire(self, expires: float) -> None:
-        """Take the lock. Raises DeadlineExceeded if that is impossible until `expires`, in monotonic seconds."""
+        """Take the lock. Raises DeadlineExceeded if others hold it until `expires`, in monotonic seconds."""
         if not self._taken:
             self._taken = True
             return
@@ -66,7 +68,7 @@ class _FifoLock:
             await place
         except asyncio.CancelledError:
             if not place.cancelled() and place.exception() is None:
-                self.release()  # cancelled just as it got the lock
+                self.release()  # cancelled at the moment when it got the lock
             raise
         finally:
             if timer is not None:
@@ -91,7 +93,7 @@ class _Sequence:
 
     def __init__(self, idle: float, now: float) -> None:
         self.idle, self.used = idle, now
-        self.state: StateTensors | None = None  # until the first request is answered
+        self.state: StateTensors | None = None  # None until the first request is answered
         self.size = self.holders = 0
         self.lock = _FifoLock()
 
@@ -146,7 +148,7 @@ class Sequences:
                 self._sweep()
 
     def expire(self) -> float | None:
-        """Forget idle sequences; return when to check again, None if no sequence is left."""
+        """Forget idle sequences. Return when to check again; None if no sequence is left."""
         now = self._clock()
         for key in [key for key, sequence in self._sequences.items() if sequence.is_over(now)]:
             self._remove(key)
@@ -159,7 +161,7 @@ class Sequences:
             self._timer.cancel()
 
     def _arrive(self, key: tuple[Hashable, SequenceId], options: Options, idle: float) -> _Sequence:
-        """Return the sequence of a new request; start it if the request does."""
+        """Return the sequence of a new request; start the sequence if the request asks for that."""
         now, sequence = self._clock(), self._sequences.get(key)
         if sequence is not None and sequence.is_over(now):
             self._remove(key)
@@ -188,7 +190,7 @@ class Sequences:
         self.size -= self._sequences.pop(key).size
 
     def _sweep(self) -> None:
-        """Forget idle sequences, and schedule the next check for when another may be idle."""
+        """Forget idle sequences, and schedule the next check for the time when another sequence may be idle."""
         again, loop = self.expire(), asyncio.get_running_loop()
         self._timer = None if again is None else loop.call_later(max(0.05, again - self._clock()), self._sweep)
 
@@ -200,7 +202,7 @@ def _unknown(identifier: SequenceId) -> InvalidInput:
     )
 
 
-_MOST_ELEMENTS = 1 << 25  # elements of a filled-in tensor
+_MOST_ELEMENTS = 1 << 25  # most elements of a tensor that edged fills in
 
 
 def filled(
@@ -214,7 +216,7 @@ def filled(
     """Return the inputs that edged fills in: states and controls.
 
     An open dimension has the size of the dimension with the same name in the `given` inputs, otherwise the batch size.
-    `folder` is the model's, with the files of initial states.
+    `folder` is the model's folder, which has the files of initial states.
     """
     specs = {spec.name: spec for spec in signature.inputs}
     sizes = _Sizes(signature, given)
@@ -229,7 +231,7 @@ def filled(
 
 
 def reads_disk(plan: Sequencing, state: StateTensors | None) -> bool:
-    """Whether `filled` reads files: the first request of a sequence may have an initial state from one."""
+    """Whether `filled` reads files: the first request of a sequence may get its initial state from a file."""
     return state is None and any(each.initial_file for each in plan.states)
 
 

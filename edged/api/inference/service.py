@@ -61,7 +61,7 @@ class InferenceService:
         return pb.ServerReadyResponse(ready=all_ready(self._controller.models.values(), self._controller.health))
 
 
-# Limits of one stream's requests in progress and of their bytes; beyond either, no more requests are read.
+# Limits of the requests in progress of one stream, and of their bytes; at either limit, no more requests are read.
 _STREAM_WINDOW = 16
 _STREAM_BYTES = 64 << 20
 _write_streamed = partial(wire.write, streamed=True)
@@ -99,7 +99,7 @@ class InferHandlers:
         async def read() -> None:
             nonlocal ended
             try:
-                async for request in requests:  # requests that were read are answered even after `stop`
+                async for request in requests:  # requests that were already read are answered even after `stop`
                     window.begin(asyncio.create_task(self._answer(request, caller, strict)), len(request))
                     arrived.set()
                     await window.room()
@@ -162,7 +162,7 @@ class _Window:
         self._ended.set()
 
     async def room(self) -> None:
-        """Wait until another request may be read. Its size is unknown until then, and does not count here."""
+        """Wait until another request may be read. That request's size is not known yet, and does not count here."""
         while len(self._tasks) >= _STREAM_WINDOW or self._bytes >= _STREAM_BYTES:
             self._ended.clear()
             await self._ended.wait()

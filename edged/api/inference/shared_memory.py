@@ -14,15 +14,15 @@ from edged.api.inference.requests import Locate, Place
 from edged.errors import AlreadyExists, InvalidInput, NotFound, Overloaded, Refused, Unsupported
 from edged.proto import open_inference_pb2 as pb
 
-_MOST_REGIONS = 1024  # regions of one client; each holds a file open
-_MOST_OF_ALL = 4096  # regions of all clients
+_MOST_REGIONS = 1024  # most regions of one client; each keeps a file open
+_MOST_OF_ALL = 4096  # most regions of all clients together
 
 
 class Region:
     """A registered part of a shared memory object: `size` bytes from `offset`."""
 
     def __init__(self, name: str, key: str, offset: int, size: int, folder: Path, client: Identity) -> None:
-        """Raises InvalidInput if the object is missing or too small, or if `client` could not open it itself."""
+        """Raises InvalidInput if the object is missing or too small, or if `client` itself could not open it."""
         self.name, self.key, self.offset, self.size = name, key, offset, size
         self._object = SharedObject(folder, key.removeprefix("/"), client, InvalidInput, for_writing=True)
         self.is_writable = self._object.is_writable
@@ -57,7 +57,7 @@ class Region:
             )
         if not self.is_writable:
             raise InvalidInput(f"{tensor}: shared memory {self.name[:60]!r} is read-only; make it writable")
-        self.require(place, tensor)  # a write after the end would enlarge the object
+        self.require(place, tensor)  # a write beyond the end would enlarge the object
         if problem := self._object.write(contents, self.offset + place.offset):
             raise InvalidInput(f"{tensor}: shared memory {self.name[:60]!r} {problem}")
 
@@ -116,7 +116,7 @@ class Regions:
         return [self.find(name)] if name else list(self._regions.values())
 
     def target(self, place: Place, tensor: str) -> Region:
-        """Return the region of a place, after checking the place. Raises NotFound or InvalidInput."""
+        """Return the region of a place, after a check that the place fits. Raises NotFound or InvalidInput."""
         region = self.find(place.region)
         region.require(place, tensor)
         return region

@@ -1,4 +1,4 @@
-"""The page's ASGI application: its files, the state of the box, pictures, and commands of its user.
+"""The page's ASGI application: its files, the state of the box, pictures, and the commands of the page's user.
 
 Each call stands for a method of `edged.v1.Operations` and needs the same role. A browser sends a token in a cookie that
 scripts cannot read and that other sites cannot use (HttpOnly, SameSite=Strict).
@@ -49,11 +49,11 @@ COOKIE: Final = "edged-token"
 _COOKIE_SECONDS = 30 * 86400
 _BOUNDARY = b"edged-picture"
 _STILL_SECONDS = 5.0  # longest wait for one picture of a camera
-_MOST_BODY = 1 << 20  # bytes of a request that is not a file
+_MOST_BODY = 1 << 20  # most bytes of a request that is not a file
 _MOST_WIDTH = 3840
 _IDLE_SECONDS = 20.0  # time in which the next piece of a file must arrive
 
-# Commands that are one small message.
+# Commands whose request is one small message.
 COMMANDS: Final[dict[str, tuple[type[Message], type[Message]]]] = {
     "AddCamera": (pb.AddCameraRequest, pb.CameraStatus),
     "SetCamera": (pb.SetCameraRequest, pb.CameraStatus),
@@ -109,7 +109,7 @@ class PageApp:
         return await self._post(request, receive)
 
     def _refusal(self, request: HttpRequest) -> str:
-        """Return why a request of another site's page is refused; empty if it is allowed."""
+        """Return why a request is refused that a page of another site sends; empty if the request is allowed."""
         why = web_page_refusal(request.headers, request.peer, any_host=self._is_secure)
         if why is None and request.method == "POST" and "origin" not in request.headers:
             return "a command without the header Origin is refused; set it to this page's address"
@@ -147,7 +147,7 @@ class PageApp:
         raise NotFound(f"path {request.path[:100]!r} does not exist; open /")
 
     def _session(self, request: HttpRequest) -> HttpResponse:
-        """Return the name and roles of the browser's caller."""
+        """Return the name and roles of the caller, as the browser's credentials show them."""
         who = self._caller(request)
         roles = [] if who.problem else sorted(who.roles)
         return json_response({"name": who.name if who.has_shown else "", "roles": roles, "problem": who.problem})
@@ -265,7 +265,7 @@ async def _parts(
     """Yield the parts of an upload as its body arrives."""
     yield pb.AddModelRequest(header=pb.ModelHeader(name=name, settings=settings))
     yield pb.AddModelRequest(file=pb.ModelFile(path="model.onnx", size=size))
-    left = size  # missing bytes of the model; the picture follows it, often in the same piece
+    left = size  # missing bytes of the model; the picture follows the model, often in the same piece
     async with aclosing(_pieces(receive)) as pieces:
         async for piece in pieces:
             of_model, rest = piece[:left], piece[left:]

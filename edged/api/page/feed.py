@@ -13,9 +13,9 @@ from edged.api.page import view
 from edged.backends import registry
 from edged.engines.controller import Controller
 
-_SECONDS = 1.0  # between two updates
-_LOG_LINES = 300  # newest events that are shown; some have no line
-_ENGINES_EVERY = 3  # updates per update of the list of engines, which takes the longest
+_SECONDS = 1.0  # seconds between two updates
+_LOG_LINES = 300  # most of the newest events that are looked at; some events have no line
+_ENGINES_EVERY = 3  # the list of engines takes the longest: it is made only every so many updates
 
 _encoder = msgspec.json.Encoder()
 
@@ -37,7 +37,7 @@ class Feed:
         return self._viewers
 
     async def follow(self) -> AsyncGenerator[dict[str, bytes], None]:
-        """Yield all parts by name, then, once per update, those that changed, which may be none."""
+        """Yield all parts by name; then, once per update, the parts that changed, perhaps none."""
         self._viewers += 1
         try:
             if not self._parts:

@@ -27,7 +27,7 @@ Level: TypeAlias = Literal["good", "busy", "bad"]
 
 _GONE = ("lost", "failed")
 _DONE = ("ready", "serving")
-_LOADED = 0.25  # share of the processors in use by other processes at which a timing counts as made under load
+_LOADED = 0.25  # a timing counts as made under load if other processes use this share of the processors
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Build(msgspec.Struct, frozen=True):
 class ModelRow(msgspec.Struct, frozen=True):
     """A model. `serves` names the engine that answers; `speed` is that engine's speed as a multiple of unoptimised ONNX
     Runtime's, None if not measured; `loaded`: the box was busy during the measurement. `stale` are the engines that the
-    model lacks, each with the reason."""
+    model should have but that are missing or not usable, each with the reason."""
 
     name: str
     state: str
@@ -90,7 +90,7 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 class AlarmRow(msgspec.Struct, frozen=True):
-    """An alarm. `about` names its camera or model, if it concerns one."""
+    """An alarm. `about` names the camera or model that it concerns, if any."""
 
     kind: str
     about: str
@@ -107,7 +107,8 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """The box in one line, and figures for the chart: `cpu` is the share in use, 0 to 1; `memory_mb` is in use."""
+    """The box in one line, and values for the chart: `cpu` is the share of the processors in use, 0 to 1; `memory_mb`
+    is the used memory."""
 
     line: str
     cpu: float

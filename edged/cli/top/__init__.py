@@ -1,4 +1,4 @@
-"""`edged top`: a live picture of what boxes do."""
+"""`edged top`: shows live what boxes do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edged.errors import NotReady
 if TYPE_CHECKING:
     from edged.cli.top.watch import BoxState, Watch
 
-_APART_S = 1.0  # between the two calls that a single picture has its rates from
+_APART_S = 1.0  # seconds between the two calls from which a single picture has its rates
 _PATIENCE_S = 10.0
 _UNFOLDED = 1 << 20  # columns without a terminal
 
@@ -35,8 +35,8 @@ def top(
     one inference, BEST the lowest so far; ages are from capture to answer. Keys: q quits; s sorts by name, load or
     slowness; j, k and the arrows scroll.
 
-    If a box goes away, it waits for it. --json prints a line for each box and update. With --once the exit status is 1
-    if a box does not answer.
+    If a box does not answer, the command keeps trying. --json prints a line for each box and update. With --once the
+    exit status is 1 if a box does not answer.
     """
     from edged.cli.inventory import Box
     from edged.cli.top.watch import Watch

@@ -15,12 +15,13 @@ from edged.api_types import DeviceLoad, HostLoad, LoadInfo, ModelLoad
 from edged.cli.top.watch import BoxState
 
 _GAP = 2
-_LEAST = 10  # cells of a column that is cut
+_LEAST = 10  # fewest cells of a column whose texts are cut
 
 
 @dataclass(frozen=True)
 class Column:
-    """If the width does not suffice, the column that matters least is left out; `is_cut` allows to cut texts."""
+    """A column of a table. If the width does not suffice, the columns that matter least are left out; texts of a column
+    with `is_cut` may be cut."""
 
     title: str
     matters: int
@@ -38,7 +39,7 @@ Row = Sequence[Cell]
 
 
 def plain(text: str) -> str:
-    """Replace control characters: names come from clients."""
+    """Replace control characters, which names from clients may contain."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -48,7 +49,8 @@ def cut(text: str, width: int) -> str:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row], width: int, style: str = "") -> list[Text]:
-    """Return a heading and a line for each row, none wider than `width`. Empty columns are left out."""
+    """Return a heading and a line for each row, none wider than `width`. Empty columns are left out, and columns that
+    do not fit."""
     texts = [[plain(cell.text) for cell in row] for row in rows]
     natural = [max([cell_len(column.title), *(cell_len(row[i]) for row in texts)]) for i, column in enumerate(columns)]
     shown = [i for i in range(len(columns)) if any(row[i] for row in texts)]
@@ -81,7 +83,7 @@ def _widths(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[i
         more = max(0, min(spare, natural[i] - found[i]))
         found[i] += more
         spare -= more
-    if spare < 0:  # one column that is wider than everything
+    if spare < 0:  # only one column is left, and it is too wide
         found = {i: max(1, found[i] + spare) for i in found}
     return found
 
@@ -94,7 +96,7 @@ def _fill(text: str, width: int, is_right: bool) -> str:
 
 _BAD, _DOUBTFUL, _GOOD, _OLD = "bold red", "yellow", "green", "dim"
 _STATES = {"ready": _GOOD, "loading": _DOUBTFUL, "unproven": _DOUBTFUL}
-_SLOW, _SLOWER = 1.5, 3.0  # times what an engine has shown to be able to do
+_SLOW, _SLOWER = 1.5, 3.0  # multiples of the lowest inference time of the engine
 
 _BOX = Column("BOX", 99, is_cut=True)
 _MODELS = (
@@ -140,20 +142,20 @@ _BOXES = (
 
 
 class Order(enum.Enum):
-    """By which models and cameras are listed."""
+    """The order in which models and cameras are listed."""
 
     NAME = "name"
     BUSY = "busiest"
     LATE = "slowest"
 
     def next(self) -> Order:
-        """The one after it, and after the last the first."""
+        """Return the next order; after the last one, the first."""
         every = list(Order)
         return every[(every.index(self) + 1) % len(every)]
 
 
 def picture(boxes: Sequence[BoxState], width: int, order: Order, now: float) -> list[Text]:
-    """All lines, none wider than `width`; `now` in seconds since the epoch."""
+    """Return all lines, none wider than `width`; `now` is in seconds since the epoch."""
     lines = _one(boxes[0], width, now) if len(boxes) == 1 else _several(boxes, width, now)
     known = [(box, box.load) for box in boxes if box.load is not None]
     sections = (
@@ -172,7 +174,7 @@ _Ranked = tuple[Row, _Ranks, BoxState]
 
 
 def _section(columns: Sequence[Column], boxes: int, width: int, rows: Sequence[_Ranked]) -> list[Text]:
-    """One table for the rows of all boxes; rows of a silent box are dim."""
+    """Return one table for the rows of all boxes; rows of a box that does not answer are dim."""
     if not rows:
         return []
     named = boxes > 1
@@ -188,7 +190,7 @@ def _paled(row: Row, box: BoxState) -> Row:
 
 
 def _one(box: BoxState, width: int, now: float) -> list[Text]:
-    """The only box: a line each for its name and version, device, alarms and builds."""
+    """Return the lines about the only box: its name and version, its device, and one for each alarm and build."""
     load = box.load
     if load is None:
         return [_line(f"edged at {box.name}", "bold", width), *_silence(box, width, now)]
@@ -264,7 +266,7 @@ def _device(device: DeviceLoad) -> str:
 
 
 def _share(device: DeviceLoad) -> str:
-    """Of its memory that is used."""
+    """Return the used share of the box's memory."""
     return f"{1 - device.memory_free_bytes / device.memory_bytes:.0%}" if device.memory_bytes else ""
 
 
@@ -344,7 +346,7 @@ def _host(host: HostLoad) -> Row:
 
 
 def _ranks(name: tuple[str, ...], busy: float, late: float) -> _Ranks:
-    """Return the sort key for each order; equals go by name."""
+    """Return the sort key for each order; equal ones are sorted by name."""
     return {Order.NAME: name, Order.BUSY: (-busy, *name), Order.LATE: (-late, *name)}
 
 

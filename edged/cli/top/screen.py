@@ -18,14 +18,14 @@ from rich.text import Text
 from edged.cli.top.picture import Order, picture
 from edged.cli.top.watch import Watch
 
-_TICK_S = 0.1  # between checks for keys and changes
-_STALE_S = 1.0  # after which the picture is drawn again, since it shows durations
+_TICK_S = 0.1  # seconds between checks for keys and changes
+_STALE_S = 1.0  # seconds after which the picture is drawn again even if nothing changed, since it shows durations
 _HELP = "q quit   s sort: {order}   j k scroll"
 _ARROWS = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\x1b[5~": "b", "\x1b[6~": " "}
 
 
 class Screen:
-    """Draws the states of a watch until q is pressed or the process is ended."""
+    """Draws the states that a `Watch` keeps, until q is pressed or a signal ends the process."""
 
     def __init__(self, console: Console, watch: Watch) -> None:
         self._console, self._watch = console, watch
@@ -33,7 +33,7 @@ class Screen:
         self._lines: list[Text] = []
 
     def run(self) -> None:
-        """Run until q; KeyboardInterrupt on Ctrl-C, SystemExit on SIGTERM and SIGHUP."""
+        """Run until q is pressed. Raises KeyboardInterrupt for Ctrl-C, SystemExit for SIGTERM and SIGHUP."""
         live = Live(
             console=self._console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
@@ -66,13 +66,13 @@ class Screen:
         below = len(self._lines) - self._offset - len(shown)
         footer = _HELP.format(order=self._order.value) + (f"   {below} more lines" if below else "")
         filler = [Text("")] * (room - len(shown))
-        # One text, so that the lines' own ends do not count.
+        # Joined to one text, so that the `end` of each line has no effect.
         return Text("\n", no_wrap=True, end="").join((*shown, *filler, Text(footer[:width], "dim")))
 
 
 @contextlib.contextmanager
 def _keyboard() -> Iterator[int | None]:
-    """Standard input without line editing and echo; None if it is not a terminal."""
+    """Yield the descriptor of standard input, without line editing and echo; None if it is not a terminal."""
     if not sys.stdin.isatty():
         yield None
         return

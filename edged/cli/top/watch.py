@@ -17,10 +17,11 @@ from edged.errors import EdgedError
 
 
 class BoxState(msgspec.Struct, frozen=True):
-    """One box. `rates`: requests and frames a second by model between the last two answers, as far as known.
+    """The state of one box. `rates`: requests and frames a second by model between the last two answers, for the models
+    where both are known.
 
-    `last_answer` and `tried`, the last call, are in seconds since the epoch, 0 for never; `answers` counts answers.
-    `error` is why the last call failed; empty if it did not.
+    `last_answer` and `tried` are the times of the last answer and the last call, in seconds since the epoch, 0 for
+    never; `answers` counts answers. `error` is why the last call failed; empty if it succeeded.
     """
 
     name: str
@@ -47,7 +48,8 @@ class BoxState(msgspec.Struct, frozen=True):
 
 
 def rates(before: LoadInfo | None, after: LoadInfo) -> dict[str, float]:
-    """Return requests and frames a second by model; none after a restart of the daemon or a reload of the model."""
+    """Return requests and frames a second by model: empty after a restart of the daemon, without models that were
+    reloaded."""
     if before is None or before.status.epoch != after.status.epoch or after.mono_s <= before.mono_s:
         return {}
     seconds = after.mono_s - before.mono_s
@@ -56,11 +58,12 @@ def rates(before: LoadInfo | None, after: LoadInfo) -> dict[str, float]:
     return {name: count / seconds for name, count in counted.items() if name in earlier and count >= 0}
 
 
-_PATIENCE_S = 5.0  # for one answer; a later one is outdated
+_PATIENCE_S = 5.0  # seconds to wait for one answer; a later answer would be outdated
 
 
 class Watch:
-    """Starts polling at once. `changed` is set whenever a state changed; clear it before reading."""
+    """Polls boxes from its creation until `close`. `changed` is set whenever a state changes; clear it before
+    reading."""
 
     def __init__(self, boxes: Sequence[Box], interval: float) -> None:
         self.changed = threading.Event()
@@ -73,11 +76,11 @@ class Watch:
             threading.Thread(target=self._watch, args=(hurried,), daemon=True).start()
 
     def seen(self) -> list[BoxState]:
-        """Return the states in the order of the boxes."""
+        """Return the current states in the order of the boxes."""
         return list(self._seen.values())
 
     def wait(self, enough: Callable[[BoxState], bool], seconds: float) -> list[BoxState]:
-        """Wait until every state is `enough`, or time is up, and return the states."""
+        """Wait until `enough` is true for every state, or until `seconds` have passed, and return the states."""
         end = time.monotonic() + seconds
         while True:
             self.changed.clear()

@@ -16,10 +16,10 @@ from edged.client.sources.pyav import reason, require_av
 from edged.errors import InvalidInput, Unsupported
 from edged.vision.image import Image
 
-_TICKS = 1000  # of the video's clock, per second
-_USUAL_TICKS = _TICKS // 25  # between pictures without capture times
+_TICKS = 1000  # ticks of the video's clock per second
+_USUAL_TICKS = _TICKS // 25  # ticks between pictures without capture times
 _ENCODERS = ("libx264", "libopenh264", "h264_v4l2m2m", "mpeg4")
-_HYBRID_SINCE = (61, 7)  # libavformat of FFmpeg 7.1
+_HYBRID_SINCE = (61, 7)  # the version of libavformat in FFmpeg 7.1
 # A fragment begins with a key frame and is written when it is complete. B-frames would shift the start of the video.
 _ENCODING = {"g": "50", "bf": "0"}
 
@@ -103,8 +103,8 @@ class Mp4(Sink):
 
 
 class _File:
-    """The file that PyAV writes. Write errors are kept in `failure` and hidden from PyAV: FFmpeg's MP4 writer was seen
-    to crash when it finished a file that it could not write."""
+    """The file that PyAV writes. Write errors are kept in `failure` and hidden from PyAV: FFmpeg's MP4 writer crashed
+    in tests when it finished a file that it could not write."""
 
     def __init__(self, path: str) -> None:
         self.name = path
@@ -151,8 +151,8 @@ class Timeline:
 
 
 def _fitted(image: Image, width: int, height: int) -> Image:
-    """Return the picture scaled to fit into width x height on a black background; the aspect ratio is kept. If only an
-    odd row or column is too much, it is cut off."""
+    """Return the picture scaled to fit into width x height on a black background; the aspect ratio is kept. If the
+    picture is larger by only one row or column, that one is cut off."""
     if image.shape[1] - image.shape[1] % 2 == width and image.shape[0] - image.shape[0] % 2 == height:
         return np.ascontiguousarray(image[:height, :width])
     scale = min(width / image.shape[1], height / image.shape[0])
@@ -165,7 +165,7 @@ def _fitted(image: Image, width: int, height: int) -> Image:
 
 
 def _flags(av: Any) -> str:
-    """Return flags for a fragmented file, which can be played without its end. Newer FFmpeg turns it into an ordinary
-    file when it is finished."""
+    """Return flags for a fragmented file, which can be played even if its end is missing. Newer versions of FFmpeg turn
+    the finished file into an ordinary one."""
     whole_at_end = av.library_versions["libavformat"][:2] >= _HYBRID_SINCE
     return "+hybrid_fragmented" if whole_at_end else "+frag_keyframe+empty_moov+default_base_moof"

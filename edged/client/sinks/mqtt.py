@@ -31,8 +31,8 @@ from edged.client.sources.source import RateLimit
 from edged.errors import InvalidInput, NotFound, Unsupported, redact
 from edged.version import __version__
 
-_IN_FLIGHT = 16  # messages that the broker has not acknowledged
-_CLASSES = 100  # entities of one camera
+_IN_FLIGHT = 16  # most messages that the broker has not acknowledged
+_CLASSES = 100  # most entities of one camera
 _LAST_WORDS_S = 2.0
 _AT_LEAST_ONCE = 1
 
@@ -120,7 +120,7 @@ class Mqtt(Sink):
             with self._publishing:
                 self._publish_counts()
                 self._publish(self._topics.available(False))
-            with contextlib.suppress(RuntimeError, ValueError):  # the broker went away; the will says offline then
+            with contextlib.suppress(RuntimeError, ValueError):  # broker gone: its will says offline
                 self._sent[-1].wait_for_publish(_LAST_WORDS_S)
         self._client.disconnect()
         self._client.loop_stop()
@@ -179,7 +179,7 @@ class Mqtt(Sink):
 def _is_over(info: Any) -> bool:
     try:
         return bool(info.is_published())
-    except (RuntimeError, ValueError):  # it was not queued and will never be sent
+    except (RuntimeError, ValueError):  # paho did not queue the message, so it will never be sent
         return True
 
 

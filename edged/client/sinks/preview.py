@@ -15,7 +15,7 @@ from edged.client.sinks.sink import Answered, Sink
 from edged.errors import EdgedError, InvalidInput
 
 _VIEWERS = 16
-_PATIENCE_S = 10.0  # until a viewer that does not read is disconnected
+_PATIENCE_S = 10.0  # seconds until a viewer that does not read is disconnected
 _BOUNDARY = "edged-frame"
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{name}</title><style>body{{margin:0;background:#111;color:#ddd;font:16px system-ui}}
@@ -182,5 +182,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _hostname(header: str) -> str:
-    """Return the host in a Host header: `name:port`, `[::1]:port` or a name alone."""
+    """Return the host in a Host header, which is `name:port`, `[::1]:port` or a name alone."""
     return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]

@@ -91,8 +91,9 @@ _DEPTH = 8
 
 
 class Background:
-    """A thread that calls `work` for each answer in order, and `finish` at the end. At most `depth` answers wait:
-    another answer replaces the oldest one, which counts in `dropped`. With `lossless`, `put` waits instead."""
+    """A thread that calls `work` for each answer in order, and `finish` at the end. At most `depth` answers wait: a
+    further answer replaces the oldest one, and `dropped` counts the replaced ones. With `lossless`, `put` waits
+    instead."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Background:
 
     def _run(self) -> None:
         works = True
-        for answered in iter(self._waiting.get, None):  # goes on after a failure, so that `put` does not block
+        for answered in iter(self._waiting.get, None):  # continues after a failure, so that `put` does not block
             works = works and self._attempt(self._work, answered)
         self._attempt(self._finish)
 
@@ -191,7 +192,7 @@ class Sinks(AbstractContextManager["Sinks"]):
 
     def _leave_out(self, sink: Sink, error: Exception) -> None:
         self._sinks.remove(sink)
-        with contextlib.suppress(OSError, EdgedError):  # it failed already
+        with contextlib.suppress(OSError, EdgedError):  # the sink has already failed
             sink.close()
         if not self._sinks:
             raise error
@@ -205,8 +206,8 @@ _MOST, _MOST_BYTES = 64, 256 << 20
 
 
 class PendingFrames(Iterator[Picture | Captured]):
-    """An iterator over frames that keeps their pictures, numbered as the stream numbers its frames. It keeps the newest
-    pictures: at most `most`, and at most `most_bytes` bytes."""
+    """An iterator over frames that keeps their newest pictures: at most `most`, and at most `most_bytes` bytes.
+    Pictures have the numbers that the stream gives to their frames."""
 
     def __init__(self, frames: Iterable[Picture | Captured], most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
         self._frames = iter(frames)
@@ -286,7 +287,7 @@ def encode(result: Result) -> bytes:
 
 def line(result: Result) -> dict[str, object]:
     """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. A classifier's result
-    also has `classes`, a recording's frame `position_s`."""
+    also has `classes`; a result of a recording also has `position_s`."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}

@@ -50,7 +50,8 @@ def develop(gst: Any, sample: Any) -> Picture:
 
 
 def pixels(data: Pixels, layout: str, width: int, height: int) -> Pixels:
-    """Return BGR [height, width, 3] or gray [height, width]. It is a copy, since the buffer returns to its pool."""
+    """Return BGR [height, width, 3] or gray [height, width]. The pixels are a copy, since GStreamer uses the buffer
+    again."""
     if layout == "NV12":
         return _from_nv12(data, width, height)
     channels = _CHANNELS[layout]
@@ -60,13 +61,14 @@ def pixels(data: Pixels, layout: str, width: int, height: int) -> Pixels:
     image = rows.reshape(height, width, channels)
     if channels == 3:
         return np.array(image, np.uint8)
-    import cv2  # edged-client is installed without it
+    import cv2  # imported here: edged-client is installed without it
 
     return np.asarray(cv2.cvtColor(np.ascontiguousarray(image), cv2.COLOR_BGRA2BGR), np.uint8)
 
 
 def _from_nv12(data: Pixels, width: int, height: int) -> Pixels:
-    """Convert NV12 to BGR. OpenCV needs even sizes, which the planes have; the result is cut to the picture's size."""
+    """Convert NV12 to BGR. OpenCV needs even sizes; the planes have even sizes, and the result is cut to the picture's
+    size."""
     import cv2
 
     across, down = width + width % 2, height + height % 2
@@ -91,13 +93,13 @@ def _round4(value: int) -> int:
 
 
 PATIENCE_S = 10.0
-_LOOK_NS = 200_000_000  # how often a wait for a sample checks whether it was stopped
+_LOOK_NS = 200_000_000  # nanoseconds after which a wait for a sample checks whether the camera was stopped
 _OPEN_NS = 10_000_000_000
 _RAW = f"video/x-raw,format={{ {', '.join(_FORMATS)} }}"
 # One sample waits; a newer one replaces it. Samples are delivered on arrival, not at their presentation time.
 _LIVE_SINK = f'appsink name=edged max-buffers=1 drop=true sync=false caps="image/jpeg;{_RAW}"'
 _FILM_SINK = f'appsink name=edged max-buffers=2 drop=false sync=false caps="{_RAW}"'
-# Copies out of the memory of the decoder or camera, in hardware. NV12 has half the bytes of BGR.
+# The hardware copies pictures out of the memory of the decoder or camera. NV12 has half the bytes of BGR.
 _FROM_DEVICE = "nvvidconv ! video/x-raw,format=NV12"
 
 
@@ -175,7 +177,7 @@ _FILM_PIPELINE = f"filesrc name=source ! decodebin ! {_FROM_DEVICE} ! {_FILM_SIN
 class GstFilm:
     """A video file decoded by a Jetson's hardware."""
 
-    rate = 25.0  # rarely used, since samples have positions
+    rate = 25.0  # for samples without a position, which are rare
 
     def __init__(self, path: str) -> None:
         """Raises InvalidInput if the file cannot be opened."""

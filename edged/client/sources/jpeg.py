@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
 _DHT, _SOS = 0xC4, 0xDA
-_HEADERS = 64  # a camera writes about ten
+_HEADERS = 64  # most segments of a header; a camera writes about ten
 
 # The Huffman tables that Motion JPEG may leave out: ITU T.81, tables K.3 to K.6, as one segment.
 _STANDARD_TABLES = bytes.fromhex(
@@ -51,7 +51,7 @@ def _has_tables(data: bytes) -> bool | None:
 
 
 def _find(data: bytes, wanted: int) -> int | None:
-    """Return the offset of the first marker `wanted` in the header; None if it has none."""
+    """Return the offset of the first marker `wanted` in the header; None if the header has no such marker."""
     at = 2
     for _ in range(_HEADERS):
         if at + 4 > len(data) or data[at] != 0xFF:

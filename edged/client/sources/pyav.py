@@ -26,7 +26,7 @@ from edged.client.sources.address import CameraSettings
 from edged.client.sources.source import Live, Playback, Shot
 from edged.errors import InvalidInput, NotFound, Unsupported, redact
 
-_HOPELESS = 100  # failed reads in a row
+_HOPELESS = 100  # failed reads in a row after which reading ends
 _IN_DECODER = 64  # more packets than any decoder holds before it returns a frame
 
 Damage = Callable[[], None]
@@ -41,8 +41,8 @@ def require_av() -> Any:
 
 
 def shots(container: Any, on_damage: Damage, *, undecoded: bool = False) -> Iterator[Shot]:
-    """Yield the undamaged frames of an open PyAV container, stamped with the arrival times of their packets. With
-    `undecoded` Motion JPEG is not decoded. Raises the container's errors, such as a lost connection."""
+    """Yield the undamaged frames of an open PyAV container, stamped with the arrival times of their packets. If
+    `undecoded` is set, Motion JPEG is not decoded. Raises the container's errors, such as a lost connection."""
     stream = container.streams.video[0]
     if undecoded and stream.codec_context.name == "mjpeg":
         return _pictures(container, stream, on_damage)
@@ -100,8 +100,8 @@ def _pictures(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
 
 
 def _driver_time(packet: Any) -> int:
-    """Return a packet's time in nanoseconds. It is on the monotonic clock if a Video4Linux driver stamped the packet;
-    `Shot.at` detects if it is not."""
+    """Return a packet's time in nanoseconds; 0 if unknown. A Video4Linux driver stamps packets with the monotonic
+    clock; `Shot.at` ignores times of another clock."""
     if packet.pts is None or packet.time_base is None:
         return 0
     return int(packet.pts * packet.time_base * 1_000_000_000)
@@ -124,7 +124,7 @@ def _packets(container: Any, stream: Any, on_damage: Damage) -> Iterator[Any]:
                 raise
 
 
-# A kind of decoder and the device file that it needs.
+# Kinds of hardware decoders, and the device file that each needs.
 _KINDS = (("cuda", "/dev/nvidiactl"), ("vaapi", "/dev/dri/renderD*"), ("qsv", "/dev/dri/renderD*"))
 
 
@@ -187,7 +187,7 @@ class AvFilm:
         self._container.close()
 
 
-_TIMEOUT_S = (10.0, 10.0)  # to open, and for each read
+_TIMEOUT_S = (10.0, 10.0)  # seconds to open, and for each read
 # UDP loses packets on a busy LAN. FFmpeg's "nobuffer" is not used: it discards the frames from which it learns the
 # format, including the first key frame, and the next key frame may follow seconds later. Old frames are skipped anyway.
 _RTSP = {"rtsp_transport": "tcp"}
@@ -223,9 +223,9 @@ _NOT_ABOUT_THE_FORMAT = {errno.EBUSY, errno.ENOENT, errno.ENODEV, errno.ENXIO, e
 
 
 def v4l2_camera(device: str, settings: CameraSettings) -> Live:
-    """Return a camera of this machine. It sends Motion JPEG, which the daemon decodes on demand, unless the settings
-    name another format or the driver has no Motion JPEG. Raises NotFound if the device does not exist, InvalidInput if
-    this user may not open it."""
+    """Return a camera of this machine. The camera sends Motion JPEG, which the daemon decodes on demand, unless the
+    settings name another format or the driver has no Motion JPEG. Raises NotFound if the device does not exist,
+    InvalidInput if this user may not open it."""
     av = require_av()
     if not os.path.exists(device):
         raise NotFound(f"no such camera {device}; see: ls /dev/video*")

@@ -1,7 +1,7 @@
 """A camera that reads frames from another process's ring in shared memory (`edged.shared_layout` describes it).
 
-A slot has the bytes of a picture but not its format, which the address gives. The writer does not announce pictures:
-the reader polls the stamps every 4 milliseconds, and counts the pictures that it missed.
+A slot has the bytes of a picture but not its format, so the address must give the format. The writer does not announce
+pictures: the reader polls the stamps every 4 milliseconds, and counts the pictures that it missed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MOST_SLOTS = 4096
 
 
 class RingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The ring's number of `slots` and the format of its pictures: with a width and height raw pixels of `format` (bgr
-    or gray), otherwise JPEG."""
+    """The ring's number of `slots`, and the format of its pictures: raw pixels of `format` (bgr or gray) if a width and
+    height are given, otherwise JPEG."""
 
     slots: int = 8
     width: int = 0
@@ -129,7 +129,7 @@ def _read(descriptor: int, slot: Slot, size: int) -> bytes | None:
 
 
 def _develop(picture: bytes, settings: RingSettings) -> Picture:
-    """Return a picture's pixels or JPEG bytes. Raises ValueError if the slot has no JPEG but should."""
+    """Return a picture's pixels or JPEG bytes. Raises ValueError if a slot that should have a JPEG has none."""
     if settings.raw_bytes:
         shape = (settings.height, settings.width, 3) if settings.format == "bgr" else (settings.height, settings.width)
         return np.frombuffer(picture, np.uint8).reshape(shape)

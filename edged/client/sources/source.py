@@ -23,11 +23,11 @@ _log = logging.getLogger("edged.client")
 class RateLimit:
     """Decides by their times which frames exceed a rate; `fps` 0 means no limit.
 
-    With 30 frames a second and a limit of 10 it keeps every third frame despite jitter: it keeps frames that are
-    slightly early, and a pause does not lead to a burst.
+    With 30 frames a second and a limit of 10, every third frame is kept despite jitter, since a slightly early frame is
+    kept too. A pause does not lead to a burst.
     """
 
-    _EARLY = 0.1  # of a period
+    _EARLY = 0.1  # fraction of a period
 
     def __init__(self, fps: float) -> None:
         self._period = 1 / fps if fps > 0 else 0.0
@@ -65,8 +65,8 @@ class Shot(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def at(cls, develop: Callable[[], Picture], mono_ns: int) -> Shot:
-        """Make a shot with the driver's capture time `mono_ns` on the monotonic clock. A time that is not within the
-        last 5 s is ignored, since some drivers use another clock."""
+        """Make a shot with the driver's capture time `mono_ns` on the monotonic clock. If that time is not within the
+        last 5 s, the current time is used, since some drivers use another clock."""
         unix_now, mono_now = time.time_ns(), time.monotonic_ns()
         age = mono_now - mono_ns
         if not 0 <= age < _BELIEVED_NS:
@@ -97,7 +97,7 @@ class Playback:
         self._count += 1
         now = time.monotonic()
         if self._start is None or now - (self._start + at) > _HOPELESSLY_LATE_S:
-            self._start = now - at  # after a pause it does not catch up
+            self._start = now - at  # after a pause, missed time is not caught up
         return max(0.0, self._start + at - now)
 
 
@@ -128,12 +128,12 @@ class Reader(ABC):
 
 
 Connect: TypeAlias = Callable[["Live"], AbstractContextManager[Iterator[Shot]]]
-"""Connects to the camera and returns its shots, which end or raise when it goes away. The caller checks `stopped`
-between two shots."""
+"""Connects to the camera and returns its shots. When the camera goes away, the shots end or raise an error. The caller
+checks `stopped` between two shots."""
 
 
 class Live(Reader):
-    """Reads a camera. If the camera is missing or goes away, it is connected again until `stopped` is set. `clock` and
+    """Reads a camera. If the camera is missing or goes away, `Live` connects again, until `stopped` is set. `clock` and
     `wait` use seconds."""
 
     paced = True
@@ -178,7 +178,7 @@ class Live(Reader):
                         break
         except Unsupported:  # retrying does not install a missing package
             raise
-        except Exception as error:  # whatever the camera or driver raises, the next attempt may work
+        except Exception as error:  # the camera or driver may raise any class, and the next attempt may work
             return redact(str(getattr(error, "strerror", None) or error) or type(error).__name__)
         return "the stream ended"
 
