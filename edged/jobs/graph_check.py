@@ -1,8 +1,8 @@
 """Checks whether a graph is well-formed: every name is produced once, and no node depends on itself. Pure.
 
 These checks come before a runtime opens the model: on an invalid graph some runtimes crash, some never end, and none
-tells an exporter's fault from its own. `edged.jobs.inspect` checks types and shapes of inputs and outputs; here
-`graph.input` may list weights.
+says whether the exporter or the runtime itself is at fault. `edged.jobs.inspect` checks types and shapes of inputs and
+outputs; here `graph.input` may list weights.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
 
 def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
     """Return the nodes of one cycle, each after a node that it depends on. `missing`: the number of unmet dependencies
-    of each node. Following them from any waiting node leads into a cycle."""
+    of each node. From any node with unmet dependencies, following these leads into a cycle."""
     at = next(index for index, count in enumerate(missing) if count)
     place: dict[int, int] = {}
     way: list[int] = []
@@ -186,7 +186,7 @@ def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
-    """Return the values of its graph that a node reads, itself and in its bodies."""
+    """Return the names of the values that a node and its bodies read from the graph of the node."""
     found = set(node.input)
     if not node.attribute:
         return found

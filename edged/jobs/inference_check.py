@@ -135,7 +135,8 @@ def _category(why: str) -> Category:
 
 
 def _found(operator: str, name: str, walk: Walk) -> onnx.NodeProto | None:
-    """Return the node that an error names, or the only unnamed node of its operator; None if it is not found."""
+    """Return the node that an error names. If it gives only the operator, return the only unnamed node of that
+    operator. None if no such node is found."""
     kin = [node for node in walk.nodes if text(node.op_type) == operator]
     if name:
         return next((node for node in kin if text(node.name) == name), None)

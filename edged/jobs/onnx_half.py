@@ -245,7 +245,8 @@ def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
 def _free(
     names: Sequence[str], declared: Sequence[defs.OpSchema.FormalParameter], free: set[str], model: Model
 ) -> tuple[bool, ...]:
-    """Return for each value whether it is float32 and its parameter has a free type. The last one may be variadic."""
+    """Return for each value whether it is float32 and its parameter has a free type. The last parameter may be
+    variadic."""
     parameters = [declared[min(slot, len(declared) - 1)] for slot in range(len(names))]
     return tuple(
         model.types.get(name) == FLOAT and parameter.type_str in free

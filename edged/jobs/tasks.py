@@ -180,7 +180,7 @@ def _time(job: jobs.Time, report: Report) -> jobs.Timed:
     def open_form(form: Parallelism) -> Session:
         report(jobs.Progress("timing"))
         if job.order.recipe.is_reference and form == ONE_INSTANCE:
-            return reference  # memory may be too small for a large model twice
+            return reference  # memory may be too small for two copies of a large model
         return backend.open(msgspec.structs.replace(job.order, parallelism=form))
 
     def is_right(session: Session) -> bool:
@@ -196,7 +196,7 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, report:
     report(jobs.Progress("verifying"))
     try:
         answer = session.infer(sample.inputs)
-    except InvalidInput as error:  # a rebuilt engine would refuse them too
+    except InvalidInput as error:  # a rebuilt engine would refuse these shapes too
         asked = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in sample.inputs.items())
         where = " and ".join(PREFIX + spec.name for spec in signature.inputs if not spec.is_static)
         advice = f"; change {where} to accept them" if where else ""
@@ -205,7 +205,8 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, report:
 
 
 def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
-    """Return the sample to time with: the user's or a picture if there is one, because time may depend on content."""
+    """Return the sample to time with: one of the user's, or a picture, if there is one, because the time may depend on
+    the content; otherwise the first."""
     return next((sample for sample in samples if sample.kind in (GIVEN, PICTURE)), samples[0])
 
 

@@ -33,7 +33,7 @@ Report: TypeAlias = Callable[[jobs.Progress], None]
 _CONVERT = "or convert it: edged models add NAME FILE --convert"
 _EXTENSIONS = "export it without the steps that onnxruntime-extensions adds: edged loads no libraries of operators"
 _REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
-_PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
+_PLUGIN = "_TRT"  # the names of TensorRT's plugins end so; ONNX Runtime knows some of these plugins
 # For models that answer only some values or sizes.
 _GIVE = (
     "if it accepts only certain values, pass some: --samples INPUTS.npz, from numpy.savez with one array per input"

@@ -95,7 +95,8 @@ class Hosts:
         return max(0.0, record.not_before - time.monotonic()) if record else 0.0
 
     def empty(self, wanted: Container[HostKind]) -> list[HostLink]:
-        """Return the hosts without sessions that are not in `wanted`, or that have had no session for a minute."""
+        """Return the hosts without sessions that may be stopped: their kind is not in `wanted`, or they have had no
+        session for a minute."""
         now, found = time.monotonic(), []
         for kind, link in self._links.items():
             record = self._records[kind]

@@ -115,8 +115,8 @@ class HostSession:
         return now - min(self.jobs.values(), default=math.inf) - self.limit
 
     def overdue(self, now: float, grace: float) -> tuple[Literal["", "stop", "hopeless"], int]:
-        """Return what to do about a running job at its limit, and its number: "stop" once, "hopeless" after the grace
-        period; "" if there is nothing to do."""
+        """Return what to do about a job that has reached its limit, and the number of the job: "stop" once, "hopeless"
+        after the grace period; "" if there is nothing to do."""
         for job, began in self.jobs.items():
             if now - began <= self.limit:
                 continue
@@ -158,7 +158,7 @@ class HostLink:
         self.version = ""  # of the runtime that the host loaded
         self.sessions: dict[int, HostSession] = {}
         self.nodes: dict[int, Nodes] = {}  # where the nodes of each session run, as far as its runtime reports it
-        self.lost = ""  # why the host accepts no more messages; empty while it does
+        self.lost = ""  # why the host accepts no more messages; empty while it accepts them
         self.loss = Loss()  # the details, once the link has failed all its requests
         self.memory_mb = limits.memory_mb or memory.derived_mb(box_mb())
         self._progress = Progress(times.progress)
@@ -351,7 +351,8 @@ class HostLink:
         _settle(opening, None)
 
     def _forget(self, number: int, error: EdgedError) -> None:
-        """Remove a session that has closed or could not be opened; a caller that waits for its opening gets `error`."""
+        """Remove a session that has closed or could not be opened; a caller that waits for its opening gets `error`.
+        Raises EngineUnusable if the session had jobs."""
         self.nodes.pop(number, None)
         session = self.sessions.pop(number, None)
         if session is None:
@@ -371,8 +372,8 @@ class HostLink:
     # -- limits and the end ------------------------------------------------------------------------------------------
 
     def _waits(self, now: float) -> dict[int, float]:
-        """Return the sessions that are opening or closing, with the seconds by which each exceeds the limit (negative:
-        within it)."""
+        """Return the sessions that are opening or closing, with the seconds by which each exceeds the limit; negative
+        if it does not."""
         limit = self._limits.open_seconds
         return {number: now - s.asked - limit for number, s in self.sessions.items() if s.opening or s.closing}
 

@@ -102,7 +102,7 @@ class Tracking:
         else:
             frame.settle()
         if not found:
-            frame.settle()  # it has no detections to wait for; the tracker still learns that time has passed
+            frame.settle()  # no detections to wait for; the tracker still learns that time has passed
         return answer
 
     def forget(self, camera: Hashable) -> None:
