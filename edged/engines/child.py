@@ -402,7 +402,7 @@ def _reads(job: jobs.Job) -> Iterator[str]:
 def _writes(job: jobs.Job) -> Iterator[str]:
     if isinstance(job, jobs.Build):
         yield job.out
-        if job.order.timings:  # timings are per device and shared by all builds for it
+        if job.order.timings:  # each device has its own timings, which all builds for the device share
             yield str(Path(job.order.timings).parent)
     if isinstance(job, (jobs.MakeGolden, Lower, FreeDims, Simplify)):
         yield str(Path(job.out).parent)

@@ -114,7 +114,7 @@ def _is_usable(backend: str, device: Device, facts: Mapping[str, str]) -> bool:
         return False
     if backend != "onnxruntime":
         return True
-    code = facts.get("runtime.onnxruntime_gpu_code")  # its kernels are compiled ahead for certain GPUs
+    code = facts.get("runtime.onnxruntime_gpu_code")  # the package's kernels are compiled ahead for certain GPUs
     is_compiled_for = code is None or fatbin.runs_on(code, device.compute_capability)
     return "runtime.onnxruntime_gpu" in facts and is_compiled_for  # only the package onnxruntime-gpu supports CUDA
 

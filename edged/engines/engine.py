@@ -149,7 +149,8 @@ class PlannedEngine:
 
     @property
     def may_open(self) -> bool:
-        """Whether it can be opened now or later: usable or the reference, not quarantined, not refused for good."""
+        """Whether the engine can be opened now or later: usable or the reference, not quarantined, not refused for
+        good."""
         return (self.is_usable or self.recipe.is_reference) and self.open_at < math.inf and not self.quarantined
 
     @property

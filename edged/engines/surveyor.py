@@ -22,7 +22,7 @@ from edged.events import DeviceChanged, EventLog, FactChange
 
 _LOG = logging.getLogger("edged.engines")
 _STATE = "nvidia.state"
-logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every file
+logging.getLogger("watchfiles").setLevel(logging.WARNING)  # at a lower level, watchfiles logs every file
 _TICK_MS = 500
 _STEP_MS = 500  # a change is complete after this time without another; each step wakes a thread
 _SETTLE_SECONDS = 2.0  # an installation is finished when facts are stable for this time

@@ -257,7 +257,7 @@ class Outcomes:
         atomic.prune(self._outcomes, _MOST)
 
     def support(self, backend: str) -> RuntimeSupport | None:
-        """Return what the runtime supports, as stored last (perhaps by another version); None if unknown."""
+        """Return what the runtime supports, as stored last (perhaps for another version); None if unknown."""
         return sealed.read(self._runtimes / f"{backend}.json", RuntimeSupport, "runtimes")
 
     def forget(self, digest: str) -> None:

@@ -144,8 +144,8 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     """Write a copy of the model into the folder `work`, prepared for quantising. Return its path and notes on changes.
 
     The copy has an opset with scales for each channel; batch normalisation and other constant arithmetic folded into
-    the weights; a name for every node; and no output that is also the input of a layer, because such an output would
-    be quantised too. It answers as the model does. The model itself is not changed.
+    the weights; a name for every node; and no output that is also the input of a layer, because such an output would be
+    quantised too. The copy answers as the model does. The model itself is not changed.
     """
     notes: tuple[str, ...] = ()
     proto = onnx.ModelProto.FromString(model.proto.SerializeToString())

@@ -65,7 +65,7 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         return runtimes.import_package(job)
     if isinstance(job, Lower | Prove | FreeDims | Simplify):
         return _repair(job)
-    # The file is read by its path, so compare its digest with that in the job before and after.
+    # The file is read by its path, so its digest is compared with the job's before and after.
     require_same(job.order)
     answer = _on_model(job, report)
     try:
@@ -101,7 +101,7 @@ def _build(job: jobs.Build, report: Report) -> jobs.Built:
     started = time.monotonic()
     backend, out = _load(job), Path(job.out)
     if job.order.recipe.precision in backend.in_graph:
-        # Inside the stage, so that it is removed with the stage if this process is killed.
+        # The folder is inside the stage, so that both are removed if this process is killed.
         with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
             report(jobs.Progress("converting"))
             order, converted = convert_order(job, Path(folder))

@@ -55,7 +55,8 @@ def measure(
 ) -> Timed:
     """Time an engine in each form for about `seconds`. `open_form` may return the reference itself.
 
-    A form with several instances is left out if the runtime cannot run it, or if its answer is not `is_right`.
+    A form with several instances is left out if the runtime cannot run it, or if its answer is wrong (`is_right` is
+    false).
     """
     ticks, used, began = load.read(), time.process_time(), time.perf_counter()
     speeds = []

@@ -2,7 +2,8 @@
 
     opset -> operators -> session -> inference
 
-The inputs are the user's samples. If there are none, they are the golden inputs (`probes.py`) except wide values.
+The inputs are the user's samples; if the model answers none of these, the golden inputs (`probes.py`) except wide
+values.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _is_enough(deaths: tuple[Death, ...], allowed: int) -> bool:
 
 
 def _counted(deaths: tuple[Death, ...]) -> tuple[Death, ...]:
-    """Return the deaths without the first one from outside, which proves nothing."""
+    """Return the deaths without the first one from outside: a single such death proves nothing."""
     first = next((death for death in deaths if death.is_outside), None)
     return tuple(death for death in deaths if death is not first)
 

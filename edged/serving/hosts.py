@@ -24,7 +24,7 @@ from edged.serving.link import HostLink
 _BACKOFF = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 _SHORT = 2.0  # the longest wait if the host had started and the box has memory for it
 _ROOM_MB = 512
-_HEALTHY_SECONDS = 60.0  # a host that ran this long has its earlier deaths forgotten
+_HEALTHY_SECONDS = 60.0  # once a host has run this long, its earlier deaths no longer count
 _IDLE_SECONDS = 60.0  # an empty host is kept this long, because it may be needed again soon
 
 

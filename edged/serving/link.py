@@ -178,7 +178,8 @@ class HostLink:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the process and wait until it has imported its backend. Raises HostLost if it cannot."""
+        """Start the process and wait until it has imported its backend. Raises HostLost if the host cannot be
+        started."""
         try:
             connection = self._socket = HostSocket(self._receive, self._most_bulk, self._disconnected)
             allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
@@ -200,8 +201,8 @@ class HostLink:
         return all(any(Path(path).is_relative_to(each) for each in self._reads) for path in rules.around(model))
 
     async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _UNKNOWN) -> int:
-        """Open an engine for up to `batch` pictures at a time; return its number within this host. Raises the
-        backend's error if it cannot be opened."""
+        """Open an engine for up to `batch` pictures at a time; return its number within this host. Raises the backend's
+        error if the engine cannot be opened."""
         self._require_alive()
         number = next(self._numbers)
         seconds = tenant.bounds.seconds or self._limits.job_seconds

@@ -126,7 +126,8 @@ class Stream(Generic[Tag]):
             await self._room.wait()
 
     def end(self, failure: BaseException | None = None) -> None:
-        """Announce that no more frames will be put. With a failure, `results` raises it after the last result."""
+        """Announce that no more frames will be put. If `failure` is given, `results` raises it after the last
+        result."""
         self._ended, self._failure = True, failure
         self._changed.set()
 

@@ -1,4 +1,4 @@
-"""Work for a slot, a camera frame or a tensor request, and its answer."""
+"""Work for a slot (a camera frame or a tensor request), and its answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from edged.vision.placement import Roi
 
 
 class Source(Protocol):
-    """Bulk bytes outside the daemon's memory, read once when the work is chosen. To tell them apart, code tests for
-    bytes and memoryview, because an isinstance check against a Protocol is slower."""
+    """Bulk bytes outside the daemon's memory, read once when the work is chosen. To recognise a source, code tests that
+    it is neither bytes nor memoryview, because an isinstance check against a Protocol is slower."""
 
     @property
     def size(self) -> int: ...

@@ -56,7 +56,7 @@ def write_lowered(job: Lower) -> Lowered:
         raise ModelRefused(f"{Path(job.path).name} cannot be read: {one_line(error)}") from error
     done, details = LoweredGraph(), list[str]()
     if job.opset:
-        if model.functions:  # each has its own versions
+        if model.functions:  # each function has its own versions
             model = onnx.inliner.inline_local_functions(model)
             details.append("local functions inlined")
         done = lower(model, job.opset)
