@@ -266,7 +266,7 @@ class _Work:
             job = Simplify(str(self.path), str(out), str(weights))
             made = await run(job, Simplified, _WORK)
             if made.after == made.before:
-                raise Unsuitable(f"{made.by} finds no node to remove among {made.before}")
+                raise Unsuitable(f"{made.by} finds nothing to remove in {made.before} nodes")
             after = await _inspect(out)
             proof = await self._proof(out, after, evaluate=False)
         except EdgedError as error:

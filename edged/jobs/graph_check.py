@@ -47,8 +47,8 @@ def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
 
 
 def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[Finding]:
-    """Yield domains with two different versions, of which runtimes silently use one. Equal entries are allowed:
-    onnx.compose writes them."""
+    """Yield a finding for each domain with two different versions: runtimes silently use one of these. Equal entries
+    are allowed: onnx.compose writes them."""
     named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
     for domain in _twice([domain for domain, _ in sorted(named)]):
         versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
@@ -59,8 +59,9 @@ def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[F
 
 
 def _graph(graph: onnx.GraphProto, outer: Sequence[_Names], taken: Sequence[_Names]) -> Iterator[Finding]:
-    """Yield the findings of one graph. `outer`: the names of the enclosing graphs, which its nodes may read. `taken`:
-    the names that the enclosing graphs define before the node with this body, which its nodes must not produce."""
+    """Yield the findings of one graph. `outer`: the names of the enclosing graphs; the nodes of this graph may read
+    them. `taken`: those that are defined before the node that this graph is a body of; the nodes of this graph must not
+    produce them."""
     inputs = [value.name for value in graph.input]
     constants = [tensor.name for tensor in graph.initializer]
     constants += [sparse.values.name for sparse in graph.sparse_initializer]

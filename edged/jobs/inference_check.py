@@ -21,8 +21,8 @@ from edged.models.finding import Category, Finding, Stage
 
 _MOST = 1024  # the highest plausible version
 _KEPT = 4096  # the most bytes of a tensor from which shapes may be inferred; larger ones are weights
-# Messages to ignore: their cause is that values are external or were removed here, the package has no rule for the
-# case, or the runtimes check it.
+# Messages to ignore, because values are external or were removed here, because the package has no rule for the case,
+# or because the runtimes check it.
 _NOT_SAID = re.compile(
     r"external|Data size mismatch|Cannot parse data|sparse_tensor|No Op registered|TensorProto \(tensor name",
     re.IGNORECASE,
