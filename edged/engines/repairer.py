@@ -327,7 +327,7 @@ class _Work:
                 )
             except ConfigError:
                 continue
-        raise Unsuitable("the family of the repaired model cannot be determined")
+        raise Unsuitable("the family of the model cannot be determined")
 
 
 def _versions(opset: int, ir: int) -> str:
