@@ -58,7 +58,7 @@ class Heartbeat:
 
 
 def headline(report: StatusInfo, problem: str = "") -> str:
-    """Summarise the daemon for `systemctl status`; `problem` is a problem other than of models and engines."""
+    """Summarise the daemon for `systemctl status`; `problem` is one that concerns neither models nor engines."""
     return "; ".join(_parts(report, problem))
 
 

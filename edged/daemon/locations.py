@@ -54,7 +54,7 @@ def addresses(config: Config) -> tuple[str, ...]:
 
 
 def guarded_http(config: Config) -> tuple[str, ...]:
-    """Return the addresses besides gRPC's whose callers need roles."""
+    """Return the addresses for HTTP whose callers need roles: those of the API and of the page."""
     return tuple(filter(None, (config.http.listen, config.page.listen)))
 
 

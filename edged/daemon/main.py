@@ -64,8 +64,8 @@ async def serve(
     """Run the daemon until a signal ends it.
 
     `ready` is called with the addresses once calls are answered. `read` reads the configuration again; None without a
-    file. `activation` has the sockets that systemd opened. Raises ConfigError for what cannot be used as configured,
-    and Refused if a newer edged has written the state.
+    file. `activation` has the sockets that systemd opened. Raises ConfigError if something cannot be used as
+    configured, and Refused if a newer edged has written the state.
     """
     malloc_trimmer.limit_arenas()  # before threads start
     signals = Signals()

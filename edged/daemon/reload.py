@@ -62,8 +62,8 @@ class Reloader:
     async def reload(self) -> tuple[Change, ...]:
         """Read the configuration again and return the result of each change.
 
-        Raises ConfigError, or InvalidInput for a model's name, if it is invalid: nothing changes then. Raises Refused
-        without a file.
+        Raises ConfigError if the configuration is invalid, and InvalidInput if a model's name is; then nothing changes.
+        Raises Refused without a file.
         """
         if self._read is None:
             raise Refused("this daemon was started without a configuration file; restart it with one to reload")

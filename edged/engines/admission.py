@@ -64,10 +64,11 @@ async def examine(
     installed: Iterable[str],
     samples: Sequence[Path] = (),
 ) -> Admission:
-    """Inspect a model and try it on every installed backend. The user's `samples` are the first inputs.
+    """Inspect a model and try it on every installed backend. The trials run the user's `samples` first.
 
-    Raises ModelRefused with its finding if the file cannot be read, ConfigError if the settings do not fit the model,
-    and InvalidInput if the model can be served but the samples cannot be used. Other errors are edged's or the box's.
+    Raises ModelRefused with a finding if the file cannot be read, ConfigError if the settings do not fit the model, and
+    InvalidInput if the model can be served but the samples cannot be used. Any other error is a fault of edged or of
+    the box.
     """
     model_settings.validate(settings)
     inspection, names = await builder.inspect(path, _EVERY_TIME), tuple(installed)
@@ -103,7 +104,8 @@ async def admit(
     installed: Iterable[str],
     samples: Sequence[Path] = (),
 ) -> Admission:
-    """Examine a model on the reference's backend only, which decides. Other backends are tried by building engines.
+    """Examine a model on the reference's backend only: this decides whether the model can be served. Other backends are
+    tried when their engines are built.
 
     Raises ModelRefused if the model cannot be served here, otherwise the errors of `examine`.
     """

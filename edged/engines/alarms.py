@@ -44,8 +44,8 @@ class AlarmKind(str, enum.Enum):
     TOKENS = "tokens"  # the token file cannot be used
     AUDIT = "audit"  # the audit log cannot be written
     CAMERA_LOST = "camera_lost"  # a configured camera gives no frames
-    CAMERA_DARK = "camera_dark"  # its picture is black
-    CAMERA_FROZEN = "camera_frozen"  # its picture does not change
+    CAMERA_DARK = "camera_dark"  # the picture of a configured camera is black
+    CAMERA_FROZEN = "camera_frozen"  # the picture of a configured camera does not change
     FALLBACK = "fallback"  # some nodes of a model do not run on the engine's device
 
 
@@ -118,7 +118,8 @@ class Box(msgspec.Struct, frozen=True):
 def wrong(
     models: Iterable[PlannedModel], settings: Engines, now: float, box: Box, health: Health | None = None
 ) -> Iterator[Alarm]:
-    """Yield an alarm for each problem. `now` is in monotonic seconds; `health` says how many probes must fail."""
+    """Yield an alarm for each problem. `now` is in monotonic seconds; `health` says how many probes of an engine must
+    fail before it counts as failing."""
     if box.paused:
         yield Alarm(AlarmKind.BUILDS_PAUSED, box.paused)
     if box.state:
@@ -142,7 +143,8 @@ def wrong(
 
 
 def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[float, float] | None:
-    """Return the current and the usual inference time of the serving engine, in ms, if it has been slow for too long.
+    """Return the current and the usual inference time of the serving engine, in ms, if the engine has been slow for too
+    long; otherwise None. The current time is 0 if few inferences ended lately.
 
     The timings of the build are not compared, because the child that measured them had a low priority.
     """
@@ -205,7 +207,8 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
 
 
 def _placement(planned: PlannedModel) -> Iterator[Alarm]:
-    """Yield alarms of engines with nodes on the wrong device: at build (the serving engine), or when opened (any)."""
+    """Yield an alarm for each engine that had nodes on the wrong device when it was last opened. For the serving
+    engine, the nodes at its build count too."""
     for key, engine in planned.engines.items():
         is_serving = key == planned.serving
         built = engine.record.composition.fallback if engine.record is not None and is_serving else ()

@@ -62,7 +62,8 @@ Reserve: TypeAlias = Callable[[int], Awaitable[int]]
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One engine of one model to be made, with the effort to build with; `is_timed`: once it is accepted."""
+    """An engine to make for a model. `effort` is that of the build; `is_timed`: whether to time the engine once it is
+    accepted."""
 
     model: Model
     recipe: Recipe
@@ -168,8 +169,8 @@ class Builder:
     async def make(self, task: Task, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         """Build, verify and time an engine, and commit the outcome, accepted or rejected. Returns its record.
 
-        If the new engine is rejected, an accepted engine with this key in the store stays. If an error is raised, there
-        is no outcome, and the temporary files are removed.
+        If the new engine is rejected, an accepted engine with this key in the store stays. If an error is raised, no
+        outcome is stored, and the temporary files are removed.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
@@ -192,10 +193,10 @@ class Builder:
     async def make_ahead(
         self, task: Task, device: str, capability: str, on_progress: OnProgress, reserve: Reserve
     ) -> EngineRecord:
-        """Build an engine for a GPU of that compute capability, which this box need not have, and commit it.
+        """Build an engine for a GPU with this compute capability, and commit it. The box itself needs no such GPU.
 
-        Its answers cannot be compared here, so it cannot serve before a trial on its device. Raises Refused if the
-        store already has an accepted engine with this key.
+        The engine's answers cannot be compared here, so it does not serve before a trial on the device that it is for.
+        Raises Refused if the store already has an accepted engine with this key.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             await asyncio.to_thread(self._require_none, task.key.digest)
@@ -232,8 +233,8 @@ class Builder:
     async def adopt(self, task: Task, source: str, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         """Try the files of the engine `source`, built ahead or for another driver, as the engine of this task.
 
-        If its answers are right, the files are committed under the new key as well. Otherwise it raises WrongAnswers or
-        another error, and the engine has to be built. Raises KeyError if the store has no engine `source`.
+        If the answers are right, commit the files under the new key as well. If they are wrong, raise WrongAnswers.
+        After any error the engine has to be built. Raises KeyError if the store has no engine `source`.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             old, artefact = self._store.records()[source], self._store.artefact(source)
@@ -269,15 +270,17 @@ class Builder:
             self._forget(digest)
 
     def recorded(self, model: Model) -> list[Sample]:
-        """Read a model's golden questions with the reference's answers from disk; empty if the file does not exist."""
+        """Read a model's golden inputs with the reference's answers from disk; empty if the file is missing or
+        damaged."""
         place = self._golden / f"{Standard.of(model, REFERENCE.precision).golden}.golden"
         try:
             return load_golden(place).samples if place.exists() else []
-        except BuildFailed:  # they are made again at the next verification
+        except BuildFailed:  # the golden answers are made again at the next verification
             return []
 
     def expected_seconds(self, task: Task) -> float | None:
-        """Estimate the seconds of making an engine: as for this model's last engine, otherwise the backend's mean."""
+        """Estimate how many seconds it takes to make an engine: as many as this model's last engine of the backend
+        took, otherwise the mean of the backend's engines; None if it has none."""
         kin = [
             record
             for record in self._store.records().values()
@@ -354,8 +357,8 @@ class Builder:
         await asyncio.to_thread(self._store.commit, out, record)
 
     async def _reference(self, model: Model, recipe: Recipe, on_progress: OnProgress) -> tuple[Path, Standard]:
-        """Return the file of golden answers, which is made if it does not exist, and the engine's standard."""
-        now = await asyncio.to_thread(model.with_contents)  # its samples may have changed since it was planned
+        """Return the file of golden answers, and the standard for the engine. Makes the file if it does not exist."""
+        now = await asyncio.to_thread(model.with_contents)  # the samples may have changed since planning
         standard = Standard.of(now, recipe.precision)
         place = self._golden / f"{standard.golden}.golden"
         if not await asyncio.to_thread(is_whole, place):
@@ -432,7 +435,8 @@ class Builder:
         return graph, known if is_same else None
 
     def _read_place(self, graph_digest: str) -> Path:
-        """Return the path of a cached inspection. It includes edged's version, since another one may inspect more."""
+        """Return the path of a cached inspection. The name includes edged's version, because another version may
+        inspect more."""
         return self._inspections / f"{graph_digest}-{__version__}-{_READ_FORMAT}.json"
 
 

@@ -88,7 +88,7 @@ class Catalogue:
         self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
         self._logged_notes: dict[str, tuple[str, ...]] = {}  # notes that were logged, by model
         self._prove = prove
-        self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after failures that may pass, by model
+        self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after temporary failures, by model
         self._known: set[str] = set()  # digests of models that something is cached for
         self._is_tidy = False  # whether the caches of models removed before this start were deleted
 
@@ -216,7 +216,7 @@ class Catalogue:
                 self.read_again(planned)
 
     def replan(self, planned: PlannedModel) -> None:
-        """Plan a model again because the engines that it should have changed."""
+        """Plan a model again, because it should have other engines now."""
         if planned.model is not None:
             self._plan(planned, planned.model)
 
@@ -296,7 +296,8 @@ class Catalogue:
         self._events.emit(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), model, engine.digest)
 
     def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
-        """Refuse the model on disk. If an engine of its previous content serves, it continues to serve."""
+        """Refuse the model on disk. If an engine of the model's previous content serves, that engine continues to
+        serve."""
         # The alarm that this raises is logged once; a new reason during the alarm is logged here.
         level = logging.DEBUG if planned.problem is None else logging.WARNING
         planned.problem, planned.engines = error, {}
@@ -313,7 +314,8 @@ class Catalogue:
         planned.refuse_or_accept()
 
     def _drop(self, name: str) -> None:
-        """Remove a model. Waiting requests are answered if an engine serves; new requests are refused."""
+        """Remove a model and refuse new requests. Waiting requests are answered if an engine serves; otherwise they are
+        refused too."""
         planned = self.models.pop(name)
         if planned.reading is not None:
             planned.reading.cancel()

@@ -40,12 +40,12 @@ from edged.logs.child_output import ChildLogForwarder
 
 _POLL_SECONDS = 0.25
 _LONGEST_PAUSE = 4 * _POLL_SECONDS
-_CLOSED_SECONDS = 2.0  # in which a child must end after it closed its channel
-_GONE_SECONDS = 10.0  # in which a killed child must release its memory
+_CLOSED_SECONDS = 2.0  # a child must end within this time after it closed its channel
+_GONE_SECONDS = 10.0  # a killed child must release its memory within this time
 _REST_SECONDS = 1.0  # to read the rest of a dead child's pipes, if another process holds them open
 _MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # progress messages; `channel.JobReporter` sends far fewer
-_NOISE_BYTES = 1 << 16  # of standard error are kept; the last lines say why the child failed
-_CRASH = "Fatal Python error: "  # starts the traceback of a crash, which belongs into the log only
+_NOISE_BYTES = 1 << 16  # how much of standard error is kept; the last lines say why the child failed
+_CRASH = "Fatal Python error: "  # the first words of a crash's traceback, which is only logged
 _WORKER = (sys.executable, "-m", "edged.jobs.main")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -140,10 +140,10 @@ class OneShotChild:
         self._log = ChildLogForwarder(f"child {self._what}", logging.INFO)
         self._last: channel.Frame | None = None
         self._messages_left, self._counted_at = _MESSAGE_BURST, time.monotonic()
-        self._family: set[int] = set()  # killed with it
+        self._family: set[int] = set()  # killed with the child
         self._starved = 0.0  # seconds spent waiting for a processor
-        self._granted = 0.0  # extra seconds for phases that it began
-        self._extra_seconds = 0.0  # for reporting a fraction
+        self._granted = 0.0  # extra seconds for phases that the child began
+        self._extra_seconds = 0.0  # granted once the child reports a fraction
         niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check, jobs.AskPicture)) else process.BUILD
         if isinstance(job, jobs.Time):
             niceness = process.MEASURE
@@ -159,7 +159,8 @@ class OneShotChild:
         return ChildLost(f"{self._what} child {why} and was stopped", how)
 
     async def last_word(self) -> channel.Frame | None:
-        """Wait for the child's answer or failure; None if it ends without one. ChildLost if it exceeds a limit."""
+        """Wait for the child's answer or failure; None if it ends without one. Raises ChildLost if the child exceeds a
+        limit."""
         ends = {self._channel.ended, self._watching}
         began = time.monotonic()
         done: set[asyncio.Future[BaseException | None]] = set()
@@ -401,7 +402,7 @@ def _reads(job: jobs.Job) -> Iterator[str]:
 def _writes(job: jobs.Job) -> Iterator[str]:
     if isinstance(job, jobs.Build):
         yield job.out
-        if job.order.timings:  # timings are per device and shared by all builds for it
+        if job.order.timings:  # each device has its own timings, which all builds for the device share
             yield str(Path(job.order.timings).parent)
     if isinstance(job, (jobs.MakeGolden, Lower, FreeDims, Simplify)):
         yield str(Path(job.out).parent)

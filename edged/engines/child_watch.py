@@ -23,7 +23,7 @@ from edged.models.model import Model
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of processor time in /proc
 _SHARE = 0.005  # of one processor; even the slowest build on a serving box uses several times this
-_LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc, a look at known ones a file each
+_LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc; a look at known ones reads one file for each
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -163,7 +163,7 @@ class Watch:
         self._quiet = 0.0  # seconds since the last message, without those spent waiting for a processor
         self._enough = max(_SHARE * stall_seconds, _TICK)
         self._silent = 0.0  # seconds since the last sign of life
-        self._used = 0.0  # seconds of processor time meanwhile
+        self._used = 0.0  # seconds of processor time since then
         self._last_cpu = 0.0
         self._was_large = False
 
@@ -199,7 +199,7 @@ class Watch:
 _LEAST_SECONDS = 120.0
 _PER_MB, _PER_NODE = 1.0, 0.1  # seconds
 _TRIALS = 100.0  # times the trial at admission, which shows how fast the box is
-_TIMES_LIMIT = 4.0  # times its limit that a builder may take if it reports a fraction
+_TIMES_LIMIT = 4.0  # a builder that reports a fraction may take this many times its limit
 
 
 def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -> Patience:

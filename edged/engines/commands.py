@@ -107,7 +107,8 @@ class Commands:
         return self._commanded("verify", chosen, made)
 
     def cancel(self, selection: Selection) -> tuple[str, ...]:
-        """Stop making engines, or waiting to; only `rebuild` starts again. Return the keys of the engines."""
+        """Stop making the selected engines, and those that wait to be made. Only `rebuild` starts them again. Return
+        their keys."""
         waiting = frozenset({EngineState.ABSENT, EngineState.FAILED}) | MAKING
         chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.request is not Request.NONE]
         for _, engine in chosen:

@@ -81,7 +81,8 @@ class Liveness(msgspec.Struct, frozen=True):
 
 
 class Start:
-    """The time in which the first models are examined. Builds wait, so that they do not take processors from it.
+    """The time in which the first models are examined. Builds wait, so that they leave the processors to the
+    examination.
 
     It ends once all models are examined, or after two minutes, so that a model that keeps changing does not stop the
     builds of other models.
@@ -256,7 +257,8 @@ class Controller:
         self.wake()
 
     def accept_foreign(self, accepted: bool) -> None:
-        """Set whether files that other users may have written are used: all models, and engines found from now on."""
+        """Set whether files that other users may have written are used. Applies to all models, and to engines that are
+        found from now on."""
         self.repository.accepts_foreign = self.store.accepts_foreign = accepted
         self.wake()
 

@@ -86,8 +86,8 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
 
 
 def precisions(backend: str, device: Device, settings: Mapping[str, str], facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the precisions to try with a backend on a device: the supported ones of the settings, or, without the
-    setting, those that suit the hardware. Empty if the backend cannot use the device."""
+    """Return the precisions to try with a backend on a device: those of the setting `precisions` that the backend
+    supports; without the setting, those that suit the hardware. Empty if the backend cannot use the device."""
     known = _PRECISIONS.get((backend, device.kind), {})
     if not _is_usable(backend, device, facts):
         return ()
@@ -114,7 +114,7 @@ def _is_usable(backend: str, device: Device, facts: Mapping[str, str]) -> bool:
         return False
     if backend != "onnxruntime":
         return True
-    code = facts.get("runtime.onnxruntime_gpu_code")  # its kernels are compiled ahead for certain GPUs
+    code = facts.get("runtime.onnxruntime_gpu_code")  # the package's kernels are compiled ahead for certain GPUs
     is_compiled_for = code is None or fatbin.runs_on(code, device.compute_capability)
     return "runtime.onnxruntime_gpu" in facts and is_compiled_for  # only the package onnxruntime-gpu supports CUDA
 
@@ -212,7 +212,8 @@ def below(recipe: Recipe) -> Recipe | None:
 
 
 def lowered(wanted: Iterable[DesiredEngine], is_rejected: Callable[[DesiredEngine], bool]) -> tuple[DesiredEngine, ...]:
-    """Return the desired engines. Each rejected one is followed by less optimised ones, up to one not rejected."""
+    """Return the desired engines. After a rejected engine come less optimised ones, up to the first that is not
+    rejected."""
     found: list[DesiredEngine] = []
     for each in wanted:
         engine: DesiredEngine | None = each

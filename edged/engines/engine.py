@@ -92,7 +92,8 @@ class Making:
 
     @property
     def fraction(self) -> float | None:
-        """The share that is done, 0 to 1, as the runtime reports it, or by the estimate; None if neither is known."""
+        """The finished share, 0 to 1: of the phase if the runtime reports it, otherwise of the whole job by the
+        estimate; None if neither is known."""
         if self.reported is not None or not self.estimate_s:
             return self.reported
         return min(0.99, self.elapsed_s / self.estimate_s)
@@ -114,10 +115,10 @@ class PlannedEngine:
     state: EngineState = EngineState.ABSENT
     record: EngineRecord | None = None
     reason: str = ""
-    is_held: bool = False  # quarantined by an operator's command, which raises no alarm
+    is_held: bool = False  # an operator's command quarantined it, so no alarm is raised
     last_attempt_failed: str = ""  # why the last attempt failed, while the previous engine stays
     failures: int = 0
-    failure: str = ""  # message of the last one
+    failure: str = ""  # message of the last failure
     retry_at: float = 0.0
     open_at: float = 0.0  # infinite if the runtime refused it permanently
     refusals: int = 0  # times in a row that its host refused to open it
@@ -143,12 +144,13 @@ class PlannedEngine:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the store has it accepted and complete."""
+        """Whether the store has the engine, accepted and complete."""
         return self.record is not None and self.record.is_usable
 
     @property
     def may_open(self) -> bool:
-        """Whether it can be opened now or later: usable or the reference, not quarantined, not refused for good."""
+        """Whether the engine can be opened now or later: usable or the reference, not quarantined, not refused for
+        good."""
         return (self.is_usable or self.recipe.is_reference) and self.open_at < math.inf and not self.quarantined
 
     @property
@@ -162,7 +164,7 @@ class PlannedEngine:
         return self.served_ms.get(self.edition)
 
     def paced(self, milliseconds: float) -> None:
-        """Record a median inference time while it serves."""
+        """Record a median inference time of the engine while it serves."""
         self.served_ms = {self.edition: min(milliseconds, self.served_ms.get(self.edition, milliseconds))}
 
     def move(self, state: EngineState, reason: str = "") -> None:
@@ -173,7 +175,8 @@ class PlannedEngine:
             self.on_change(self)
 
     def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
-        """Apply the outcome of making it. `stored` is what the store has now; a rejected build does not replace it."""
+        """Apply the outcome of making the engine. `stored` is the record that the store has now: a rejected build does
+        not replace an accepted engine."""
         self.request, self.last_attempt_failed, self.refusals, self.misplaced, self.mismatch = (
             Request.NONE,
             "",
@@ -197,8 +200,8 @@ class PlannedEngine:
             self.move(EngineState.REJECTED, record.verdict.reason)
 
     def fail(self, error: EdgedError, most: int = 0, hopeless: str = "") -> None:
-        """Record that making it failed. It is tried again after a growing delay, until `most` failures in a row (0: no
-        limit). It is not tried again if `hopeless` says why another attempt would fail."""
+        """Record that making the engine failed. It is tried again after a growing delay, until `most` failures in a row
+        (0: no limit). If `hopeless` says why another attempt would fail too, none is made."""
         self.request = Request.NONE
         self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures, self.failure = self.failures + 1, str(error)
@@ -220,7 +223,8 @@ class PlannedEngine:
             self.move(EngineState.UNSUITABLE, str(error))
 
     def cancel(self, reason: str) -> None:
-        """Record that a command stopped its making. The previous engine stays ready, without a reason."""
+        """Record that a command stopped making the engine. A previous engine stays ready, with an empty `reason`;
+        without one the engine is quarantined."""
         if self.is_usable:
             self._stay(reason)
             self.reason = ""
@@ -239,7 +243,7 @@ class PlannedEngine:
         self.move(EngineState.READY if self.is_usable else EngineState.FAILED, reason)
 
     def quarantine(self, reason: str, *, held: bool = False) -> None:
-        """Stop making it until a command requests it. `held`: an operator's command is the reason."""
+        """Do not make the engine again until a command requests it. `held`: the reason is an operator's command."""
         self.request, self.is_held = Request.NONE, held
         self.move(EngineState.QUARANTINED, reason)
 
@@ -261,14 +265,14 @@ class PlannedEngine:
             self._settle(EngineState.REJECTED, record.verdict.reason)
 
     def opened(self) -> None:
-        """Record that it serves now: reset failures and refusals."""
+        """Record that the engine serves now: reset its failures and refusals."""
         if self.refusals:
             self.reason = ""
         self.failures, self.refusals, self.open_at = 0, 0, 0.0
         self.disk, self.disk_failures = "", 0
 
     def met_disk(self, error: EdgedError) -> None:
-        """Count a failure of making or opening it if the disk caused it; otherwise reset the count."""
+        """Count a failure to make or open the engine if the disk caused that failure; otherwise reset the count."""
         failing = isinstance(error, DiskFailing)
         self.disk, self.disk_failures = (str(error), self.disk_failures + 1) if failing else ("", 0)
 
@@ -279,14 +283,14 @@ class PlannedEngine:
 
     @property
     def is_judged(self) -> bool:
-        """Whether its verdict is by the current standard."""
+        """Whether the engine has a verdict by the current standard."""
         return self.record is not None and not self._is_outdated(self.record)
 
     def _is_outdated(self, record: EngineRecord) -> bool:
-        """Whether a verdict is by another standard than the current one."""
+        """Whether a verdict is by another standard than the current one. Never true for a reference."""
         return record.standard != self.standard and not self.recipe.is_reference
 
     def lose(self) -> None:
-        """Record that its files are missing or damaged, so that it is made again."""
+        """Record that the engine's files cannot be used, so that it is made again."""
         self.record, self.nodes, self.misplaced = None, {}, ()
         self.move(EngineState.ABSENT)

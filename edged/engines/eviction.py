@@ -91,8 +91,8 @@ class EvictionManager:
         return max(need, self._left(replacing))
 
     async def evict(self, key: str, reason: str) -> None:
-        """Remove an engine's files. Its record stays if a model's plan has the engine; otherwise the engine would be
-        built at once and evicted again."""
+        """Remove an engine's files. Its record stays if a model's plan has the engine; without the record the engine
+        would be built and evicted again at once."""
         record = self._store.records().get(key)
         if record is None:  # another task just removed it
             return
@@ -164,11 +164,11 @@ class EvictionClass(enum.IntEnum):
 
     STALE = 0  # no model needs it on the current device
     SPARE = 1  # a model has a better one
-    NEEDED = 2  # it serves, is about to, or an operator pinned it: never evicted
+    NEEDED = 2  # never evicted: it serves or is about to, a job needs it, or an operator pinned it
 
 
 class StoredEngine(msgspec.Struct, frozen=True):
-    """One engine in the store: its bytes, and its last use in seconds since the epoch."""
+    """One engine in the store. `size` is in bytes; `used` is the time of the last use in seconds since the epoch."""
 
     key: str
     size: int
@@ -177,7 +177,8 @@ class StoredEngine(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The keys of the engines to evict, in order; empty if even then `short` bytes would be missing."""
+    """The keys of the engines to evict, in order. If even all of them would free too little, `evict` is empty and
+    `short` is the number of missing bytes."""
 
     evict: tuple[str, ...]
     short: int = 0

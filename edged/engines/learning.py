@@ -50,7 +50,7 @@ class _Learning:
     refused: dict[Profile, float] = field(default_factory=dict)  # could not be built; when to try each again
     looked: int = -1  # version of the traffic that the demand follows from
     written: float = 0.0
-    noted: int = 0  # requests that were written
+    noted: int = 0  # number of requests at the last write
     state: str = ""
 
 
@@ -289,7 +289,7 @@ def down(n: int) -> int:
 
 
 def _step(n: int) -> int:
-    """Return a quarter of the octave of a size."""
+    """Return the step to which a size is rounded: a quarter of its octave."""
     return 1 << max(0, n.bit_length() - 3)
 
 

@@ -83,7 +83,8 @@ class Loader:
         await self._finish(self._unload(name))
 
     async def listed(self) -> list[Listed]:
-        """Return every version of every model, by name, the default version first."""
+        """Return every version of every model, by name, the default version first. In mode `explicit` this includes
+        models that are not loaded."""
         catalogue = self._catalogue
         loaded = {planned.entry.model for planned in catalogue.models.values()}
         found = {name: _once([self._rows(name, each) for each in catalogue.versions(name)]) for name in loaded}
@@ -236,7 +237,8 @@ class Loader:
 
 
 def _once(places: Sequence[_Rows]) -> list[Listed]:
-    """Return the rows of all slots, without a version that is loading in one slot if it serves in another already."""
+    """Return the rows of all slots. A version that serves in one slot and is loading in another gets only the first
+    row."""
     versions = {there.version for there, _ in places if there is not None}
     found: list[Listed] = []
     for there, coming in places:
@@ -278,7 +280,8 @@ class ModelSelection:
         return _by_model(self._repository.entries())
 
     def held(self, model: str) -> dict[str, ModelEntry]:
-        """Return the held versions of a model; empty if the model is not loaded. The first call reads the disk."""
+        """Return the versions of a model to be served; empty if it is not loaded. Only for modes other than poll. The
+        first call reads the disk."""
         return dict(self._models().get(model, {}))
 
     def hold(self, model: str, entries: Mapping[str, ModelEntry]) -> None:
@@ -287,7 +290,8 @@ class ModelSelection:
             self._held = {**self._models(), model: dict(entries)}
 
     def take(self, model: str) -> None:
-        """Hold the versions of a model that are on disk now. Does nothing in mode poll."""
+        """Serve exactly the versions of a model that are on disk now; none if the model is gone. Does nothing in mode
+        poll, because all versions on disk are served."""
         if self.mode == "poll":
             return
         entries = self.on_disk().get(model)
@@ -297,7 +301,7 @@ class ModelSelection:
             self.drop(model)
 
     def drop(self, model: str) -> None:
-        """Hold no version of a model, so that it is not served."""
+        """Serve no version of a model."""
         with self._changing:
             self._held = {name: entries for name, entries in self._models().items() if name != model}
 

@@ -41,7 +41,7 @@ _LOG = logging.getLogger("edged.engines")
 _EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
 _AGAIN_SECONDS = 0.2  # after the model on disk turned out to have changed
 _SPACE_SECONDS = 30.0  # after the disk was full
-_LONG_SECONDS = 60.0  # after which another engine may be made at the same time
+_LONG_SECONDS = 60.0  # if a job takes longer, its lane may make another engine at the same time
 _SPARE_MB = 1024  # free memory for a second child in a lane
 _EVENT_STEP = 0.1  # share of a phase between two progress events
 
@@ -242,7 +242,7 @@ class Maker:
             self._give_up_trial(engine, task, f"does not work with this device: {error}")
         except EdgedError as error:
             if is_unproven and engine.failures + 1 < self._settings.attempts:
-                engine.fail(error)  # it says nothing about the engine, which took an hour to build
+                engine.fail(error)  # the error says nothing about the engine, whose build may have taken an hour
             else:
                 self._give_up_trial(engine, task, f"could not be tried: {error}")
         except KeyError:

@@ -64,8 +64,8 @@ def target(text: str, own: Fingerprint) -> Target:
 def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Target:
     """Return the first GPU of another box as the target, from the recorded facts of that box.
 
-    Engines for it get exactly the keys that the other box plans. Raises InvalidInput if that box has no GPU, or has
-    another CPU architecture or TensorRT-RTX version than this box.
+    Engines for it get exactly the keys that the other box plans. Raises InvalidInput if that box has no NVIDIA GPU, or
+    has another CPU architecture or TensorRT-RTX version than this box.
     """
     theirs = Fingerprint(dict(facts))
     capability = theirs.facts.get("gpu.0.compute_capability")
@@ -90,7 +90,8 @@ def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Ta
 
 
 def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[DesiredEngine, ...]:
-    """Return the engines to build for a model on the target, in the named precisions or all that suit the device.
+    """Return the engines to build for a model on the target, in the named precisions; if none is named, in all that
+    suit the device.
 
     Raises InvalidInput if there is no engine to build.
     """

@@ -68,9 +68,7 @@ class Opener:
     ) -> None:
         """`probe` tests every engine before it serves; None skips the test."""
         self._hosts, self._store, self._attempts = hosts, store, attempts
-        self._proven: set[tuple[str, str]] = (
-            set()
-        )  # engines that answered a golden question rightly, by key and edition
+        self._proven: set[tuple[str, str]] = set()  # engines that answered a golden input correctly, by key and edition
         self._events, self._tasks = events, tasks
         self._probe = probe
 
@@ -79,7 +77,7 @@ class Opener:
         self._attempts = attempts
 
     def start(self, planned: PlannedModel, key: str, parallelism: Parallelism = ONE_INSTANCE) -> None:
-        """Start opening an engine of a model in a form."""
+        """Start opening an engine of a model, with as many instances as `parallelism` says."""
         planned.opening_key = key
         assert planned.model is not None  # nothing is decided for a model that could not be read
         planned.opening = self._tasks.start(self._open(planned, planned.model, planned.engines[key], parallelism))
@@ -278,8 +276,8 @@ class Opener:
 
 
 def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
-    """Whether opening may succeed later: memory or space may be freed, or a busy box made it exceed its time limit. For
-    a built engine even the first refusals of the runtime count as temporary."""
+    """Whether opening may succeed later: memory or space may be freed, or only a busy box made it take too long. For a
+    built engine, also the first refusals of the runtime count as temporary."""
     if isinstance(error, OutOfMemory | Overloaded | OutOfSpace):
         return engine.recipe.is_reference or engine.state is EngineState.READY
     if engine.recipe.is_reference:

@@ -97,7 +97,7 @@ class PlannedModel:
         return self.reading is not None and not self.reading.done()
 
     def is_busy(self, now: float) -> bool:
-        """Whether the engine is chosen for throughput instead of latency."""
+        """Whether to choose the engine for throughput instead of latency, by the settings or by the demand."""
         wanted = performance(self.entry.settings)
         return self.slot.demand.is_high(now) if wanted == "auto" else wanted == "throughput"
 
@@ -107,7 +107,7 @@ class PlannedModel:
         return next((engine for engine in self.engines.values() if engine.recipe.is_reference), None)
 
     def plan(self, model: Model, wanted: tuple[DesiredEngine, ...]) -> list[PlannedEngine]:
-        """Set the model and the engines that it should have. Returns the engines that are new, all absent."""
+        """Set the model and the engines that it should have. Returns the new ones, all in state ABSENT."""
         self.model, self.problem = model, None
         engines = {
             each.key.digest: self.engines.get(each.key.digest)
@@ -172,7 +172,7 @@ class PlannedModel:
             slot.hold(refusal)
 
     def refuse_fallback(self, why: str) -> None:
-        """Refuse the requests that wait for the fallback slot. Later requests are accepted, and decided again."""
+        """Refuse the requests that wait for the fallback slot. Later requests may wait for it again."""
         self.fallback.refuse(NotReady(f"model {self.entry.name!r}: {why}"))
         self.fallback.hold(None)
 
@@ -211,8 +211,8 @@ def is_of(engine: EngineRef, model: Model) -> bool:
 
 
 def batching(model: Model, recipe: Recipe) -> Batching:
-    """Return how frames are batched: up to the model's fixed batch or the engine's range of shapes, if there is one;
-    otherwise up to the configured size, or one by one.
+    """Return how frames are batched: up to the configured size, but no more than the model's fixed batch or the
+    engine's range of shapes allows. Without a configured size, as many as these allow; if neither exists, one by one.
 
     Only engines with a range of shapes (as on a GPU) batch without configuration: on a CPU a batch gains little, and
     each of its frames waits for the others.
@@ -222,7 +222,7 @@ def batching(model: Model, recipe: Recipe) -> Batching:
     return Batching(limit, batch_wait_seconds(settings) if limit > 1 else 0.0)
 
 
-_LEAST_GAIN = 1.25  # times as fast as single requests that a batch must be
+_LEAST_GAIN = 1.25  # a batch must be this many times as fast as single requests
 
 
 def tensor_batching(model: Model) -> TensorBatching:
@@ -299,7 +299,8 @@ class Planner:
                 self._recall(engine, stored)
 
     def _recall(self, engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> None:
-        """Apply earlier failures to an engine that is not in the store, and find a stored engine to try instead."""
+        """Apply earlier failures to an engine that is not in the store. If it has none, choose a stored engine to try
+        first."""
         before = self._log.of(engine.digest)
         engine.failures, engine.failure = before.failures, before.reason
         if before.stopped == "cancelled":

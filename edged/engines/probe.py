@@ -1,7 +1,7 @@
 """Probes an open engine with one request like those of verification. The request bypasses the slot's queue.
 
-The daemon itself makes the probes, which needs no runtime. The shapes that a model accepts are found by trying: once an
-engine has answered a probe, only that probe is sent from then on.
+The daemon makes the probes itself and needs no runtime for them. The shapes that a model accepts are found by trying:
+once an engine has answered a probe, only that probe is sent from then on.
 
 Warm-up requests of a model's config.pbtxt are sent before its engine serves.
 """
@@ -74,7 +74,7 @@ async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session
         batch.release()
 
 
-_COMPARED = 3  # golden questions; one right answer suffices
+_COMPARED = 3  # golden inputs; one right answer suffices
 _MOST_BYTES = 64 << 20  # of one probe: it takes arena space from requests
 
 
@@ -99,7 +99,7 @@ class NoUsableProbe(EngineUnusable):
 
 @dataclass
 class KnownAnswers:
-    """What probes found about a model: which probe it answers, and the form of the reference's outputs once the
+    """What probes found about a model: which probe the model answers, and the form of the reference's outputs once the
     reference was probed. Valid for one content and one inspection of it."""
 
     model: Model
@@ -108,12 +108,12 @@ class KnownAnswers:
 
     def is_of(self, model: Model) -> bool:
         same = self.model.digest == model.digest and self.model.recognition == model.recognition
-        same = same and self.model.learnt == model.learnt  # then other shapes are probed first
+        same = same and self.model.learnt == model.learnt  # for another learnt range, probes of other shapes come first
         return same and (not model.samples or self.model.entry.stamp == model.entry.stamp)
 
 
 class SessionProbe:
-    """Probes sessions. `recorded` reads golden questions and answers from disk."""
+    """Probes sessions. `recorded` reads a model's golden inputs with the reference's answers from disk."""
 
     def __init__(self, recorded: Callable[[Model], Sequence[Sample]]) -> None:
         self._recorded = recorded
@@ -146,8 +146,8 @@ class SessionProbe:
         raise NoUsableProbe(f"it answers no probe: {why}")
 
     async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
-        """Return why an engine cannot be of this model. Empty if it answers one of up to three golden questions as the
-        reference did, within the tolerance of its precision, or if no golden questions are recorded."""
+        """Return why an engine cannot be of this model. Empty if the engine answers one of up to three golden inputs as
+        the reference did, within the tolerance of its precision, or if no golden inputs are recorded."""
         recorded = await asyncio.to_thread(self._recorded, model)
         signature = model.inspection.signature
         held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
@@ -187,7 +187,8 @@ class SessionProbe:
 
 
 def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> str:
-    """Return the first output whose form differs from the declared and from the reference's; empty if there is none.
+    """Return what is wrong with the first output whose form is neither the declared one nor the reference's; empty if
+    no output is wrong.
 
     Declared shapes are often wrong, and NaN may be right, so the reference decides.
     """
@@ -205,7 +206,8 @@ def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> s
 
 
 def _questions(known: KnownAnswers) -> list[tuple[int, Callable[[], Probe]]]:
-    """Return functions that make the probes to try, with their index: the probe that was answered before, or all."""
+    """Return the index of each probe to try, with a function that makes it: only the probe that was answered before, or
+    all if none was."""
     model = known.model
     signature = model.inspection.signature
     made_up = one_by_one(signature, model.recognition, ShapeRange.of(model), _MOST_BYTES)
@@ -263,7 +265,8 @@ _PASSING = (OutOfMemory, Overloaded, NotReady, DeadlineExceeded)  # caused by th
 async def warm_up(model: Model, link: HostLink, session: int, profile: Profile = _ANY) -> None:
     """Send the warm-up requests that are within the session's range of shapes, before it serves.
 
-    Raises WarmupFailed with the name of the request if it would fail again. Temporary errors keep their class.
+    Raises WarmupFailed with the name of the request if that request would fail again. Temporary errors keep their
+    class.
     """
     for warmup in model.triton.warmups:
         try:

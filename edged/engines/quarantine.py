@@ -70,7 +70,8 @@ class Quarantine:
             self._write()
 
     def mark(self, models: Iterable[PlannedModel]) -> None:
-        """Set on every engine why it is quarantined, and which separate host it belongs in."""
+        """Set on every engine why it is quarantined, and which separate host it belongs in. A serving engine returns to
+        the shared host only if memory has room for both hosts."""
         for planned in models:
             for engine in planned.engines.values():
                 suspect = EngineId(planned.entry.name, engine.digest)

@@ -50,7 +50,8 @@ _READY = Readiness(ReadyState.READY)
 
 
 def readiness(planned: PlannedModel, settings: Health) -> Readiness:
-    """Return the readiness of a model. After an invalid change it is ready while the previous content answers."""
+    """Return the readiness of a model. After an invalid change the model is ready while the previous content
+    answers."""
     current = planned.slot.current
     if current is None:
         if planned.problem is not None:
@@ -79,7 +80,8 @@ def all_ready(models: Iterable[PlannedModel], settings: Health) -> bool:
 
 
 def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> PlannedModel | None:
-    """Return the model to probe now: the due one without an answer for the longest time. `now` in monotonic seconds.
+    """Return the model to probe now: of those that are due, the one whose last answer or probe is the oldest. None if
+    no model is due. `now` is in monotonic seconds.
 
     Only idle engines are probed: requests prove more, and must not wait for a probe. Engines that are about to be
     replaced are not probed, so that their host's swapped memory is not read back.

@@ -21,8 +21,8 @@ class EngineView(msgspec.Struct, frozen=True):
     """One engine that a model should have. Times are monotonic seconds.
 
     `cost` is the time of one inference divided by the reference's. Both were timed alternately, so costs of different
-    days can be compared. On a busy model it is the time with all instances at work. A precision coarser than requested
-    adds to the cost (`views.cost`). A doubted engine does not serve.
+    days can be compared. If the model is busy, the times are those with all instances at work. A precision coarser than
+    requested adds to the cost (`views.cost`). A doubted engine does not serve.
     """
 
     key: str
@@ -35,7 +35,7 @@ class EngineView(msgspec.Struct, frozen=True):
     apart: str = ""  # the separate host that it belongs in; empty for the shared host
     cost: float | None = None
     parallelism: Parallelism = ONE_INSTANCE  # the form that `cost` is of, the best for the model's demand
-    retry_at: float = 0.0  # of a failed build
+    retry_at: float = 0.0  # when a failed build may be tried again
     open_at: float = 0.0  # when opening it may be tried (again)
     request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
     was_loaded: bool = False  # other work used much of the box while it was timed
@@ -91,7 +91,7 @@ class _OfEngine(_OfModel, frozen=True):
 
 
 class Open(_OfEngine, frozen=True):
-    """Open an engine in a form and install it in the model's slot."""
+    """Open an engine with this parallelism and install it in the model's slot."""
 
     parallelism: Parallelism = ONE_INSTANCE
 
@@ -158,10 +158,11 @@ def reconcile(
 ) -> list[Action]:
     """Return the actions that bring the box nearer to the desired state.
 
-    Each lane makes one engine at a time; `busy` lanes are making one. In a `slow` lane that build takes long, and a
-    second one may run in parallel. While `paused`, nothing is made, because nothing can be stored. `by_command`: builds
-    need a command; actions that take seconds do not. `is_idle`: the box has had little load for a while.
-    `is_starting`: the first models are being examined, and engines are made only by command.
+    Each lane makes one engine at a time; `busy` are the lanes that make one now. If the build in a busy lane takes
+    long, the lane is also in `slow`, and a second job may run in parallel. While `paused`, nothing is made, because
+    nothing can be stored. `by_command`: builds need a command; actions that take seconds do not. `is_idle`: the box has
+    had little load for a while. `is_starting`: the first models are being examined, and engines are made only by
+    command.
     """
     every = list(models)
     models = [model for model in every if not model.holds]
@@ -242,8 +243,8 @@ def _is_better(candidate: EngineView, cost: float | None) -> bool:
 
 
 def _reviews(model: ModelView, now: float, is_idle: bool) -> Iterator[Review]:
-    """Yield reviews of engines whose timings may be wrong: once the box is idle, engines that were timed under load; at
-    once, a serving engine that became slow, because another engine may be faster now."""
+    """Yield reviews of engines whose timings may be wrong. Engines that were timed under load are reviewed once the box
+    is idle. A serving engine that became slow is reviewed at once, because another engine may be faster now."""
     for engine in model.engines:
         is_due = engine.usable and not engine.request and now - engine.reviewed_at >= _REVIEW_SECONDS
         is_slow = model.is_slow and engine.key == model.serving

@@ -158,8 +158,9 @@ class _Work:
     def _targets(self, step: Step, version: int, reference: int, all_newest: Sequence[int]) -> list[int]:
         """Return the versions to try, in order; [0] if the version stays.
 
-        The oldest limit of the installed runtimes is first. A step that the user named lowers the version even if ONNX
-        Runtime supports the model's version. Raises Unsuitable if the requested version is newer than the model's.
+        The first is a version that every installed runtime supports, the last one that ONNX Runtime supports. If the
+        user named the step, the version is lowered even if ONNX Runtime supports it. Raises Unsuitable if the requested
+        version is newer than the model's.
         """
         if not self._options.wants(step):
             return [0]
@@ -265,7 +266,7 @@ class _Work:
             job = Simplify(str(self.path), str(out), str(weights))
             made = await run(job, Simplified, _WORK)
             if made.after == made.before:
-                raise Unsuitable(f"{made.by} finds no node to remove among {made.before}")
+                raise Unsuitable(f"{made.by} finds nothing to remove in {made.before} nodes")
             after = await _inspect(out)
             proof = await self._proof(out, after, evaluate=False)
         except EdgedError as error:
@@ -281,7 +282,8 @@ class _Work:
     # -- what the steps share -----------------------------------------------------------------------------------------
 
     async def _optional(self, step: Step, work: Callable[[], Awaitable[Answer]]) -> Answer | None:
-        """Run an optional step. A failed step is left out (None), or raises if the user requested it by name."""
+        """Run an optional step. If it fails, leave it out and return None; raise its error if the user named the
+        step."""
         try:
             return await work()
         except (Unsuitable, EngineUnusable, BuildFailed) as error:
@@ -310,7 +312,8 @@ class _Work:
         return ShapeRange.read(inspection.signature, self._settings, None)
 
     def _recognition(self, inspection: Inspection) -> Recognition:
-        """Recognise the model's family, without the settings if they fit only the repaired model."""
+        """Recognise the model's family. If the settings do not fit this graph, recognise it without them, because they
+        may fit only the repaired model."""
         signature = inspection.signature
         for settings in (self._settings, {}):
             try:
@@ -324,7 +327,7 @@ class _Work:
                 )
             except ConfigError:
                 continue
-        raise Unsuitable("its inputs cannot be recognised")
+        raise Unsuitable("the family of the model cannot be determined")
 
 
 def _versions(opset: int, ir: int) -> str:

@@ -28,8 +28,9 @@ _KEPT = 1000  # models; the least recently written are removed
 class Page(msgspec.Struct, frozen=True):
     """The stored shapes of one model.
 
-    learnt: the learnt range as text. configured: the range of settings and pictures at that time, as text. widened:
-    when builds for wider ranges began, in seconds since the epoch.
+    learnt: the learnt range as text. configured: the range that settings and pictures defined at that time, as text;
+    `learnt` does not apply if that range has changed. widened: when builds for wider ranges began, in seconds since the
+    epoch.
     """
 
     format: int = _FORMAT
@@ -40,7 +41,8 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class ShapeBook:
-    """Keeps a small file for each model and content. If a file cannot be written, it is lost at the next restart."""
+    """Keeps a small file for each model and content. If a file cannot be written, its new content is lost at the next
+    restart."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute() / "shapes"
@@ -132,7 +134,7 @@ def largest_bytes(profile: Profile, signature: Signature) -> int:
 def _require_sound(page: Page, model: Model) -> None:
     """Raise ValueError or ConfigError if a page does not fit the model."""
     if page.format != _FORMAT:
-        raise ValueError(f"its format is {page.format}")
+        raise ValueError(f"its format is {page.format}, but this version reads only {_FORMAT}")
     seen, inputs = page.seen, {spec.name: spec for spec in model.inspection.signature.inputs}
     named = [seen.smallest, seen.largest, *(kind.shapes for kind in seen.kinds)]
     shapes = [(name, shape) for each in named for name, shape in each.items()]

@@ -22,10 +22,10 @@ from edged.events import DeviceChanged, EventLog, FactChange
 
 _LOG = logging.getLogger("edged.engines")
 _STATE = "nvidia.state"
-logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every file
+logging.getLogger("watchfiles").setLevel(logging.WARNING)  # at a lower level, watchfiles logs every file
 _TICK_MS = 500
-_STEP_MS = 500  # a change is complete if nothing more came for so long; each step wakes a thread
-_SETTLE_SECONDS = 2.0  # an installation is finished when facts are stable for so long
+_STEP_MS = 500  # a change is complete after this time without another; each step wakes a thread
+_SETTLE_SECONDS = 2.0  # an installation is finished when facts are stable for this time
 _GONE_SECONDS = 15.0  # a package that is being replaced is missing for a while
 SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",

@@ -6,7 +6,8 @@ say nothing about the model (no process left, a full disk, a kill from outside) 
 
 CACHE/admissions/DIGEST-KEY.json contains one outcome. KEY is a digest of everything else that the outcome depends on:
 the versions of edged and of the runtime, the limits, and the inputs. CACHE/runtimes/BACKEND.json contains what a
-runtime supports. If a model exceeded the limits, the number of attempts is stored; the caller says how many it allows.
+runtime supports. If a model exceeded the limits, the number of attempts is stored too; the caller decides how many to
+allow.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def first(*findings: Finding | None) -> Finding | None:
 def decided(reference: Checked, suspicion: Finding | None) -> tuple[Finding | None, tuple[Finding, ...]]:
     """Return why the reference refuses a model (None if it accepts it), and the warnings.
 
-    A suspicion about operators, types or shapes replaces a vague refusal. If the model is accepted, it is a warning.
+    A suspicion about operators, types or shapes replaces a vague refusal. If the model is accepted, the suspicion
+    becomes a warning.
     """
     finding = reference.finding
     if suspicion is None:
@@ -95,7 +97,8 @@ def lost(error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float
 
 
 def completed(finding: Finding | None, limits: AdmissionLimits) -> Finding | None:
-    """Return the finding with a remedy that names the memory limit, if it is about memory and has no own remedy."""
+    """If a finding is about memory and has no remedy of its own, return it with one that names the memory limit;
+    otherwise return it unchanged."""
     if finding is None or finding.category is not Category.TOO_MUCH_MEMORY or finding.has_own_remedy:
         return finding
     return msgspec.structs.replace(finding, remedy=_raise_memory(limits))
@@ -147,7 +150,7 @@ def _size(size: int) -> str:
 
 
 _UNKNOWN = RuntimeSupport("", 0, 0, 0)  # of a runtime that ended before it reported anything
-_STARVED = 8.0  # times the limit as extra time, for a child that waits for a processor
+_STARVED = 8.0  # a child that waits for a processor gets up to this many times the limit as extra time
 _HASHING_SECONDS = 3600.0  # the external data of a model are regular files of a known size, and disks are slow
 
 
@@ -254,7 +257,7 @@ class Outcomes:
         atomic.prune(self._outcomes, _MOST)
 
     def support(self, backend: str) -> RuntimeSupport | None:
-        """Return what the runtime supports, as stored last (perhaps by another version); None if unknown."""
+        """Return what the runtime supports, as stored last (perhaps for another version); None if unknown."""
         return sealed.read(self._runtimes / f"{backend}.json", RuntimeSupport, "runtimes")
 
     def forget(self, digest: str) -> None:

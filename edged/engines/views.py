@@ -25,8 +25,8 @@ def actual(
 ) -> list[ModelView]:
     """Return a view of every model, after adopting engines that other models or processes stored.
 
-    For a model that is being read no engine is made, and none is opened while one serves. If its host was lost, an
-    engine of the previous content may be opened if its files have not changed.
+    For a model that is being read no engine is made, and none is opened while one serves. If the host was lost, an
+    engine of the model's previous content may be opened, provided its files have not changed.
     """
     stored = store.records()
     views = []
@@ -142,7 +142,8 @@ def cost(
     planned: PlannedModel, engine: PlannedEngine, is_busy: bool = False, parallelism: Parallelism | None = None
 ) -> float | None:
     """Return the time of one inference divided by the reference's, times `LEAST_GAIN` for a lower precision that the
-    settings do not name. Uses the given form, or the fastest one for the demand. None if it was not timed."""
+    settings do not name. Of the forms that were timed, `parallelism` is used; if it is None, the fastest one for the
+    demand. None if there is no such timing."""
     speeds = engine.record.speeds if engine.record is not None else ()
     costs = [each.cost(is_busy=is_busy) for each in speeds if parallelism in (None, each.parallelism)]
     if not costs:
@@ -151,7 +152,8 @@ def cost(
 
 
 def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> bool:
-    """Whether an engine must not serve although its answers passed: its backend's float32 engine was rejected."""
+    """Whether an engine must not serve although its answers passed: a float32 engine of its backend and device was
+    rejected, and none is usable."""
     if engine.recipe.precision == EXACT:
         return False
     place = engine.recipe.backend, engine.recipe.device
@@ -184,7 +186,7 @@ def _against(engine: PlannedEngine, planned: PlannedModel) -> str:
 
 
 def _gain(engine: PlannedEngine, planned: PlannedModel) -> float | None:
-    """Return the speed of an engine as a multiple of the fastest float32 engine's; None if one was not timed."""
+    """Return the speed of an engine as a multiple of the fastest float32 engine's; None if either was not timed."""
     own = engine.record.cost if engine.record is not None else None
     exact = [
         e.record.cost for e in planned.engines.values() if e.recipe.precision == EXACT and e.record and e.is_usable

@@ -53,7 +53,8 @@ class CancellableJobs:
 
     def run(self, job: int, session: Stoppable | None, infer: Callable[[], T]) -> T:
         """Run a job, then forget it. Raises DeadlineExceeded if the job was stopped before it ran; a job that is
-        stopped while it runs raises the runtime's error. `session` is what `stop` stops, None if it cannot stop."""
+        stopped while it runs raises the runtime's error. `session` is what `stop` stops; None if the runtime cannot
+        stop a job."""
         with self._lock:
             if job in self._unwanted:
                 self._forget(job)
@@ -293,7 +294,8 @@ class EngineThreads:
 
 
 def _behind(model: Path, error: Exception) -> Exception:
-    """Return the disk fault behind an error, or else the error itself: runtimes blame the model if its disk fails."""
+    """Return the disk fault that caused an error, or the error itself if there is none: if a model's disk fails,
+    runtimes blame the model."""
     found = disk_fault_behind(model.parent, error)
     if found is None and isinstance(error, EdgedError):
         try:

@@ -70,8 +70,8 @@ class _Fitted(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """Pictures fitted into the input tensor, or their errors, in order. The tensor is overwritten as many `prepare`
-    calls later as the pipeline has buffers. `inputs` is None if no picture could be decoded."""
+    """Pictures fitted into the input tensor, or their errors, in order. If the pipeline has n buffers, the n-th next
+    call of `prepare` overwrites the tensor. `inputs` is None if no picture could be decoded."""
 
     inputs: Inputs | None
     pictures: tuple[_Fitted | Exception, ...]
@@ -221,7 +221,8 @@ class Pipeline:
     def _checked(
         self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float, bad: tuple[str, ...], rows: int
     ) -> Outcome | Exception:
-        """Return the outcome of one picture, or NotFinite; the outputs in `bad` are not finite in some row."""
+        """Return the outcome of one picture, or NotFinite. `bad` names the outputs that are not finite in some row, not
+        necessarily in that of this picture."""
         if not bad:
             return self._outcome(outputs, picture, infer_ms)
         own = self.finite.bad({name: outputs[name] for name in bad}, picture.row, rows)

@@ -55,8 +55,8 @@ class Proven(msgspec.Struct, frozen=True):
 
 
 class FreeDims(msgspec.Struct, frozen=True, tag=True):
-    """Find the input shapes that a model accepts. If they are not the declared ones, write the model with the found
-    shapes declared to the file `out`. `sizes`: whether to also try pictures of other sizes. Answered by `Freed`."""
+    """Find the input shapes that a model accepts. If they differ from the declared ones, write to the file `out` a
+    model that declares the found shapes. `sizes`: whether to also try pictures of other sizes. Answered by `Freed`."""
 
     order: Order
     recognition: Recognition
@@ -115,8 +115,8 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     """Check whether a backend accepts a model without changes, up to and including stage `through`. Answered by
     `Checked`.
 
-    `batches`: also check whether the rows of a batch are independent. `support` is that of some version of the runtime,
-    if known. `given` are the paths of the user's samples by the digests of their contents.
+    `batches`: also check whether the rows of a batch are independent. `support` is what some version of the runtime
+    supports, if known. `given` are the paths of the user's samples by the digests of their contents.
     """
 
     order: Order
@@ -224,8 +224,8 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The answer to `Check`: what the runtime supports, why it refuses the model (`finding`), and `warnings` about
-    it."""
+    """The answer to `Check`: what the runtime supports, why it refuses the model (`finding`), and `warnings` about the
+    model."""
 
     support: RuntimeSupport
     finding: Finding | None = None

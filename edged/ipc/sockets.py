@@ -137,7 +137,7 @@ class HostSocket:
         here = self._filled - begin
         self._large = memoryview(
             mmap.mmap(-1, size)
-        )  # unlike a bytearray's, its pages are allocated when they are filled
+        )  # its pages are allocated when they are filled, those of a bytearray at once
         self._large[:here] = self._small[begin : self._filled]
         self._message_size, self._filled = message_size, here
 

@@ -48,7 +48,7 @@ def with_inputs(source: Path, inputs: Set[str]) -> bytes:
     model cannot be read.
 
     The IR version is raised to one in which constants are not inputs. Otherwise ONNX Runtime keeps the input of an
-    initializer that it merged with an equal one, and its saved graph would need a value for that input.
+    initializer that it merged with an equal one, and the saved graph would need a value for that input.
     """
     proto = read_proto(source)
     keep_inputs(proto, inputs)
@@ -91,7 +91,8 @@ class EngineGraph:
 
 
 def _shape_nodes(graph: _Graph, sizes: set[str], constants: set[str]) -> Iterator[str]:
-    """Yield the names of shape nodes. `sizes` and `constants`: such values of the enclosing graphs."""
+    """Yield the names of shape nodes. `sizes` and `constants`: the values of the enclosing graphs that are computed
+    from sizes, and those that are constants."""
     sizes, constants = set(sizes), constants | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":

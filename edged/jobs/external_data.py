@@ -24,7 +24,7 @@ from edged.models.inspection import ExternalFile
 
 _SHA_1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK = 1 << 20
-_LARGEST = 1 << 62  # beyond it offset plus length overflow the 64 bits that runtimes use
+_LARGEST = 1 << 62  # with a larger offset or length, their sum overflows the 64 bits that runtimes use
 
 
 class _Reference(msgspec.Struct, frozen=True):

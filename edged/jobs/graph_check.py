@@ -1,8 +1,8 @@
 """Checks whether a graph is well-formed: every name is produced once, and no node depends on itself. Pure.
 
 These checks come before a runtime opens the model: on an invalid graph some runtimes crash, some never end, and none
-tells an exporter's fault from its own. `edged.jobs.inspect` checks types and shapes of inputs and outputs; here
-`graph.input` may list weights.
+says whether the exporter or the runtime itself is at fault. `edged.jobs.inspect` checks types and shapes of inputs and
+outputs; here `graph.input` may list weights.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
 
 
 def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[Finding]:
-    """Yield domains with two different versions, of which runtimes silently use one. Equal entries are allowed:
-    onnx.compose writes them."""
+    """Yield a finding for each domain with two different versions: runtimes silently use one of these. Equal entries
+    are allowed: onnx.compose writes them."""
     named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
     for domain in _twice([domain for domain, _ in sorted(named)]):
         versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
@@ -59,8 +59,9 @@ def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[F
 
 
 def _graph(graph: onnx.GraphProto, outer: Sequence[_Names], taken: Sequence[_Names]) -> Iterator[Finding]:
-    """Yield the findings of one graph. `outer`: the names of the enclosing graphs, which its nodes may read. `taken`:
-    the names that the enclosing graphs define before the node with this body, which its nodes must not produce."""
+    """Yield the findings of one graph. `outer`: the names of the enclosing graphs; the nodes of this graph may read
+    them. `taken`: those that are defined before the node that this graph is a body of; the nodes of this graph must not
+    produce them."""
     inputs = [value.name for value in graph.input]
     constants = [tensor.name for tensor in graph.initializer]
     constants += [sparse.values.name for sparse in graph.sparse_initializer]
@@ -174,7 +175,7 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
 
 def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
     """Return the nodes of one cycle, each after a node that it depends on. `missing`: the number of unmet dependencies
-    of each node. Following them from any waiting node leads into a cycle."""
+    of each node. From any node with unmet dependencies, following these leads into a cycle."""
     at = next(index for index, count in enumerate(missing) if count)
     place: dict[int, int] = {}
     way: list[int] = []
@@ -186,7 +187,7 @@ def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
-    """Return the values of its graph that a node reads, itself and in its bodies."""
+    """Return the names of the values that a node and its bodies read from the graph of the node."""
     found = set(node.input)
     if not node.attribute:
         return found

@@ -21,8 +21,8 @@ from edged.models.finding import Category, Finding, Stage
 
 _MOST = 1024  # the highest plausible version
 _KEPT = 4096  # the most bytes of a tensor from which shapes may be inferred; larger ones are weights
-# Messages to ignore: their cause is that values are external or were removed here, the package has no rule for the
-# case, or the runtimes check it.
+# Messages to ignore, because values are external or were removed here, because the package has no rule for the case,
+# or because the runtimes check it.
 _NOT_SAID = re.compile(
     r"external|Data size mismatch|Cannot parse data|sparse_tensor|No Op registered|TensorProto \(tensor name",
     re.IGNORECASE,
@@ -135,7 +135,8 @@ def _category(why: str) -> Category:
 
 
 def _found(operator: str, name: str, walk: Walk) -> onnx.NodeProto | None:
-    """Return the node that an error names, or the only unnamed node of its operator; None if it is not found."""
+    """Return the node that an error names. If it gives only the operator, return the only unnamed node of that
+    operator. None if no such node is found."""
     kin = [node for node in walk.nodes if text(node.op_type) == operator]
     if name:
         return next((node for node in kin if text(node.name) == name), None)

@@ -41,7 +41,7 @@ _DATATYPES = {
 }
 _FIRST_OPTIONAL = 4  # IR version
 _MOST_ELEMENTS = 16  # the most elements of an input with a default; a larger one is a weight that is also listed
-_NO_DEFAULTS = ("BYTES", "BF16")  # datatypes without defaults, because sessions convert them by the signature
+_NO_DEFAULTS = ("BYTES", "BF16")  # no defaults in these, because sessions convert them by the signature
 _ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 

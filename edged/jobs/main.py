@@ -46,7 +46,8 @@ def main() -> int:
 def run() -> NoReturn:
     """Run `main`, and exit without unloading libraries, in which runtimes may crash or hang.
 
-    After the answer this process waits to be killed, because the parent finds its children only while it lives.
+    After the answer this process waits to be killed, because the parent finds the children of this process only while
+    this process lives.
     """
     status = 1
     try:
@@ -54,7 +55,7 @@ def run() -> NoReturn:
         if status in (_ANSWERED, _FAILED):
             time.sleep(_LINGER_SECONDS)
     except BaseException:
-        traceback.print_exc()  # the parent reports its last line
+        traceback.print_exc()  # the parent reports the last line of this
     finally:
         sys.stderr.flush()
         os._exit(status)

@@ -278,7 +278,7 @@ class Layers:
         )
 
     def place(self, index: int) -> str:
-        """Return in words where a node is that is neither a layer nor between two layers."""
+        """Say where a node is that is neither a layer nor between two layers."""
         return "before the first layer" if index in self._before else "after the last layer"
 
     def _is_layer(self, node: onnx.NodeProto) -> bool:

@@ -48,7 +48,7 @@ _SATURATING = frozenset(("Erf", "HardSigmoid", "Sigmoid", "Tanh"))
 _LIMITING = _SATURATING | {"InstanceNormalization", "LayerNormalization", "Softmax"}
 # The input slots of biases and means, by operator.
 _ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization": (2, 3), "LayerNormalization": (2,)}
-# Operators that stay float32 after a node kept in float32, because a Cast between them would lose its accuracy.
+# Operators that stay float32 after a node kept in float32, because a Cast between the two would lose accuracy.
 _FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
 _UNHELD = "its inputs may exceed what float16 can hold"
 _TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))
@@ -197,7 +197,7 @@ class Choice(msgspec.Struct, frozen=True):
         chosen: dict[int, Slots] = {}
         kept: dict[int, str] = {}
         delicate: set[str] = set()  # values that float16 cannot hold well
-        vast: set[str] = set()  # values that may exceed it, because they come from a constant that does
+        vast: set[str] = set()  # values that may exceed float16, because they come from a constant that does
         for index, node in enumerate(nodes):
             if not _uses_float(node, model):
                 continue
@@ -245,7 +245,8 @@ def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
 def _free(
     names: Sequence[str], declared: Sequence[defs.OpSchema.FormalParameter], free: set[str], model: Model
 ) -> tuple[bool, ...]:
-    """Return for each value whether it is float32 and its parameter has a free type. The last one may be variadic."""
+    """Return for each value whether it is float32 and its parameter has a free type. The last parameter may be
+    variadic."""
     parameters = [declared[min(slot, len(declared) - 1)] for slot in range(len(names))]
     return tuple(
         model.types.get(name) == FLOAT and parameter.type_str in free

@@ -32,7 +32,7 @@ _OPSET, _IR_VERSION = 13, 7  # the first whose QuantizeLinear takes a scale for 
 def to_int8(
     source: Path, out: Path, calibration: Sequence[Mapping[str, Array]]
 ) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-    """Write the model in int8 as `out`. Write nothing if it is quantised already.
+    """Write the model in int8 as `out`. Write nothing if the model is quantised already.
 
     Returns whether a file was written, which layers stay in float32 and why, and notes. Raises Unsuitable or
     EngineUnusable if the model cannot be converted.
@@ -144,8 +144,8 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     """Write a copy of the model into the folder `work`, prepared for quantising. Return its path and notes on changes.
 
     The copy has an opset with scales for each channel; batch normalisation and other constant arithmetic folded into
-    the weights; a name for every node; and no output that is also the input of a layer, because such an output would
-    be quantised too. It answers as the model does. The model itself is not changed.
+    the weights; a name for every node; and no output that is also the input of a layer, because such an output would be
+    quantised too. The copy answers as the model does. The model itself is not changed.
     """
     notes: tuple[str, ...] = ()
     proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
@@ -169,7 +169,8 @@ def _raise_opset(model: Model, work: Path) -> Model:
     old, new = work / "old.onnx", work / "new.onnx"
     model.write(old)
     try:
-        proto = onnx.version_converter.convert_version(onnx.load(str(old)), _OPSET)  # it wants the weights as well
+        # The converter needs the weights as well.
+        proto = onnx.version_converter.convert_version(onnx.load(str(old)), _OPSET)
     except Exception as error:  # of C++, without a type
         raise Unsuitable(f"the model's opset {model.opset} cannot be raised for int8: {one_line(error)}") from error
     Model(proto, work).write(new)
@@ -182,7 +183,7 @@ def _fold(model: Model, work: Path) -> Model:
     ort_quantize.fold(plain, folded)
     before, after = Model.read(plain), Model.read(folded)
     is_foreign = {node.domain for node in after.graph.node} - {node.domain for node in before.graph.node}
-    return before if is_foreign else after  # an operator that only ONNX Runtime has is good for it alone
+    return before if is_foreign else after  # other runtimes lack the operators that only ONNX Runtime has
 
 
 def _part_outputs(model: Model) -> None:

@@ -51,13 +51,13 @@ def convert_order(job: jobs.Build, folder: Path) -> tuple[Order, Composition]:
     made = convert(Path(order.model), precision, folder / _GRAPH, inputs)
     if made.path != order.model:
         external = tuple(path.name for path in sorted(folder.iterdir()) if path.name != _GRAPH)
-        # No digest, because it is of the original model, not of this file.
+        # The digest is left out, because it is that of the original model.
         order = msgspec.structs.replace(order, model=made.path, external=external, digest="")
     return order, Composition(kept=made.kept_fp32, notes=(*made.notes, *notes))
 
 
 def _calibration(job: jobs.Build, notes: list[str]) -> list[dict[str, Array]]:
-    """Return the calibration inputs by name. The user's pictures come first, because ranges fit them best.
+    """Return the calibration inputs by name. The user's pictures come first, because they give the best ranges.
 
     Drawn pictures are added, for models with few samples or none. Other drawn pictures, and some of the user's, are
     reserved for verification.

@@ -102,7 +102,8 @@ def takes(backend: Backend, model: bytes) -> bool:
 
 
 def _highest(accepts: Callable[[int], bool], known: int) -> int:
-    """Return the highest accepted number, by bisection from `known`, which is accepted; 0 if `MOST_VERSION` is too."""
+    """Return the highest accepted number, by bisection from `known`, which is accepted; 0 if even `MOST_VERSION` is
+    accepted."""
     if accepts(MOST_VERSION):
         return 0
     low, high = known, MOST_VERSION

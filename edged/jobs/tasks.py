@@ -65,7 +65,7 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         return runtimes.import_package(job)
     if isinstance(job, Lower | Prove | FreeDims | Simplify):
         return _repair(job)
-    # The file is read by its path, so compare its digest with that in the job before and after.
+    # The file is read by its path, so its digest is compared with the job's before and after.
     require_same(job.order)
     answer = _on_model(job, report)
     try:
@@ -101,7 +101,7 @@ def _build(job: jobs.Build, report: Report) -> jobs.Built:
     started = time.monotonic()
     backend, out = _load(job), Path(job.out)
     if job.order.recipe.precision in backend.in_graph:
-        # Inside the stage, so that it is removed with the stage if this process is killed.
+        # The folder is inside the stage, so that both are removed if this process is killed.
         with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
             report(jobs.Progress("converting"))
             order, converted = convert_order(job, Path(folder))
@@ -180,7 +180,7 @@ def _time(job: jobs.Time, report: Report) -> jobs.Timed:
     def open_form(form: Parallelism) -> Session:
         report(jobs.Progress("timing"))
         if job.order.recipe.is_reference and form == ONE_INSTANCE:
-            return reference  # memory may be too small for a large model twice
+            return reference  # memory may be too small for two copies of a large model
         return backend.open(msgspec.structs.replace(job.order, parallelism=form))
 
     def is_right(session: Session) -> bool:
@@ -196,7 +196,7 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, report:
     report(jobs.Progress("verifying"))
     try:
         answer = session.infer(sample.inputs)
-    except InvalidInput as error:  # a rebuilt engine would refuse them too
+    except InvalidInput as error:  # a rebuilt engine would refuse these shapes too
         asked = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in sample.inputs.items())
         where = " and ".join(PREFIX + spec.name for spec in signature.inputs if not spec.is_static)
         advice = f"; change {where} to accept them" if where else ""
@@ -205,7 +205,8 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, report:
 
 
 def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
-    """Return the sample to time with: the user's or a picture if there is one, because time may depend on content."""
+    """Return the sample to time with: one of the user's, or a picture, if there is one, because the time may depend on
+    the content; otherwise the first."""
     return next((sample for sample in samples if sample.kind in (GIVEN, PICTURE)), samples[0])
 
 

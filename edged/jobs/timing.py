@@ -23,9 +23,9 @@ from edged.store.record import Speed
 from edged.tensors import Array
 
 _RUNS = 10  # inferences of a block
-_BLOCK_SECONDS = 0.25  # a block of a slow model has fewer
+_BLOCK_SECONDS = 0.25  # a block that would take longer than this has fewer inferences
 _LEAST_RUNS, _LEAST_ROUNDS = 2, 3
-_PRECISE = 0.015  # standard error of the ratio, as a share of it, at which it is known well enough
+_PRECISE = 0.015  # the ratio is known well enough if its standard error is this share of it or less
 _PAUSE = 0.0005  # seconds before an inference: the round trip of a request takes as long
 _REST = 1 / 3  # seconds of sleep for each second of work
 
@@ -55,7 +55,8 @@ def measure(
 ) -> Timed:
     """Time an engine in each form for about `seconds`. `open_form` may return the reference itself.
 
-    A form with several instances is left out if the runtime cannot run it, or if its answer is not `is_right`.
+    A form with several instances is left out if the runtime cannot run it, or if its answer is wrong (`is_right` is
+    false).
     """
     ticks, used, began = load.read(), time.process_time(), time.perf_counter()
     speeds = []

@@ -2,7 +2,8 @@
 
     opset -> operators -> session -> inference
 
-The inputs are the user's samples. If there are none, they are the golden inputs (`probes.py`) except wide values.
+The inputs are the user's samples; if the model answers none of these, the golden inputs (`probes.py`) except wide
+values.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Report: TypeAlias = Callable[[jobs.Progress], None]
 _CONVERT = "or convert it: edged models add NAME FILE --convert"
 _EXTENSIONS = "export it without the steps that onnxruntime-extensions adds: edged loads no libraries of operators"
 _REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
-_PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
+_PLUGIN = "_TRT"  # the names of TensorRT's plugins end so; ONNX Runtime knows some of these plugins
 # For models that answer only some values or sizes.
 _GIVE = (
     "if it accepts only certain values, pass some: --samples INPUTS.npz, from numpy.savez with one array per input"

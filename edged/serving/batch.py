@@ -160,9 +160,9 @@ def _release(arena: Arena, spans: list[Span]) -> None:
 def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
     """Return the result of each piece of work, copied out of the arena because the span is reused.
 
-    EngineUnusable, raised for tensor requests and returned for frames, if the outputs are not the requested ones, lie
-    outside the span `reply`, or do not have the rows of the batch: a hostile model may have taken over the host, and
-    the rest of the arena belongs to other clients.
+    If the outputs are not the requested ones, lie outside the span `reply`, or do not have the rows of the batch,
+    EngineUnusable is raised for tensor requests and returned for frames: a hostile model may have taken over the host,
+    and the rest of the arena belongs to other clients.
     """
     works = batch.works
     if isinstance(reply, m.Answer):

@@ -94,7 +94,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
         """Return the options that a client set; a weight of 0 means 1. Raises InvalidInput if a value is out of
         range."""
         weight = weight or 1.0
-        if not 0 <= max_fps <= 1e6 or not 0 <= max_staleness < math.inf:  # NaN is neither
+        if not 0 <= max_fps <= 1e6 or not 0 <= max_staleness < math.inf:  # the comparisons are false for NaN
             raise InvalidInput(f"max_fps={max_fps:g} and max_staleness={max_staleness:g} s must be 0 or more")
         if not _WEIGHTS[0] <= weight <= _WEIGHTS[1]:
             raise InvalidInput(f"weight={weight:g} must be between {_WEIGHTS[0]:g} and {_WEIGHTS[1]:g}")

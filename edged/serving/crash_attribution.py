@@ -93,8 +93,8 @@ def host_of(records: Records, suspect: EngineId, unix_s: float) -> int:
 
 
 def live(records: Records, unix_s: float) -> Records:
-    """Return the records without engines that are not quarantined and whose last death is old. A death far in the
-    future counts as old: the clock may have been set back."""
+    """Return the records of quarantined engines, and of engines whose last death is recent. A death far in the future
+    counts as old: the clock may have been set back."""
     return {s: r for s, r in records.items() if r.is_quarantined or abs(unix_s - r.deaths[-1].unix_s) <= WINDOW_SECONDS}
 
 
@@ -104,7 +104,8 @@ def forgiven(records: Records, model: str, engine: str = "") -> Records:
 
 
 def _move(records: Records, involved: list[EngineId], most_hosts: int, now: float) -> None:
-    """Move half of the engines that most likely caused a death to another host."""
+    """Move half of the engines that most likely caused a death to another host. Does nothing if one of the involved
+    engines is quarantined, or if the only likely one is alone in its host."""
     heaviest = max((records[suspect].weight for suspect in involved), default=0)
     if not heaviest or any(records[suspect].is_quarantined for suspect in involved):
         return
@@ -127,15 +128,15 @@ def _move(records: Records, involved: list[EngineId], most_hosts: int, now: floa
 
 
 def _is_enough(deaths: tuple[Death, ...], allowed: int) -> bool:
-    """Whether the deaths suffice for a quarantine. Deaths together with other engines count once at most: an engine
-    that kills its host is alone sooner or later."""
+    """Whether the deaths suffice for a quarantine. All deaths together with other engines count as one, and the engine
+    must have died alone at least once: one that kills its host is alone in it sooner or later."""
     counted = _counted(deaths)
     alone = sum(death.is_alone for death in counted)
     return alone > 0 and alone + min(1, len(counted) - alone) >= allowed
 
 
 def _counted(deaths: tuple[Death, ...]) -> tuple[Death, ...]:
-    """Return the deaths without the first one from outside, which proves nothing."""
+    """Return the deaths without the first one from outside: a single such death proves nothing."""
     first = next((death for death in deaths if death.is_outside), None)
     return tuple(death for death in deaths if death is not first)
 

@@ -88,7 +88,7 @@ class Traffic:
                 self.version += 1
                 self._bound(shapes)
                 if len(self._kinds) >= MOST_KINDS:
-                    del self._kinds[min(self._kinds, key=self._kinds.__getitem__)]  # of equals the oldest
+                    del self._kinds[min(self._kinds, key=self._kinds.__getitem__)]  # among equals, the oldest
             self._kinds[shapes] = self._kinds.get(shapes, 0) + count
         if any(count >= _OLD for count in self._kinds.values()):
             self._kinds = {shapes: max(1, count // 2) for shapes, count in self._kinds.items()}

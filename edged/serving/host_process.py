@@ -94,7 +94,7 @@ class HostProcess:
         return end_of(self.status, is_out_of_memory=memory.kernel_kills() != self._kernel_kills)
 
     def look(self) -> None:
-        """Record that the process is alive: what the kernel has killed so far was another process."""
+        """Record that the process is alive: the kernel kills until now were of other processes."""
         self._kernel_kills = memory.kernel_kills()
 
     async def stop(self) -> None:
@@ -124,7 +124,7 @@ _LONGEST_STEP = 0.5  # seconds: a longer gap between looks is the daemon's own d
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """One observation of a process: its state, and counters that only grow while one of its threads works."""
+    """One observation of a process: its state, and counters that grow only while one of its threads works."""
 
     state: str  # as `ps` shows it
     turns: int  # how often its first thread was scheduled on a processor

@@ -24,7 +24,7 @@ from edged.serving.link import HostLink
 _BACKOFF = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 _SHORT = 2.0  # the longest wait if the host had started and the box has memory for it
 _ROOM_MB = 512
-_HEALTHY_SECONDS = 60.0  # a host that ran this long has its earlier deaths forgotten
+_HEALTHY_SECONDS = 60.0  # once a host has run this long, its earlier deaths no longer count
 _IDLE_SECONDS = 60.0  # an empty host is kept this long, because it may be needed again soon
 
 
@@ -95,7 +95,8 @@ class Hosts:
         return max(0.0, record.not_before - time.monotonic()) if record else 0.0
 
     def empty(self, wanted: Container[HostKind]) -> list[HostLink]:
-        """Return the hosts without sessions that are not in `wanted`, or that have had no session for a minute."""
+        """Return the hosts without sessions that may be stopped: their kind is not in `wanted`, or they have had no
+        session for a minute."""
         now, found = time.monotonic(), []
         for kind, link in self._links.items():
             record = self._records[kind]
@@ -157,7 +158,7 @@ class Hosts:
 
 
 def pause(deaths: int, *, has_room: bool) -> float:
-    """Return the seconds to wait before a host is started again after `deaths` crashes or deaths for lack of memory in
-    a row. `has_room`: the host had started, and the box has memory for it. Pure."""
+    """Return the seconds to wait before a host is started again. `deaths`: how often in a row it crashed or died for
+    lack of memory. `has_room`: the host had started, and the box has memory for it. Pure."""
     seconds = _BACKOFF[min(deaths, len(_BACKOFF) - 1)]
     return min(seconds, _SHORT) if has_room else seconds

@@ -115,8 +115,8 @@ class HostSession:
         return now - min(self.jobs.values(), default=math.inf) - self.limit
 
     def overdue(self, now: float, grace: float) -> tuple[Literal["", "stop", "hopeless"], int]:
-        """Return what to do about a running job at its limit, and its number: "stop" once, "hopeless" after the grace
-        period; "" if there is nothing to do."""
+        """Return what to do about a job that has reached its limit, and the number of the job: "stop" once, "hopeless"
+        after the grace period; "" if there is nothing to do."""
         for job, began in self.jobs.items():
             if now - began <= self.limit:
                 continue
@@ -158,7 +158,7 @@ class HostLink:
         self.version = ""  # of the runtime that the host loaded
         self.sessions: dict[int, HostSession] = {}
         self.nodes: dict[int, Nodes] = {}  # where the nodes of each session run, as far as its runtime reports it
-        self.lost = ""  # why the host accepts no more messages; empty while it does
+        self.lost = ""  # why the host accepts no more messages; empty while it accepts them
         self.loss = Loss()  # the details, once the link has failed all its requests
         self.memory_mb = limits.memory_mb or memory.derived_mb(box_mb())
         self._progress = Progress(times.progress)
@@ -178,7 +178,8 @@ class HostLink:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the process and wait until it has imported its backend. Raises HostLost if it cannot."""
+        """Start the process and wait until it has imported its backend. Raises HostLost if the host cannot be
+        started."""
         try:
             connection = self._socket = HostSocket(self._receive, self._most_bulk, self._disconnected)
             allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
@@ -200,8 +201,8 @@ class HostLink:
         return all(any(Path(path).is_relative_to(each) for each in self._reads) for path in rules.around(model))
 
     async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _UNKNOWN) -> int:
-        """Open an engine for up to `batch` pictures at a time; return its number within this host. Raises the
-        backend's error if it cannot be opened."""
+        """Open an engine for up to `batch` pictures at a time; return its number within this host. Raises the backend's
+        error if the engine cannot be opened."""
         self._require_alive()
         number = next(self._numbers)
         seconds = tenant.bounds.seconds or self._limits.job_seconds
@@ -351,7 +352,8 @@ class HostLink:
         _settle(opening, None)
 
     def _forget(self, number: int, error: EdgedError) -> None:
-        """Remove a session that has closed or could not be opened; a caller that waits for its opening gets `error`."""
+        """Remove a session that has closed or could not be opened; a caller that waits for its opening gets `error`.
+        Raises EngineUnusable if the session had jobs."""
         self.nodes.pop(number, None)
         session = self.sessions.pop(number, None)
         if session is None:
@@ -371,8 +373,8 @@ class HostLink:
     # -- limits and the end ------------------------------------------------------------------------------------------
 
     def _waits(self, now: float) -> dict[int, float]:
-        """Return the sessions that are opening or closing, with the seconds by which each exceeds the limit (negative:
-        within it)."""
+        """Return the sessions that are opening or closing, with the seconds by which each exceeds the limit; negative
+        if it does not."""
         limit = self._limits.open_seconds
         return {number: now - s.asked - limit for number, s in self.sessions.items() if s.opening or s.closing}
 

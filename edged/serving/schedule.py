@@ -20,7 +20,7 @@ import msgspec
 from edged.errors import Overloaded
 from edged.models.triton_config import QueuePolicy
 
-_REMEMBERED = 256  # empty queues kept because they had more than their share; cut to this at twice the number
+_REMEMBERED = 256  # how many empty queues that had more than their share are kept; cut when twice as many
 
 
 class Waiting(Protocol):
@@ -81,8 +81,8 @@ class Batching(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, Generic[Work], frozen=True):
-    """The work to run now as one batch, the work that is too late, and when to choose again if no work arrives
-    before."""
+    """The work to run now as one batch, the work that is too late, and when to choose again if no work arrives before
+    that time."""
 
     work: tuple[Work, ...] = ()
     late: tuple[Work, ...] = ()
@@ -108,7 +108,8 @@ class _CameraQueue(Generic[Work]):
 
 
 class Schedule(Generic[Work]):
-    """The waiting work of one model. All times are seconds of one clock, which may be any."""
+    """The waiting work of one model. All times are in seconds; any clock will do, as long as it is always the same
+    one."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -122,7 +123,7 @@ class Schedule(Generic[Work]):
         return sum(len(queue.work) for queue in self._queues.values()) + len(self._again)
 
     def __bool__(self) -> bool:
-        """Whether work waits. It is called after every request, so it does not count."""
+        """Whether work waits. It is called after every request, so it does not compute `len`."""
         return bool(self._queues or self._again)
 
     @property
@@ -159,7 +160,7 @@ class Schedule(Generic[Work]):
 
     @property
     def first_again(self) -> Work | None:
-        """The work to retry that is next, if any."""
+        """The next work to retry; None if no work is to be retried."""
         return self._again[0] if self._again else None
 
     def retry(self, work: Work) -> None:
@@ -238,7 +239,8 @@ class Schedule(Generic[Work]):
     def _next(
         self, now: float, late: list[Work], group: Hashable | None = None, excluded: Sequence[Hashable] = ()
     ) -> _CameraQueue[Work] | None:
-        """Return the queue whose turn it is; its first work is wanted and in time. Late work is added to `late`.
+        """Return the queue whose turn it is, or None if all are empty. The first work of the queue is wanted and in
+        time. Late work is added to `late`.
 
         If `group` is given, only queues of that group are considered; queues of `excluded` groups never are.
         """

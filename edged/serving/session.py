@@ -36,7 +36,8 @@ class LatencyWindow:
         return statistics.median(recent) if len(recent) >= _FEWEST else None
 
     def slow_for(self, now: float, limit_ms: float) -> float:
-        """Return for how many seconds the median has been above a limit without a break; 0 if it is not above now.
+        """Return for how many seconds the median has been above a limit without a break; 0 if the median is not above
+        it now.
 
         Call it regularly. Without new inferences the result does not change.
         """
@@ -135,8 +136,8 @@ _CALM_SECONDS = 10.0  # after this time with few, demand counts as low again
 class Demand:
     """Measures the mean number of pieces of work that a slot has, waiting or in progress. Times are monotonic seconds.
 
-    A single client that waits for each answer causes at most one. A mean above one means that work waits for other
-    work.
+    A single client that waits for each answer causes a mean of at most one. If the mean is larger, some work waits for
+    other work.
     """
 
     __slots__ = ("_count", "_few_since", "_is_high", "_mean", "_then")

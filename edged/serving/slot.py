@@ -210,7 +210,7 @@ class Slot:
 
     def _has_room(self, session: ServingSession) -> bool:
         """Whether the session can take another batch. Work that may have killed its host is retried alone, so that no
-        other work is lost if it does that again."""
+        other work is lost if it kills this host too."""
         again = self._schedule.first_again
         most = 1 if again is not None and again.is_suspect else session.most_in_flight
         return session.in_flight < most and not session.is_on_trial and not session.link.lost
@@ -325,7 +325,7 @@ class Slot:
         for work, result in zip(batch.works, results, strict=True):
             if isinstance(result, Answered) and work.is_wanted:
                 self.statistics.succeeded(work.rows, (now - work.received) * 1e3, result.queue_ms, result.times)
-        if isinstance(reply, m.Answer):  # it is unknown which request of a batch had them
+        if isinstance(reply, m.Answer):  # which request of a batch had NaN or infinity is unknown
             for _ in batch.works:
                 self.finite.answered(reply.not_finite, now)
             return
@@ -337,8 +337,8 @@ class Slot:
         """Retry each part of a failed batch alone. If all succeed, the engine cannot run batches, whatever its model
         declares, and later work runs one by one.
 
-        A part that also fails alone would have failed any batch, and a cancelled part proves nothing: either keeps
-        batching on.
+        A part that also fails alone would have failed any batch, and a cancelled part proves nothing: in both cases
+        batching stays on.
         """
         wanted = [work for work in batch.works if work.is_wanted]
         left, has_failed, why = len(wanted), False, str(error)

@@ -94,8 +94,8 @@ class Stream(Generic[Tag]):
         captured_ns: int = 0,
         options: StreamOptions | None = None,
     ) -> None:
-        """Add a frame. It goes to `slot`, or is answered with `slot` if that is an error; an error that the slot raises
-        becomes the answer, too.
+        """Add a frame. If `slot` is an error, it is the answer of the frame. Otherwise the frame goes to the slot, and
+        an error that the slot raises becomes the answer.
 
         `sequence` is the client's number of the frame, `captured_ns` the client's wall clock at capture (0: unknown).
         `options` apply from this frame on; None leaves them unchanged. Raises InvalidInput if the camera id is invalid,
@@ -126,7 +126,8 @@ class Stream(Generic[Tag]):
             await self._room.wait()
 
     def end(self, failure: BaseException | None = None) -> None:
-        """Announce that no more frames will be put. With a failure, `results` raises it after the last result."""
+        """Announce that no more frames will be put. If `failure` is given, `results` raises it after the last
+        result."""
         self._ended, self._failure = True, failure
         self._changed.set()
 

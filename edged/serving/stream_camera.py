@@ -15,7 +15,7 @@ from edged.serving.camera import CameraRecord, Cameras, Limit, StreamOptions
 from edged.serving.slot import Slot
 from edged.serving.work import FrameWork
 
-# Reasons why a frame is skipped; subclasses of `errors.FrameSkipped` have those that are found when its turn comes.
+# Why a frame is skipped. Reasons found when the frame's turn comes are in subclasses of `errors.FrameSkipped`.
 OVERTAKEN = "overtaken"
 RATE = "rate"
 FULL = "full"

@@ -159,7 +159,7 @@ class _File:
 
 
 class TraceFiles:
-    """The trace files of one folder, which is created with the first trace. One thread uses it, except `restart`."""
+    """The trace files of one folder. The first trace creates the folder. One thread uses it, except `restart`."""
 
     def __init__(self, folder: Path, file_bytes: int = _FILE_BYTES, folder_bytes: int = _FOLDER_BYTES) -> None:
         self._folder, self._file_bytes, self._folder_bytes = folder, file_bytes, folder_bytes
@@ -185,7 +185,7 @@ class TraceFiles:
         file = self._files.setdefault(settings.file, _File())
         name = f"{settings.file}.{file.index}" if settings.frequency else settings.file
         text = ",\n".join(json.dumps(entry) for entry in _entries(record)).encode()
-        if sizes.get(name) != file.size:  # it is new, was removed, or was written by another process
+        if sizes.get(name) != file.size:  # the file is new, was removed, or was written by another process
             file.size = 0
         size = file.size + len(text) + len(_END)
         others = sum(sizes.values()) - sizes.get(name, 0)

@@ -102,7 +102,7 @@ class Tracking:
         else:
             frame.settle()
         if not found:
-            frame.settle()  # it has no detections to wait for; the tracker still learns that time has passed
+            frame.settle()  # no detections to wait for; the tracker still learns that time has passed
         return answer
 
     def forget(self, camera: Hashable) -> None:
@@ -199,7 +199,7 @@ class Tracking:
             self._fail(child.process.ended or f"died (exit status {status})")
 
     async def _watch(self, child: TrackerProcess) -> None:
-        """Answer frames that have waited too long with no ids; end a process that hangs or is not needed."""
+        """Give frames that have waited too long an answer without ids; end a process that hangs or is not needed."""
         limits, then = self._limits, time.monotonic()
         period, silence = limits.patience / 4, 0.0
         while True:
@@ -217,7 +217,8 @@ class Tracking:
                 child.end(_IDLE)
 
     def _give_up(self, child: TrackerProcess, now: float) -> None:
-        """Answer frames that have waited too long with no ids. The tracker still processes those that it has."""
+        """Give frames that have waited too long an answer without ids. The tracker still processes those that it
+        has."""
         late = [frame for frame in (*child.in_flight, *self._waiting) if now - frame.asked > self._limits.patience]
         for frame in late:
             frame.settle()

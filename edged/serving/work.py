@@ -1,4 +1,4 @@
-"""Work for a slot, a camera frame or a tensor request, and its answer."""
+"""Work for a slot (a camera frame or a tensor request), and its answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from edged.vision.placement import Roi
 
 
 class Source(Protocol):
-    """Bulk bytes outside the daemon's memory, read once when the work is chosen. To tell them apart, code tests for
-    bytes and memoryview, because an isinstance check against a Protocol is slower."""
+    """Bulk bytes outside the daemon's memory, read once when the work is chosen. To recognise a source, code tests that
+    it is neither bytes nor memoryview, because an isinstance check against a Protocol is slower."""
 
     @property
     def size(self) -> int: ...
@@ -63,8 +63,8 @@ class EngineRef(msgspec.Struct, frozen=True):
     outputs: dict[str, str] = {}
 
     def takes(self, work: Work) -> bool:
-        """Whether the engine accepts work: its shapes are in the engine's range, and it gives no input that is built
-        in. Frames always are accepted: ranges are chosen to include pictures."""
+        """Whether the engine accepts work: the work's shapes are in the engine's range, and it gives no input that the
+        engine has built in. Frames are always accepted: ranges are chosen to include pictures."""
         if not isinstance(work, TensorWork):
             return True
         if self.folded and not self.folded.isdisjoint(tensor.name for tensor in work.inputs):
@@ -240,7 +240,8 @@ class TensorWork(Work):
         return tuple(tensor.data for tensor in self.inputs)
 
     def take(self, outputs: tuple[OutputView, ...]) -> tuple[OutputTensor, ...]:
-        """Pass the outputs to the sink, or return copies of them: the answer outlives the outputs' memory."""
+        """Pass the outputs to the sink if there is one; otherwise return copies of them, because the answer outlives
+        the outputs' memory."""
         if self.sink is None:
             return tuple(output.kept() for output in outputs)
         if self.is_wanted:

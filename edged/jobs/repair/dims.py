@@ -103,7 +103,7 @@ class _Trial:
         opened: dict[tuple[str, int], Dim] = {(name, 0): _BATCH for name in concerned}
         try:
             verdict = self._by_rows(opened, concerned, inputs, expected, size)
-        except EdgedError:  # it needs exactly this batch
+        except EdgedError:  # the model needs exactly this batch
             return
         if verdict.accepted:
             self._changes |= opened

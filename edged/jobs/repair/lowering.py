@@ -36,7 +36,7 @@ from edged.jobs.repair.nodes import REWRITES, Likeness, Scope, changed, likeness
 _LARGE = 1 << 16  # bytes of a constant
 _DEEPEST = 50  # graphs inside graphs
 _MOST_NODES = 1_000_000  # an operator that is written out may become many
-_OLDEST_IR = 4  # since which constants need not be inputs as well
+_OLDEST_IR = 4  # the first in which constants need not be inputs as well
 # What a version brought that older readers do not know. Element types by their names in onnx.TensorProto.
 _TYPES = {
     9: ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
@@ -56,7 +56,7 @@ def write_lowered(job: Lower) -> Lowered:
         raise ModelRefused(f"{Path(job.path).name} cannot be read: {one_line(error)}") from error
     done, details = LoweredGraph(), list[str]()
     if job.opset:
-        if model.functions:  # each has its own versions
+        if model.functions:  # each function has its own versions
             model = onnx.inliner.inline_local_functions(model)
             details.append("local functions inlined")
         done = lower(model, job.opset)
@@ -109,7 +109,8 @@ def lower(model: ModelProto, target: int) -> LoweredGraph:
 
 @contextlib.contextmanager
 def _without_weights(graph: GraphProto) -> Iterator[None]:
-    """A context in which large constants are declared as external, because each version infers types from a copy."""
+    """A context in which large constants are declared as external, because types are inferred from a copy of the model
+    for each version."""
     large = [tensor for tensor in graph.initializer if len(tensor.raw_data) > _LARGE]
     values = [tensor.raw_data for tensor in large]
     for tensor in large:

@@ -108,7 +108,7 @@ class Evaluator:
         try:
             self._model = ReferenceEvaluator(onnx.load(str(path)))
         except Exception as error:  # errors of the package, or of a package that it imports
-            raise Unsuitable(f"the reference implementation cannot run it: {one_line(error)}") from error
+            raise Unsuitable(f"the reference implementation cannot run the model: {one_line(error)}") from error
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         names = [spec.name for spec in self._signature.outputs] if outputs is None else list(outputs)

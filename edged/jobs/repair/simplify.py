@@ -34,9 +34,9 @@ def simplify(job: Simplify) -> Simplified:
     try:
         slim = onnxslim.slim(original)
     except Exception as error:  # whatever it raises
-        raise Unsuitable(f"onnxslim cannot simplify it: {one_line(error)}") from error
+        raise Unsuitable(f"onnxslim cannot simplify the model: {one_line(error)}") from error
     if slim is None or not slim.graph.node:
-        raise Unsuitable("onnxslim cannot simplify it: the result has no nodes")
+        raise Unsuitable("onnxslim cannot simplify the model: the result has no nodes")
     header = onnx.load(str(path), load_external_data=False)
     for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string", "ir_version"):
         setattr(slim, field, getattr(header, field))
