@@ -147,7 +147,8 @@ def _unread(folder: Path, version: Path) -> Iterator[str]:
 
 
 def _read_settings(file: Path) -> tuple[dict[str, str], str]:
-    """Return (settings, problem). A missing file has no settings; the problem is empty if the settings can be used."""
+    """Return (settings, problem). Settings are empty if the file is missing; the problem is empty if the settings can
+    be used."""
     try:
         settings = model_settings.read_toml(read_inside(file.parent, file.name))
         model_settings.validate(settings)

@@ -1,11 +1,10 @@
 """Open dimensions: the settings `shapes.*` for requests outside the range that engines are built for, and dimensions
 that several inputs share. Pure.
 
-    shapes.policy      any: an engine that takes any shape answers (the default); refuse: return an error;
-                       learn: like any, and also build engines for a wider range
-    shapes.quiet_s     learn: seconds without a request for a wider range before one is built
-    shapes.most_mb     learn: the most MiB that the inputs of one request take in the largest shapes
-    shapes.per_hour    learn: the most wider ranges that are begun in an hour
+    shapes.policy any: an engine that takes any shape answers (the default); refuse: return an error; learn: like any,
+    and also build engines for a wider range shapes.quiet_s learn: seconds without a request for a wider range before
+    one is built shapes.most_mb learn: the most MiB that the inputs of one request take in the largest shapes
+    shapes.per_hour learn: the most wider ranges that are begun in an hour
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def unequal(tied: tuple[Tie, ...], shapes: Mapping[str, Shape]) -> str:
 
 
 def _differing(places: list[tuple[str, int]], shapes: Mapping[str, Shape]) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Return the first input and axis, and the first that differs from it."""
+    """Return the first input and axis of a tie, and the first input and axis whose size differs."""
     first = places[0]
     size = shapes[first[0]][first[1]]
     return first, next((name, axis) for name, axis in places if shapes[name][axis] != size)

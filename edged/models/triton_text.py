@@ -235,7 +235,8 @@ def _why(path: str) -> str:
 
 
 def _instances(message: pb.ModelConfig) -> Iterator[str]:
-    """Yield a line for each kind and count: edged measures which device is fastest, and with how many instances."""
+    """Yield a line for each kind and count of instances that is set: they have no effect, because edged measures the
+    best."""
     for group in message.instance_group:
         if group.count > 1:
             yield f"instance_group.count: {group.count} is not used; edged measures how many instances are the fastest"

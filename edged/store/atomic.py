@@ -16,7 +16,7 @@ from pathlib import Path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-# The file system or the kernel does not support the flag, or a path is in the lower layer of a container.
+# Errors if the file system or the kernel does not support the flag, or a path is in the lower layer of a container.
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP)
 _PART = ".part"
 _STRAY_SECONDS = 60.0  # more than a slow box takes from creating a file to locking it

@@ -1,8 +1,9 @@
 """The format of the state directory as a whole, so that a box can go back to an older edged.
 
 `format.json` says which format the directory has and which edged wrote it. A newer format is refused, because an older
-edged would treat files that it cannot read as missing. Before a new edged changes an older format, it makes a copy of
-hard links. The copy takes no space and never changes, because files of the state are only replaced as a whole.
+edged would treat files that it cannot read as missing. Before a new edged changes an older format, it copies the
+directory with hard links. The copy takes no space and never changes, because edged never changes a file of the state in
+place, but replaces it.
 
 Increase FORMAT only if an older edged can no longer use the files of this one, not for each new file or field.
 """
@@ -33,7 +34,7 @@ class Mark(msgspec.Struct, frozen=True):
     written_by: str
 
 
-# For a directory without the file: it is new, or older than the file.
+# For a directory without `format.json`: it is new, or older than this file.
 _FIRST = Mark(1, "")
 
 

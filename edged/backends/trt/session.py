@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edged.backends.cuda.driver import Device, Graph, HostMemory, Stream
 
 _SETS = 2  # buffer sets: one is computed, one is staged
-_MOST_GRAPHS = 8  # per profile; two sets with three input arrays of the caller, if these are read in place, need six
+_MOST_GRAPHS = 8  # per profile; if inputs are read in place, two sets and three input arrays of the caller need six
 
 
 class _Staged(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class _Lane:
         close_all(self.graphs.values())
         self.graphs.clear()
         if hasattr(self, "context"):
-            del self.context  # before the buffers, whose addresses it may still hold
+            del self.context  # before the buffers: the context may still hold their addresses
         for buffers in self.sets:
             buffers.free()
         self.sets.clear()
@@ -150,7 +150,7 @@ class TensorRtSession:
                 self._computing = self._stream()
                 self._lane(0)  # allocates now, so that opening fails if the engine does not fit on the device
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # they refer to the context, which must be freed first
+            traceback.clear_frames(error.__traceback__)  # frames refer to the context, which must be freed first
             del engine
             self.close()
             self._raise(error)
