@@ -172,7 +172,7 @@ def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, floa
     """Return, by figure, how far an engine of this precision may be from the reference. `verify.PRECISION.FIGURE`
     overrides `verify.FIGURE`."""
     bounds: dict[str, float] = {}
-    for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the more specific prefix is last, so that its bound overrides the other
+    for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the last one overrides the other
         for figure, most in FIGURES.items():
             value = number(settings, prefix + figure, 0.0, most)
             if value is not None:

@@ -104,7 +104,8 @@ def _is_ampere(capability: str | None) -> bool:
 def may_be_for(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """Whether an engine that was built ahead may be the wanted one: no part that was known at the build differs.
 
-    Only the driver and the builder's memory limit may differ. (The limit follows from the memory of the device.)
+    Of the known parts, only the driver and the builder's memory limit may differ. (The limit follows from the memory of
+    the device.)
     """
     return all(
         is_driver(change.part)

@@ -196,8 +196,8 @@ class Store:
         atomic.sync_directory(place)
 
     def strip(self, record: EngineRecord) -> None:
-        """Remove an engine's files and keep its record (`record`, which says why). If the disk is too full to write the
-        record, remove the record too."""
+        """Remove an engine's files and keep `record`, which says why. If the disk is too full to write the record,
+        remove the record too."""
         try:
             with self.stage() as out:
                 self.commit(out, msgspec.structs.replace(record, files={}))

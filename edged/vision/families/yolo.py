@@ -44,8 +44,8 @@ _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
 
 def _certain(table: Array, thresholds: Thresholds) -> tuple[Rows, Floats]:
-    """Return index and float32 values of the rows whose objectness is above the threshold; the score of a row cannot
-    exceed its objectness."""
+    """Return index and float32 values of the rows whose objectness is above the threshold: no score in a row can exceed
+    the row's objectness."""
     rows = np.flatnonzero(np.greater(table[:, 4], thresholds.score))
     return rows, table[rows].astype(np.float32)
 
@@ -62,8 +62,9 @@ class YoloV5(Family, frozen=True):
 
     One output, [N, 3A, 5 + classes]: three anchors for each of the A grid cells, with cx, cy, w, h in input pixels,
     objectness and one score per class, all after the sigmoid; without NMS. Source: `Detect.forward` of both
-    repositories. Exports of the Meituan YOLOv6 repository are [N, A, 5 + classes] of the same columns and are read by
-    the setting family=yolov5. Old exports have their three raw heads as further outputs.
+    repositories. Exports of the Meituan YOLOv6 repository have the same columns, but one row per cell, [N, A, 5 +
+    classes]; with the setting family=yolov5 they are decoded too. Old exports have their three raw heads as further
+    outputs.
     """
 
     name = "yolov5"
@@ -115,8 +116,8 @@ class YoloV7(YoloV5, frozen=True):
     - `--grid --end2end`: `num_dets` [N, 1], `det_boxes` [N, K, 4] xyxy in input pixels, `det_scores` and `det_classes`
       [N, K]; NMS is in the graph.
     - the same with `--max-wh`: one `output` [M, 7], a row per detection: picture, xyxy, *class, score*.
-    - without `--grid`: three raw heads [N, 3, rows, columns, 5 + classes], before the sigmoid, whose anchors are not in
-      the file but in the setting `decode.anchors`. YOLOv5's raw heads are the same.
+    - without `--grid`: three raw heads [N, 3, rows, columns, 5 + classes], before the sigmoid. Their anchors are not in
+      the file, so the setting `decode.anchors` must give them. YOLOv5's raw heads are the same.
 
     Source: `IDetect` and `End2End` of its `models`.
     """
@@ -186,7 +187,8 @@ class YoloV7(YoloV5, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by its exporter's output names; a flat output only if nothing suggests YOLO-NAS."""
+        """Claim a model by its exporter's output names. The flat output is claimed only if nothing suggests
+        YOLO-NAS."""
         if set(evidence.output_names) == set(cls.counted):
             return cls.claim(evidence, f"names of an end-to-end YOLOv7 export ({', '.join(cls.counted)})")
         if evidence.flat_list is None or evidence.flat_list.name != "output" or evidence.may_be_classes:
@@ -360,7 +362,7 @@ class YoloNas(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by its exporter's output names; a flat output also if the input is UINT8."""
+        """Claim a model by its exporter's output names. The flat output is also claimed if the input is UINT8."""
         if set(evidence.output_names) == set(cls.counted):
             return cls.claim(evidence, f"names of a YOLO-NAS export ({', '.join(cls.counted)})")
         flat = evidence.flat_list
