@@ -310,7 +310,7 @@ def reconfigure(options: LogOptions) -> None:
     for handler in root.handlers:
         if isinstance(handler, Output):
             handler.shape(options.format)
-    # Libraries log every step at lower levels, so the level applies only to edged's own lines.
+    # Libraries log every step below INFO, so level debug applies only to edged's own lines.
     root.setLevel(max(_LEVELS[options.level], logging.INFO))
     _LOG.setLevel(_LEVELS[options.level])
 

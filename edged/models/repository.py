@@ -125,7 +125,7 @@ class Repository:
         With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
         keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
         all earlier settings. Raises AlreadyExists without `replace` if the name is taken, Superseded if `digest` is
-        given and the files have another one.
+        given and is not the digest of the files.
         """
         check_name(name)
         model_settings.validate(settings)
@@ -195,7 +195,7 @@ class Repository:
 
     def remove(self, name: str, *, delete: bool = False) -> Path | None:
         """Move a model and its settings to the trash and return the folder there, or delete them with `delete`. Raises
-        ModelNotFound if the model does not exist, Refused if the disk refuses."""
+        ModelNotFound if the model does not exist, Refused if the disk does not allow it."""
         check_name(name)
         folder, plain, beside = self._paths(name)
         if not folder.is_dir() and not os.path.lexists(plain):
@@ -300,7 +300,7 @@ def _targets(
 
 TRASH = ".removed"
 MAX_REMOVED = 10
-MAX_REMOVED_BYTES = 4 << 30  # of all together; the newest is kept at any size
+MAX_REMOVED_BYTES = 4 << 30  # of all removed models; the newest is kept at any size
 
 
 def _move_to_trash(root: Path, paths: Iterable[Path]) -> Path:

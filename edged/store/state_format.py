@@ -34,7 +34,7 @@ class Mark(msgspec.Struct, frozen=True):
     written_by: str
 
 
-# For a directory without `format.json`: it is new, or older than this file.
+# For a directory without `format.json`, which is new, or of an edged before that file.
 _FIRST = Mark(1, "")
 
 
@@ -55,7 +55,7 @@ def refusal(state: Path, found: Mark, version: str, ours: int = FORMAT) -> str:
 
 
 def claim(state: Path, version: str, ours: int = FORMAT) -> None:
-    """Mark a directory with the format of this version; copy it first if that changes its format.
+    """Mark a directory with the format of this version. If its format changes, copy the directory first.
 
     Raises Refused if the directory has a newer format. The mark does not change if the disk cannot be written.
     """

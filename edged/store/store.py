@@ -174,7 +174,7 @@ class Store:
         now = self._now()
         _set_time(staged, now)
         atomic.sync_tree(staged)
-        if not (place.is_dir() and atomic.exchange(staged, place)):  # the old entry goes with the stage
+        if not (place.is_dir() and atomic.exchange(staged, place)):  # the old entry is removed with the stage
             self._index.pop(digest, None)
             self._staging.bury(place, _RECORD)
             os.rename(staged, place)

@@ -193,8 +193,8 @@ def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
 
 
 def capabilities(trt: Trt) -> dict[str, str]:
-    """Return the compute capabilities that the runtime can build for, by its name for them: "SM86": "8.6". Empty if it
-    builds for the present device only."""
+    """Return the compute capabilities that the runtime can build for, by its name for them: "SM86": "8.6". Empty if the
+    runtime builds only for the device that it runs on."""
     names = getattr(find(trt, "ComputeCapability"), "__members__", {})
     matches = {name: _CAPABILITY.fullmatch(name) for name in names}
     return {name: f"{match[1]}.{match[2]}" for name, match in matches.items() if match}
