@@ -44,7 +44,7 @@ _HEADERS: Mapping[tuple[int, int], Callable[[io.BytesIO], _Header]] = {
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, NotImplementedError, EOFError, OSError)
 # Increase it with every change of the calibration (jobs/precision.py, pictures.py, jobs/onnx_int8.py).
 _METHOD = 2
-_ENOUGH = 4  # with fewer pictures of the user, all are used
+_ENOUGH = 4  # with fewer pictures of the user, all are used to calibrate
 
 
 def tensor_probes(signature: Signature, samples: Sequence[str]) -> Iterator[Callable[[], Probe]]:
@@ -117,7 +117,8 @@ def _text(text: str | bytes) -> bytes:
 
 
 def calibration_pictures(samples: Sequence[str], digest_of: Callable[[str], str] = content) -> dict[str, str]:
-    """Return the user's pictures to calibrate on: paths by the digest of the content, in the order of the digests.
+    """Return the user's pictures to calibrate on (all, or every second one if there are enough): paths by the digest of
+    the content, in the order of the digests.
 
     `digest_of` returns the digest of a file. Equal pictures count as one, names do not matter, and files that cannot be
     read are left out.

@@ -75,7 +75,7 @@ FAMILIES: dict[str, type[Family] | type[Classifier]] = {
 
 
 def _ambiguous_shape(evidence: Evidence) -> Claim | None:
-    """Name the settings that decide between several formats of one shape, instead of guessing."""
+    """If several formats have the output's shape, do not guess: return a claim that names the settings that decide."""
     output = evidence.only_output
     if output is None:
         return None
@@ -87,12 +87,12 @@ def _ambiguous_shape(evidence: Evidence) -> Claim | None:
 
 
 def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
-    """Name the settings for detections in rows, [1, rows, columns], with at least 6 columns, box first."""
+    """Like `_ambiguous_shape`, for detections in rows, [1, rows, columns], with at least 6 columns, box first."""
     _, rows, columns = output.shape
     if not isinstance(columns, int) or columns < 6 or columns == evidence.cells():
         return None
     if columns == 6:
-        formats = "three formats (corners in pixels, centres in 0..1, or suppression to be done)"
+        formats = "three formats (corners in pixels; centres in 0..1; or boxes that still need NMS)"
         what = f"{_shape_text(output)} is one of {formats}"
         return undecided(what, "ultralytics-end2end", "rtdetr-ultralytics", "deepstream-yolo")
     if rows == 300:
