@@ -92,7 +92,7 @@ def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
     if not isinstance(columns, int) or columns < 6 or columns == evidence.cells():
         return None
     if columns == 6:
-        formats = "three formats (corners in pixels; centres in 0..1; or boxes that still need NMS)"
+        formats = "three formats (corners in pixels, centres in 0..1, or suppression to be done)"
         what = f"{_shape_text(output)} is one of {formats}"
         return undecided(what, "ultralytics-end2end", "rtdetr-ultralytics", "deepstream-yolo")
     if rows == 300:

@@ -116,8 +116,8 @@ class _Lane:
             raise EngineUnusable(f"TensorRT refuses the memory for tensor {name!r}")
 
     def _largest(self, name: str, dtype: np.dtype[np.generic]) -> int:
-        """Return the largest size of an output in bytes. Some runtimes report a larger one than the largest inputs
-        give."""
+        """Return the largest size of an output in bytes. Some runtimes report a larger size than the output has for the
+        largest inputs."""
         ask = getattr(self.context, "get_max_output_size", None)
         return max(_size(self.outputs[name], dtype), int(ask(name)) if ask is not None else 0)
 
@@ -130,7 +130,7 @@ class TensorRtSession:
     """Implements `edged.backends.contract.Session` and `Staging`. It owns what it allocates, but not the device.
 
     `explain` returns the runtime's latest error, or "", for error messages. If the engine is refused (see
-    `tensors.read`) or does not fit on the device, it is closed before the constructor raises.
+    `tensors.read`) or does not fit on the device, the session is closed before the constructor raises.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class TensorRtSession:
             self.why_no_graphs = self._described(error)
 
     def _settle(self) -> str:
-        """Wait for submitted work after a failure; return its error, which is often the cause, or ""."""
+        """Wait for submitted work after a failure; return the work's error, often the cause of the failure, or ""."""
         try:
             with self._device.current():
                 self._computing.synchronize()

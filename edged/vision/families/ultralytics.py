@@ -64,7 +64,7 @@ class Ultralytics(Family, frozen=True):
         tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
         if len({spec.shape for spec in tables}) != 1:
             return None
-        table = tables[-1]  # the main head's of two
+        table = tables[-1]  # of two tables, the main head's
         rows = table.shape[1]
         if isinstance(rows, int) and rows < 5:
             return None
@@ -202,7 +202,8 @@ class UltralyticsTask(Family, frozen=True):
     def _claim_table(
         cls, evidence: Evidence, reason: str, more: int, what: str, *dense: str, keypoints: tuple[int, int] = (0, 0)
     ) -> Claim | None:
-        """Claim the only 3-D output if it has `more` values per detection; `dense` are further outputs."""
+        """Claim the only 3-D output if it has `more` values per detection; `dense` names the further outputs to
+        decode."""
         tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
         if len(tables) != 1:
             return None

@@ -89,7 +89,8 @@ class YoloV5(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a table with three rows for each of the input's grid cells."""
+        """Claim a table with three rows for each of the input's grid cells, or with an open number of rows if the
+        number of classes is that in the metadata."""
         claim, meta = cls.claim(evidence, ""), evidence.metadata
         if claim is None or claim.classes is None or meta.task is not None:
             return None
@@ -320,7 +321,8 @@ class DeepStreamYolo(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the scripts' names if it has as many rows as grid cells, or three times as many."""
+        """Claim a model by the scripts' names if it has as many rows as grid cells, three times as many, or more than
+        1000."""
         output, cells = evidence.table(6), evidence.cells()
         if output is None or output.name != "output" or evidence.picture.name != "input":
             return None
