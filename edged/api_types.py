@@ -36,7 +36,7 @@ class TensorInfo(Info, frozen=True):
 
 class AlarmInfo(Info, frozen=True):
     """A problem that exists since `since_unix_s`. `kind` is one of those in docs/observability.md, such as slow or
-    camera_lost; `model`, `engine` (a key) and `camera` are empty if it does not concern one."""
+    camera_lost; `model`, `engine` (a key) and `camera` say what has the problem and are otherwise empty."""
 
     kind: str
     message: str
@@ -67,9 +67,9 @@ class InputShapes(Info, frozen=True):
 
 
 class Shapes(Info, frozen=True):
-    """The shapes of a model with open dimensions. `policy` is any, refuse or learn; `ties` are the dimensions that
-    several inputs have in common, a line each; `learning` describes what is being learnt, from so far `requests`
-    answered requests."""
+    """The shapes of a model with open dimensions. `policy` is any, refuse or learn; `ties` has a line for each
+    dimension that several inputs share; `learning` describes what is being learnt, and `requests` is the number of
+    answered requests that it is learnt from so far."""
 
     policy: str
     inputs: tuple[InputShapes, ...]
@@ -79,11 +79,11 @@ class Shapes(Info, frozen=True):
 
 
 class ModelInfo(Info, frozen=True):
-    """A model in the daemon. `state` is loading, ready, refused or failed, and `reason` why it is not ready. `alarms`
-    are problems of the model or its engines; `notes` say which settings of its config.pbtxt have no effect, and what
-    else is unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md; empty for
-    other reasons. `precision_reason` says why the serving engine has its precision. A further version of a model is
-    called NAME:VERSION."""
+    """A model in the daemon. `state` is loading, ready, refused or failed; `reason` says why the model is not ready.
+    `alarms` are problems of the model or its engines; `notes` say which settings of its config.pbtxt have no effect,
+    and what else is unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md;
+    otherwise they are empty. `precision_reason` says why the serving engine has its precision. A further version of a
+    model is called NAME:VERSION."""
 
     name: str
     version: str
@@ -109,13 +109,13 @@ class ModelInfo(Info, frozen=True):
 
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of this engine and of
-    unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only their ratio counts; that
-    work used the share `load` of the processors, 0 to 1. None: not measured yet. `pinned` engines are never
-    evicted; `used_unix_s` is when the engine was last made or opened, 0 if unknown. `adopted_from` is the key of an
-    engine for another driver whose files this one uses; `effort` (full, reduced, least) is how hard the builder tried;
-    `standard` is the digest of the standard that its answers met; `ahead` is the device of another box that it was
-    built for. `speeds` are its speeds in each form that it can be opened in; `instances` is how many inferences it runs
-    at the same time while it serves, otherwise 0."""
+    unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only the ratio of the two
+    counts; `load` is the share of the processors that this work used, 0 to 1. Each of these is None until it is
+    measured. `pinned` engines are never evicted; `used_unix_s` is when the engine was last made or opened, 0 if
+    unknown. `adopted_from` is the key of an engine for another driver whose files this one uses; `effort` (full,
+    reduced, least) is how hard the builder tried; `standard` is the digest of the standard that its answers met;
+    `ahead` is the device of another box that it was built for. `speeds` are its speeds in each form that it can be
+    opened in; `instances` is how many inferences it runs at the same time while it serves, otherwise 0."""
 
     key: str
     model: str
@@ -144,12 +144,12 @@ class EngineInfo(Info, frozen=True):
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is the unoptimised model, which needs no build and which other engines are compared with."""
+        """Whether this is the unoptimised model, which needs no build. Other engines are compared with it."""
         return self.parts.get("recipe.optimization") == UNOPTIMISED
 
     @property
     def speed(self) -> float | None:
-        """Its speed as a multiple of the reference's; None if not measured."""
+        """The engine's speed as a multiple of the reference's; None if not measured."""
         return self.reference_ms / self.latency_ms if self.latency_ms and self.reference_ms else None
 
 
@@ -185,7 +185,7 @@ class EngineProgress(Info, frozen=True):
 
     While the engine is made, `phase` is the current step and `fraction` the finished share of that step, 0 to 1, None
     if unknown; `elapsed_s` counts from the start, `estimate_s` is the expected total, None the first time. `done`: the
-    command has ended for this engine; `succeeded`: with the commanded result.
+    command has ended for this engine; `succeeded`: it ended with the commanded result.
     """
 
     key: str
@@ -204,10 +204,10 @@ class EngineProgress(Info, frozen=True):
 
 
 class StatusInfo(Info, frozen=True):
-    """The state of the box: `serving` of its `models` can answer; the store has `engines` engines, which use
-    `engine_bytes` of `budget_bytes` (0 is no limit); `free_bytes` of the disk are free. `paused` says why nothing is
-    built now, `building` is what is being built, `alarms` are the current problems. `page` is the URL of its page,
-    empty if it has none."""
+    """The state of the box. `models` is the number of its models, `serving` how many of them can answer. `engines` is
+    the number of engines in the store, which use `engine_bytes` of `budget_bytes` (0: no limit); `free_bytes` is the
+    free space on the disk. `paused` says why nothing is built now, `building` is what is being built, `alarms` are the
+    current problems. `page` is the URL of the daemon's page, empty if it has none."""
 
     version: str
     epoch: str
@@ -234,8 +234,9 @@ class ReloadedKey(Info, frozen=True):
 
 
 class ZoneInfo(Info, frozen=True):
-    """A part of a camera's picture: how many objects of each class are in it now, whether it is occupied, since when it
-    is occupied or free (in seconds since the epoch), and how often it became occupied since the camera started."""
+    """A zone, which is a part of a camera's picture: how many objects of each class are in it now, whether it is
+    occupied, when it last became occupied or free (in seconds since the epoch), and how often it became occupied since
+    the camera started."""
 
     occupied: bool
     since_unix_s: float

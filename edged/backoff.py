@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-STEPS_S = (1.0, 5.0, 10.0, 60.0)  # a camera needs about ten seconds after it is switched on
+STEPS_S = (1.0, 5.0, 10.0, 60.0)  # a camera needs about ten seconds to start after it is switched on
 
 
 class Backoff:
-    """Pauses between attempts. They follow `steps`, in seconds; the last step repeats. After an attempt that worked for
-    `good` seconds they begin again with the first step."""
+    """Pauses between attempts. Their lengths are `steps`, in seconds; the last step repeats. After an attempt that
+    worked for `good` seconds, pauses begin again with the first step."""
 
     def __init__(self, steps: tuple[float, ...] = STEPS_S, good: float = 10.0) -> None:
         self._steps, self._good, self._failures = steps, good, 0

@@ -1,7 +1,7 @@
 """Makes msgspec safe for several threads, and its errors readable.
 
 When msgspec first decodes a struct type, it stores a table in the type. Python code runs while msgspec fills the table.
-If a second thread decodes the same type meanwhile, it uses the incomplete table and crashes the process (seen with
+A second thread that decodes the same type meanwhile uses the incomplete table, which crashes the process (seen with
 msgspec 0.22). Therefore `ready` prepares every type under one lock before its use.
 """
 

@@ -85,9 +85,9 @@ class ConfigError(InvalidInput, code=ErrorCode.INVALID_CONFIG):
 
 
 class ModelRefused(InvalidInput, code=ErrorCode.MODEL_REJECTED):
-    """A model file that cannot be served: unreadable, incomplete, or with operators that no runtime here has.
+    """A model file that cannot be served: unreadable, incomplete, or with operators that no runtime of this box has.
 
-    `finding` has the fields of the `edged.models.finding.Finding` that caused it, if any.
+    `finding` has the fields of the `edged.models.finding.Finding` that caused the refusal, if any.
     """
 
     def __init__(self, message: str, finding: Mapping[str, str] | None = None) -> None:
@@ -128,7 +128,8 @@ class Forbidden(EdgedError, code=ErrorCode.PERMISSION_DENIED):
 
 
 class ClientLimited(Overloaded, code=ErrorCode.CLIENT_LIMIT_EXCEEDED):
-    """A client exceeded its limit of streams, requests, bytes or requests per second; `seconds`: when to retry."""
+    """A client exceeded its limit of streams, requests, bytes or requests per second; `seconds`: how long to wait
+    before a retry."""
 
     def __init__(self, message: str, seconds: float = 0.0) -> None:
         super().__init__(message)
@@ -144,7 +145,7 @@ class DeadlineExceeded(EdgedError, code=ErrorCode.DEADLINE_EXCEEDED):
 
 
 class FrameSkipped(EdgedError, code=ErrorCode.FRAME_SKIPPED):
-    """A frame that its stream skipped and counted instead of answering it. `reason` is one word."""
+    """A frame that its stream did not answer, but skipped and counted. `reason` is one word."""
 
     reason = "skipped"
 
@@ -166,8 +167,8 @@ class SegmentUnusable(EdgedError, code=ErrorCode.SHARED_MEMORY_UNUSABLE):
 
 
 class HostLost(EdgedError, code=ErrorCode.ENGINE_HOST_LOST):
-    """The engine host died or hung while it held this work. `is_outside`: another process's signal, or the kernel for
-    lack of memory, killed the host."""
+    """The engine host died or hung while it held this work. `is_outside`: another process killed the host, or the
+    kernel killed it for lack of memory."""
 
     def __init__(self, message: str, *, is_outside: bool = False) -> None:
         super().__init__(message)
@@ -187,7 +188,7 @@ class EngineUnusable(EdgedError, code=ErrorCode.ENGINE_FAILED):
 
 
 class BuildFailed(EdgedError, code=ErrorCode.BUILD_FAILED):
-    """A build or verification child that ended without an engine, by an error, a crash, or a limit of time or
+    """A build or verification child that ended without an engine, because of an error, a crash, or a limit of time or
     memory."""
 
 
@@ -218,11 +219,11 @@ class WrongAnswers(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
 
 
 class Unsuitable(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
-    """A backend that cannot serve a model as its settings demand; another attempt would fail too."""
+    """A backend that cannot serve a model as the model's settings demand; another attempt would fail too."""
 
 
 class WarmupFailed(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
-    """A warmup request of a model's configuration that failed; another attempt would fail too."""
+    """A warmup request, from a model's configuration, that failed; another attempt would fail too."""
 
 
 class OutOfSpace(EdgedError, code=ErrorCode.DISK_FULL):

@@ -7,7 +7,8 @@ from edged import formatting
 
 
 def sentence(what: happened.What | None, model: str, engine: str) -> str:
-    """Describe an event about a model or an engine (a key). `what` is None for an event of a newer version. Pure."""
+    """Describe an event about a model or an engine (a key). `what` is None for an event that only a newer version
+    knows. Pure."""
     subject = f"engine {engine[:12]}{f' of {model}' if model else ''}"
     about = subject if engine else f"model {model}" if model else ""
     match what:

@@ -71,7 +71,7 @@ class EngineServes(msgspec.Struct, frozen=True, tag="engine_serves"):
 
 
 class EngineEvicted(msgspec.Struct, frozen=True, tag="engine_evicted"):
-    """An engine's files were removed, to free space or by command."""
+    """An engine's files were removed, to free space or because of a command."""
 
     bytes: int
     reason: str
@@ -121,7 +121,7 @@ class CameraMoved(msgspec.Struct, frozen=True, tag="camera_state"):
 
 
 class ZoneChanged(msgspec.Struct, frozen=True, tag="zone_changed"):
-    """A zone of a camera became occupied or free. `file`: the picture or video that was kept, empty for none."""
+    """A zone of a camera became occupied or free. `file`: the picture or video that was saved; empty if none was."""
 
     camera: str
     zone: str
@@ -184,7 +184,7 @@ class EventLog:
         return list(itertools.islice(reversed(self._events), count))[::-1]
 
     def emit(self, what: What, model: str = "", engine: str = "") -> None:
-        """Append an event about a model or an engine, if given."""
+        """Append an event; `model` and `engine` (a key) say what it is about, if anything."""
         self._last += 1
         event = Event(self._last, time.time(), model, engine, what)
         self._events.append(event)

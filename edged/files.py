@@ -54,7 +54,7 @@ def unwritable(folder: Path) -> str:
 
 
 def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
-    """Return the disk problem that an error reports about the disk of `where`; None if the error has another cause."""
+    """Return the problem with the disk of `where` that an error reports; None if the error is not about the disk."""
     if error.errno in _FULL:
         return OutOfSpace(f"{where} is full; free some space or inodes ({error.strerror})")
     if error.errno in DISK_ERRORS:
@@ -64,7 +64,7 @@ def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
 
 
 def disk_fault_behind(where: Path, error: BaseException) -> OutOfSpace | None:
-    """Return the disk problem, as `disk_fault` does, that an error or one of its causes reports."""
+    """Return what `disk_fault` returns for an error or for the first of its causes that reports a disk problem."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and (found := disk_fault(where, cause)) is not None:
@@ -119,8 +119,8 @@ def status_inside(folder: Path, name: str | PurePath) -> os.stat_result:
 
 
 def _open_inside(folder: Path, name: str | PurePath) -> int:
-    """Open a file inside a folder. Each step is opened relative to the previous one, so that no folder can be replaced
-    by a link meanwhile."""
+    """Open a file inside a folder. Each folder of the path is opened relative to the previous one, so that none can be
+    replaced by a link meanwhile."""
     if leads_outside(name):
         raise OSError(errno.EPERM, "it lies outside the model's folder")
     pure = PurePath(name)

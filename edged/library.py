@@ -1,8 +1,11 @@
-"""edged without a daemon: opens a model's verified engine in this process, from the same store as the daemon's.
+"""edged without a daemon: opens a model's verified engine in this process, from the store that the daemon also uses.
 
-import edged
+    import edged
 
-model = edged.load("model.onnx") print(model.infer("street.jpg").json())
+    model = edged.load("model.onnx")
+    print(model.infer("street.jpg").json())
+
+`load` builds and verifies missing engines first, unless it is told not to.
 """
 
 from __future__ import annotations
@@ -115,8 +118,9 @@ def load(
     """Open the fastest verified engine of an ONNX model.
 
     Engines that are not in the store are first built and verified in child processes; this takes seconds to minutes,
-    once. With `build=False` the unoptimised model is opened if the store has no engine for it. `settings` are the
-    model's settings, as in `edged models add --set`. `cache` is the store's folder, by default the daemon's.
+    once. With `build=False` nothing is built: if the store has no engine for the model, the unoptimised model is
+    opened. `settings` are the model's settings, as in `edged models add --set`. `cache` is the store's folder, by
+    default the daemon's.
 
     Raises ModelRefused if the file cannot be served, ConfigError for an invalid setting or an unusable folder.
     """
@@ -159,7 +163,8 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
 
 
 async def _obtain(builder: Builder, task: Task, trial: str, reserve: Reserve) -> EngineRecord:
-    """Adopt an engine that was built ahead or for another driver if its answers are right; otherwise build one."""
+    """Adopt the engine `trial`, which was built ahead or for another driver, if its answers are right; otherwise build
+    one."""
     if trial:
         with contextlib.suppress(EdgedError, KeyError):
             return await builder.adopt(task, trial, _ignore, reserve)

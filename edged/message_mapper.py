@@ -3,7 +3,8 @@
 A field has the same name and type on both sides; None means an absent field. There are two exceptions:
 
 - A message whose only field is a map is that map in the struct, since protobuf has no map of maps.
-- A nested message may be flat in the struct: if the struct has no field of its name, the struct has its fields instead.
+- A nested message may be flat in the struct: if no field of the struct has the nested message's name, the struct has
+  the nested message's fields instead.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def _same(value: Any) -> Any:
 
 
 def _converter(hint: Any, kind: Descriptor) -> Convert:
-    """Return a function that converts a field's value, whose messages are of `kind`, to the struct's type."""
+    """Return a function that converts a field's value to the type `hint` of the struct. `kind` is the type of the
+    value's messages."""
     origin, of = get_origin(hint), get_args(hint)
     if origin is tuple:
         item = _converter(of[0], kind)

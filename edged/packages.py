@@ -23,10 +23,10 @@ EXTRAS = {
     ),
     "tracking": ("supervision>=0.30",),
 }
-# Installed without dependencies: these include an OpenCV that needs a display and overwrites the headless one.
+# Installed without their dependencies, which include an OpenCV that needs a display and overwrites the headless one.
 _ALONE = {"tracking": ("trackers>=2.6",)}
 
-# By module, as in `pyproject.toml`: dependencies of edged that edged-client (client/) does not have.
+# Dependencies of edged that edged-client (client/) does not have: module, and requirement as in `pyproject.toml`.
 NOT_IN_CLIENT = {"cv2": "opencv-python-headless>=5.0", "onnx": "onnx>=1.23"}
 
 

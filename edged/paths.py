@@ -56,8 +56,8 @@ def default_cache_dir() -> Path:
 
 
 def default_config() -> Path | None:
-    """Return the default configuration file, which may not exist: the service's, or an ordinary user's below
-    XDG_CONFIG_HOME; None for root."""
+    """Return the default configuration file, which may not exist: the service's, or below XDG_CONFIG_HOME for an
+    ordinary user; None for root outside the service."""
     managed = _systemd("CONFIGURATION_DIRECTORY")
     if managed is not None:
         return managed / CONFIG

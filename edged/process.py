@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-# The C library has no function for ioprio_set(2): its number by machine, and its arguments.
+# The system call's number by machine, and its arguments: the C library has no function for ioprio_set(2).
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # the idle class would wait forever while a camera is recorded
@@ -63,7 +63,7 @@ def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> Non
 
 
 def go_before_the_daemon(memory_mb: int = 0) -> None:
-    """Let the kernel kill this serving child before the daemon, but after children that build, if memory runs out.
+    """If memory runs out, let the kernel kill this serving child before the daemon, but after children that build.
 
     memory_mb is as in `restrain`: a larger allocation fails, which costs one request and not the process.
     """
@@ -100,7 +100,7 @@ def _yield_as_a_session(niceness: int) -> None:
             with open("/proc/self/autogroup", "w") as file:
                 file.write(str(niceness))
             return
-        except BlockingIOError:  # the kernel accepts one such change per 0.1 s on the whole box
+        except BlockingIOError:  # on the whole box, the kernel accepts one such change per 0.1 s
             time.sleep(0.1)
         except OSError:
             return  # this kernel has no autogroups

@@ -6,13 +6,13 @@ cannot make it read other programs' shared memory. A segment has slots, one afte
     offset + 0    uint64 in native order: the stamp of the picture in the slot, 0 while it is written
     offset + 64   the picture's bytes
 
-The client sets the stamp to 0, writes the picture, and then writes the picture's stamp, which is never used again. The
+The client sets the stamp to 0, writes the picture, and then writes the picture's stamp. No stamp is used twice. The
 daemon reads the stamp, the picture, and the stamp again: if both stamps are the announced one, the picture is complete.
 The daemon never writes, so a client that dies leaves no state to release.
 
-Both ends use pwrite(2) and pread(2), not mapped memory. If a segment is truncated meanwhile, this gives a short read
-instead of a fatal signal. The order of writes also holds on ARM: each pwrite takes and releases the file's lock, and
-each pread counts references of the page with operations that are full barriers.
+Both ends use pwrite(2) and pread(2), not mapped memory. If a segment is truncated meanwhile, a read then returns fewer
+bytes instead of causing a fatal signal. The order of writes also holds on ARM: each pwrite takes and releases the
+file's lock, and each pread counts references of the page with operations that are full barriers.
 """
 
 from __future__ import annotations

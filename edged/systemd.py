@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping
 _SEND_SECONDS = 1.0
 _LONGEST_STATUS = 500  # characters; a longer status is cut, since it is shown on one line
 _FIRST_DESCRIPTOR = 3  # the first passed descriptor; the others follow
-_MOST_DESCRIPTORS = 1024  # a higher count is considered invalid
+_MOST_DESCRIPTORS = 1024  # more passed sockets are considered invalid
 
 
 class Notifier:

@@ -1,5 +1,5 @@
-"""Long-lived asyncio tasks. A task that ends with an unexpected exception is logged, counted and started again. No code
-awaits it, so otherwise its work would stop silently."""
+"""Long-lived asyncio tasks. A task that ends with an unexpected exception is logged, counted and started again.
+Otherwise its work would stop silently, because no code awaits the task."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edged.backoff import Backoff
 
 _LOG = logging.getLogger("edged")
 _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30.0)  # seconds until a task is started again
-_PROVEN_SECONDS = 60.0  # after this time a failure counts as the first one
+_PROVEN_SECONDS = 60.0  # a task that ran for this time before it failed is started again after the first pause
 
-FAILURES: Counter[str] = Counter()  # unexpected ends of tasks, by the task's name
+FAILURES: Counter[str] = Counter()  # number of unexpected ends, by the task's name
 
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 

@@ -4,8 +4,9 @@
     open(order)               engine host        those files ->  Session
     session.infer(...)        engine host        named arrays -> named arrays
 
-A backend is stateless; its module exports it as `BACKEND`. A session has one owner, which calls it from one thread at a
-time. Children and hosts are confined (`edged.confinement`): a backend starts no program and opens no connection.
+A backend must be stateless; its module exports it as `BACKEND`. A session has one owner, which calls the session from
+one thread at a time. Children and hosts are confined (`edged.confinement`), so a backend must not start programs or
+open connections.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ Effort: TypeAlias = Literal["full", "reduced", "least"]
 class Recipe(msgspec.Struct, frozen=True, order=True):
     """What to build for a model: by which backend, for which device, in which form.
 
-    `optimization` is the backend's name of a level. `threads` is the number of CPU threads of one inference, 0 for
-    the runtime's own choice. `profile` is the range of shapes that the engine must accept, as `edged.backends.profile`
-    writes it; empty if the backend needs none. `options` are the backend's own, in the backend's format. `calibration`
-    is the digest of the data on which the ranges of an int8 engine are measured.
+    `optimization` is an optimisation level, by the backend's name for it. `threads` is the number of CPU threads of one
+    inference, 0 for the runtime's own choice. `profile` is the range of shapes that the engine must accept, as
+    `edged.backends.profile` writes it; empty if the backend needs none. `options` are the backend's own, in the
+    backend's format. `calibration` is the digest of the data that the value ranges of an int8 engine are measured on;
+    empty for other engines.
     """
 
     backend: str
@@ -154,8 +156,8 @@ class Stoppable(Session, Protocol):
     ensures that a stop reaches the right inference."""
 
     def stop(self) -> None:
-        """Make the running inference end with EngineUnusable as soon as the runtime checks; if none runs, the next
-        one."""
+        """Make the running inference, or the next one if none runs, end with EngineUnusable. It ends when the runtime
+        next checks for a stop."""
 
     def go_on(self) -> None:
         """Allow inferences again after a stop. Call it while no inference runs."""
@@ -166,8 +168,8 @@ class Replicable(Session, Protocol):
     """A session whose engine can run several inferences at the same time."""
 
     def replica(self) -> Session:
-        """Return another session of the same opened engine, which shares its weights, for another thread. Close each
-        session."""
+        """Return a session for another thread, which shares this session's opened engine and weights. Every session
+        must be closed."""
 
 
 @runtime_checkable
@@ -183,10 +185,11 @@ class Staging(Session, Protocol):
         """
 
     def stage(self, inputs: Mapping[str, Array]) -> object:
-        """Stage inputs, given as for `infer`, for one call of `infer_staged`, which must follow. The arrays may be
-        reused at once, except those from `array`.
+        """Stage inputs, given as for `infer`. One call of `infer_staged` must follow. The arrays may be reused at once,
+        except those from `array`.
 
-        One set of inputs may be staged while another is inferred; a further call waits. Raises the errors of `infer`.
+        One set of inputs may be staged while another is inferred; a further call of `stage` waits. Raises the errors of
+        `infer`.
         """
 
     def infer_staged(self, staged: object, outputs: Sequence[str] | None = None) -> dict[str, Array]:
@@ -224,7 +227,8 @@ class Backend(Protocol):
     """A runtime that can build and open engines."""
 
     name: str
-    # Precisions for which `build` needs a converted graph (`jobs/precision.py`); it converts to the others itself.
+    # Precisions for which `build` needs a converted graph (`jobs/precision.py`); the backend itself converts to the
+    # others.
     in_graph: frozenset[str]
 
     def version(self) -> str:
@@ -235,13 +239,13 @@ class Backend(Protocol):
     ) -> Composition:
         """Write the engine's files into the empty directory `out`.
 
-        `report` receives the finished fraction, 0 to 1, if the runtime reports it. `graphs` imports the onnx package,
-        which most builds do not need. Raises EngineUnusable if the runtime refuses the model, Unsuitable if another
-        attempt would not help, OutOfSpace if the disk is full.
+        `report` receives the finished fraction, 0 to 1, if the runtime reports it. Call `graphs` only if it is needed,
+        because it imports the onnx package. Raises EngineUnusable if the runtime refuses the model, Unsuitable if
+        another attempt would not help, OutOfSpace if the disk is full.
         """
 
     def open(self, order: Order) -> Session:
-        """Open an engine; only files that match its record are used. Raises EngineUnusable or EngineDamaged."""
+        """Open an engine, only from files that match its record. Raises EngineUnusable or EngineDamaged."""
 
     def check(self, model: Path) -> None:
         """Raise EngineUnusable, with the reason, if the runtime does not accept the model."""

@@ -65,7 +65,7 @@ class _OnnxRuntime:
             return device.build(order, out, where, graphs())
         inputs = {spec.name for spec in order.signature.inputs}
         session, placed = _saved(order, out, order.model)
-        if session.get_overridable_initializers():  # a request may override them, so the optimiser folded nothing
+        if session.get_overridable_initializers():  # requests may override weights, so none were folded
             del session
             _, placed = _saved(order, out, graphs().with_inputs(Path(order.model), inputs))
         elif _lists_constants(out / _BLOB):

@@ -5,8 +5,9 @@ for, and the largest. If the model and its pictures do not determine them, the s
 
     profile.images = "1x3x320x320 1x3x640x640 4x3x640x640"
 
-A single shape stands for all three. The text in `Recipe.profile` is `images=1x3x320x320:1x3x640x640:4x3x640x640`, with
-percent-encoded names, inputs in the order of the model, joined by ";". Inputs with a fixed shape are left out.
+A single shape in the setting stands for all three. The text in `Recipe.profile` is
+`images=1x3x320x320:1x3x640x640:4x3x640x640`, with percent-encoded names, inputs in the order of the model, joined by
+";". Inputs with a fixed shape are left out.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Profile(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Profile:
-        """Parse the text of a profile. Raises ConfigError unless `str` of a profile has written the text."""
+        """Parse the text of a profile. Raises ConfigError for a text that `str` of a profile does not write."""
         profile = cls(tuple(_read_range(word) for word in text.split(";")) if text else ())
         if str(profile) != text or len({r.name for r in profile.ranges}) != len(profile.ranges):
             raise ConfigError(f"invalid profile {text[:80]!r}: edged did not write it")
@@ -101,8 +102,8 @@ class Profile(msgspec.Struct, frozen=True):
         return next((r for r in self.ranges if r.name == name), None)
 
     def contains(self, name: str, shape: Shape) -> bool:
-        """Whether an engine with this profile accepts a shape. True for inputs with a fixed shape, which are not
-        checked here."""
+        """Whether an engine with this profile accepts a shape. Always true for an input with a fixed shape, because
+        such shapes are not checked here."""
         found = self.range(name)
         return found is None or found.contains(shape)
 
@@ -141,7 +142,7 @@ def given(settings: Mapping[str, str], name: str) -> Range | None:
 def _read_setting(key: str, text: str) -> Range:
     if key == PREFIX:
         raise ConfigError('setting "profile." does not name an input; write profile.INPUT, such as profile.images')
-    words = text.replace(",", " ").split()  # a list of TOML arrives with commas
+    words = text.replace(",", " ").split()  # a TOML list arrives as a text with commas
     if len(words) not in (1, 3) or not all(map(_SHAPE.fullmatch, words)):
         example = f'{_short(key)} = "1x3x320x320 1x3x640x640 4x3x640x640"'
         raise ConfigError(f"{_short(key)}={_short(text)} must be one shape or three shapes; write {example}")
@@ -210,7 +211,7 @@ def _require_pictures(one: tuple[str, Shape] | None, given: Mapping[str, Range])
 
 
 def _defaults(spec: TensorSpec, signature: Signature, picture: tuple[int, int] | None) -> Iterator[tuple[int, Sizes]]:
-    """Yield axis and sizes of the open dimensions of an input that need no setting."""
+    """Yield the axis and sizes of each open dimension of an input whose range needs no setting."""
     one = _one_picture(signature, picture)
     takes_picture = one is not None and one[0] == spec.name
     if one is not None and takes_picture:
@@ -257,7 +258,8 @@ def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
 
 
 def _symbol(spec: TensorSpec, axis: int) -> str:
-    """Return a key that open dimensions of equal size share: their name, or input and axis if unnamed."""
+    """Return a key for an open dimension: its name, which dimensions of equal size share, or its input and axis if
+    unnamed."""
     dim = spec.shape[axis] if spec.shape != ANY_SHAPE else "?"
     return f"={dim}" if isinstance(dim, str) and is_named(dim) else f"@{axis} of {spec.name}"
 

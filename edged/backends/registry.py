@@ -57,8 +57,8 @@ def load(name: str) -> Backend:
 
 
 def usable(facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the backends whose runtime and device exist according to the device's facts. It imports nothing. `null` is
-    never included."""
+    """Return the backends whose runtime and device exist according to the device's facts. Nothing is imported. `null`
+    is never included."""
     return tuple(name for name in installed(facts) if any(fact.startswith(_BACKENDS[name].device) for fact in facts))
 
 

@@ -34,8 +34,8 @@ _MOST_NAMES = 1 << 16  # bytes
 
 
 def code(root: Root, path: str) -> tuple[str, ...]:
-    """Return the architectures of all kernels in a library: `sm_86`, `sm_90a` (this one alone) for machine code,
-    `ptx_90` for what a driver compiles for newer GPUs. Empty if the file has none or cannot be read."""
+    """Return the architectures of all kernels in a library: `sm_86`, or `sm_90a` for only this architecture, is machine
+    code; `ptx_90` is code that a driver compiles for newer GPUs. Empty if the file has no kernels or cannot be read."""
     file = root.open(path)
     if file is None:
         return ()
@@ -51,7 +51,8 @@ def code(root: Root, path: str) -> tuple[str, ...]:
 
 
 def _entries(file: int) -> Iterator[tuple[int, int, bool]]:
-    """Kind and architecture of each entry of a known kind, and whether it is for that architecture alone."""
+    """Yield the kind and architecture of each entry of a known kind, and whether the code is for that architecture
+    alone."""
     reads = 0
     for start, end in _sections(file):
         position = start
@@ -71,7 +72,7 @@ def _entries(file: int) -> Iterator[tuple[int, int, bool]]:
 
 
 def _sections(file: int) -> Iterator[tuple[int, int]]:
-    """Where the sections with kernels begin and end in an ELF file of 64 bits."""
+    """Yield the begin and end of each section with kernels in a 64-bit ELF file."""
     magic, bits, order, table, size, count, names_at = _ELF.unpack(os.pread(file, _ELF.size, 0))
     if (magic, bits, order, size) != (b"\x7fELF", _64_BITS, _LITTLE_ENDIAN, 64) or count > _MOST_SECTIONS:
         return
@@ -85,7 +86,7 @@ def _sections(file: int) -> Iterator[tuple[int, int]]:
             yield start, start + length
 
 
-# Of NVIDIA's SoCs: Jetson TX1, TX2, Xavier, Orin, and Thor before and since CUDA 13.
+# Compute capabilities of NVIDIA's SoCs: Jetson TX1, TX2, Xavier, Orin, and Thor before and since CUDA 13.
 TEGRA = frozenset({"5.3", "6.2", "7.2", "8.7", "10.1", "11.0"})
 _CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])")
 _NAME = re.compile(r"(sm|ptx)_([0-9]{1,2})([0-9])(a?)")
@@ -94,9 +95,10 @@ _NAME = re.compile(r"(sm|ptx)_([0-9]{1,2})([0-9])(a?)")
 def runs_on(names: str, capability: str) -> bool:
     """Whether a library with this code (`code`, joined with spaces) has kernels for a GPU of this compute capability.
 
-    CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility": machine code runs on the same major
-    number from its own minor number on, but on SoCs on none but its own; PTX on its own capability and all later ones;
-    what ends in `a` on its own alone. True for a capability that is not known: nothing can be ruled out.
+    Machine code runs on GPUs with the same major number and the same or a higher minor number, but code of or for a SoC
+    only on its own capability. PTX runs on its own capability and all later ones. A name that ends in `a` runs only on
+    its own capability. (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".) True if the
+    capability is not known.
     """
     known = _CAPABILITY.fullmatch(capability)
     if known is None:

@@ -106,7 +106,7 @@ def _cuda(fingerprint: Fingerprint) -> Iterator[Device]:
     for index in _indices(fingerprint, "gpu"):
         prefix = f"gpu.{index}"
         shared = facts.get(f"{prefix}.integrated") == "yes"
-        # An integrated GPU has the name of its SoC; its owner knows the module.
+        # An integrated GPU reports the name of its SoC, but people know the name of the module.
         name = facts.get("jetson.model", "") if shared else ""
         memory = _system_memory(fingerprint) if shared else _whole(facts.get(f"{prefix}.memory_mb"))
         capability = facts.get(f"{prefix}.compute_capability")

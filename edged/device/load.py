@@ -11,7 +11,7 @@ _STAT = Path("/proc/stat")
 _IDLE = (3, 4)  # columns after the name: idle, iowait
 _LOW = 0.3  # the load is low below this share of the processors
 _LOW_SECONDS = 20.0
-_LOADED = 0.3  # if other processes used this share while an engine was timed, its figures may be wrong
+_LOADED = 0.3  # if other processes used this share while an engine was timed, its times may be wrong
 
 
 class Ticks(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class LoadMonitor:
         self._since: float | None = None
 
     def sample(self, now: float) -> None:
-        """Take a reading; `now` in monotonic seconds."""
+        """Take a sample, unless the last one is less than a second old; `now` is in monotonic seconds."""
         if self._ticks is not None and now - self._at < 1.0:
             return
         ticks = self._read()
@@ -69,5 +69,5 @@ class LoadMonitor:
 
 
 def was_loaded(load: float | None) -> bool:
-    """Whether an engine's figures may be wrong, because other processes used much of the box while it was timed."""
+    """Whether an engine's times may be wrong, because other processes used much of the box while it was timed."""
     return load is not None and load > _LOADED

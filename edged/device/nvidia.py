@@ -3,14 +3,14 @@
 Sources: `/proc/driver/nvidia` (the driver's README, "The /proc Interface"), the names of the driver's libraries, and
 `edged.device.nvml`.
 
-GPUs are numbered by PCI address, as NVML does, and CUDA after `use_pci_order`. The address distinguishes equal cards,
-so the UUID is not a fact: it would identify the owner's card.
+GPUs are numbered by PCI address, as NVML does, and CUDA after `use_pci_order`. The address distinguishes equal cards.
+The UUID is not a fact, because it would identify the owner's card.
 
-/proc and NVML ignore CUDA_VISIBLE_DEVICES, and CUDA numbers the GPUs that the variable allows from 0. So on the running
-system hidden GPUs are left out of the facts, but the others keep their numbers; and a process that will use CUDA calls
-`use_pci_order` before CUDA reads the variable. As in CUDA, the first entry that does not name a GPU (such as -1) ends
-the list. Numbers count by PCI address, as in `nvidia-smi`; UUIDs may be abbreviated. A MIG device does not name a GPU
-here, because its facts are not available.
+/proc and NVML ignore CUDA_VISIBLE_DEVICES, but CUDA counts only the GPUs that the variable allows, from 0. So on the
+running system hidden GPUs are left out of the facts, but the others keep their numbers; and a process that will use
+CUDA must call `use_pci_order` before CUDA reads the variable. Numbers in the variable count by PCI address, as in
+`nvidia-smi`; UUIDs may be abbreviated. As in CUDA, the first entry that does not name a GPU (such as -1) ends the
+variable's list. The name of a MIG device counts as such an entry, because the device's facts are not available.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def probe(root: Root) -> dict[str, str]:
     gpus = {address: {"name": name} for address, name in listed(root).items()}
     for address, gpu in reading.gpus.items():
         gpus[address] = gpus.get(address, {}) | gpu.facts()
-    # This must follow NVML: the kernel module may read a UUID only when the GPU is first used.
+    # This must be done after NVML was queried: the kernel module may read a UUID only when the GPU is first used.
     visible = visible_gpus(dict.fromkeys(gpus, "") | _fields(root, "GPU UUID")) if root.is_live else gpus
     for index, address in enumerate(sorted(gpus)):
         if address in visible:
@@ -98,7 +98,8 @@ _NAMES_GPU = re.compile(r"[0-9]+|(?i:GPU-[0-9a-f-]+)")
 
 
 def use_pci_order() -> None:
-    """Make CUDA number all GPUs by PCI address, or see none if edged may use none. Call before CUDA is initialised."""
+    """Make CUDA see and number all GPUs by PCI address; none if CUDA_VISIBLE_DEVICES names none. Call this before CUDA
+    is initialised."""
     # By default CUDA's numbers begin with the fastest device.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     value = os.environ.pop(_VARIABLE, None)

@@ -66,7 +66,7 @@ def _limits(root: Root, total_mb: int) -> dict[str, str]:
 
 
 def _values(root: Root, controller: str, *names: str) -> Iterator[str]:
-    """Yield whole numbers in the files `names` of our cgroup and all above it; "max" and -1 set no limit."""
+    """Yield the limits in the files `names` of our cgroup and all above it. Files with "max" or -1 set no limit."""
     for directory in _directories(root, controller):
         for name in names:
             text = (root.read(f"{directory}/{name}") or "").strip()

@@ -16,13 +16,13 @@ from edged.errors import Unsupported
 _CPU = (
     "cpu.arch",  # libraries and packed weights are of one architecture
     "cpu.isa",  # layouts and blob headers follow it (NCHWc block of 8 or 16; OpenVINO: "isa=Intel AVX2")
-    "cpu.vendor",  # kernels of equal instructions are picked by vendor, and a guest's model may be anonymous
+    "cpu.vendor",  # runtimes pick kernels by vendor, too, and a virtual machine may hide the model
     "cpu.model",  # latency and verdict were measured on it; a disk moved to another box starts again
     "cpu.signature",  # the generation behind a model name such as "AMD EPYC"
 )
 
 _ONNXRUNTIME = (
-    "runtime.onnxruntime",  # an optimised model records no version and may hold operators only this one has
+    "runtime.onnxruntime",  # an optimised model records no version and may have operators that only this version knows
     "runtime.onnxruntime_gpu",  # the same module from another package
     "runtime.onnxruntime_openvino",  # likewise
 )
@@ -39,14 +39,14 @@ _CUDA_DEVICE = (
 )
 
 _NVIDIA = (
-    "nvidia.driver",  # engines are known that stopped running when only it changed (TensorRT issue 3829)
-    "nvidia.kernel_module",  # its other half; they differ until the reboot after an upgrade
+    "nvidia.driver",  # some engines stopped running when only the driver changed (TensorRT issue 3829)
+    "nvidia.kernel_module",  # the driver's kernel half; the versions differ between an upgrade and the reboot
     "cuda.runtime",  # libcudart of the system: kernels are compiled and launched through it
     "runtime.cuda",  # the same from a wheel
     "jetson.l4t",  # driver, firmware and CUDA of a Jetson come as one
     "jetson.module",  # distinguishes modules of one SoC and GPU name, which differ in multiprocessors and memory
     "jetson.soc",  # the GPU's generation if no driver reports it
-    "jetson.power_mode",  # switches multiprocessors off, and timings were taken in it
+    "jetson.power_mode",  # may switch multiprocessors off; timings are of one mode
 )
 
 _CUDNN = (
@@ -56,7 +56,7 @@ _CUDNN = (
 
 _TENSORRT = (
     "tensorrt.version",  # an engine loads in the very version (four numbers) that built it
-    "runtime.tensorrt",  # the Python package that leads to it
+    "runtime.tensorrt",  # the Python package that loads the library
     "cpu.arch",  # an engine is of one architecture of host, too
 )
 
@@ -72,7 +72,7 @@ _INTEL_GPU = (
     "intel.gpu.{}.driver_version",  # of one built outside the kernel
     "intel.opencl",  # the driver whose compiler made the kernels
     "intel.level_zero_gpu",  # the same driver by its other interface
-    "intel.graphics_compiler",  # that compiler, packaged apart
+    "intel.graphics_compiler",  # the driver's compiler, a separate package
 )
 
 _INTEL_NPU = (
@@ -87,7 +87,7 @@ _INTEL_NPU = (
 
 _RELEVANT: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("onnxruntime", "cpu"): _ONNXRUNTIME + _CPU,
-    # The optimised graph keeps nodes for the CPU, hence its facts.
+    # The CPU's facts, because the CPU may run some nodes of the graph.
     ("onnxruntime", "cuda"): _ONNXRUNTIME + _CPU + _CUDA_DEVICE + _NVIDIA + _CUDNN,
     ("openvino", "cpu"): _OPENVINO + _CPU,
     ("openvino", "intel-gpu"): _OPENVINO + _INTEL_GPU,
@@ -110,7 +110,7 @@ _DRIVER = re.compile(
 
 
 def is_driver(fact: str) -> bool:
-    """Whether an engine is tried before it is rebuilt, if only this fact changed."""
+    """Whether an engine is tried again before it is rebuilt if only facts such as this one changed."""
     return _DRIVER.fullmatch(fact) is not None
 
 

@@ -1,4 +1,4 @@
-"""Forwards the output of child processes to the log, under the child's name and with the level that each line states.
+"""Forwards the output of child processes to the log, under the child's name and at the level that each line states.
 
 Runtimes print in many formats and without limit, so the rate of lines is limited.
 """
@@ -13,7 +13,7 @@ import re
 import time
 
 _CHUNK = 1 << 16  # bytes that are read at once; other work of the loop runs in between
-_LAST_CHUNKS = 16  # chunks read at the end: a pipe holds one, but a process that the child left running may write more
+_LAST_CHUNKS = 16  # chunks to read at the end: a pipe holds one, but a process that the child left behind may write on
 _LONGEST = 1000  # characters of a line
 _BURST, _LINES_A_SECOND = 100.0, 20.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -26,7 +26,8 @@ _LEVELS = {"V": logging.DEBUG, "D": logging.DEBUG, "I": logging.INFO, "W": loggi
 
 
 class ChildLogForwarder:
-    """Splits a child's output into lines and logs them; `most` is the highest level."""
+    """Splits a child's output into lines and logs them; lines with a higher level than `most` are logged at level
+    `most`."""
 
     def __init__(self, child: str, most: int = logging.ERROR, **about: str) -> None:
         self._log = logging.getLogger(f"edged.{child.replace(' ', '.')}")
@@ -88,7 +89,7 @@ class Pipe:
         self._loop.add_reader(self._reader, self._read)
 
     def started(self) -> None:
-        """Close the daemon's copy of the child's end: the child has its own, or did not start."""
+        """Close the daemon's copy of the child's end: the child has its own copy, or did not start."""
         if self.child >= 0:
             os.close(self.child)
             self.child = -1

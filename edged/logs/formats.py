@@ -40,7 +40,7 @@ def about(record: logging.LogRecord) -> dict[str, str]:
 
 @lru_cache(maxsize=512)
 def _named(template: str) -> tuple[tuple[str, int], ...]:
-    """Return name and index of a template's named arguments; the first one if a name occurs twice."""
+    """Return the name and index of each named argument of a template; if a name occurs twice, the first index."""
     found: dict[str, int] = {}
     index = 0
     for place in _PLACE.finditer(template):
@@ -81,7 +81,7 @@ class TextLines(_Lines):
 
 class PriorityLines(_Lines):
     """Lines for the journal: without a time, which the journal adds, and with the priority at every line of a
-    traceback, because each line becomes an entry."""
+    traceback, because the journal makes each line an entry."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")

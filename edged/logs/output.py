@@ -20,8 +20,8 @@ from msgspec import Meta
 
 from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, entry
 
-_MOST = 256  # kinds that are remembered; for a further one, the oldest is written and forgotten
-# Each line of these loggers reports one decision, not a frame or request, so only an equal line is a repetition.
+_MOST = 256  # kinds that are remembered; if another one comes, the oldest kind is written and forgotten
+# Lines of these loggers report decisions, not frames or requests, so only an equal line counts as a repetition.
 _DECISIONS = frozenset(("edged", "edged.alarms", "edged.engines", "edged.device", "edged.store", "edged.config"))
 _LONGEST = 500  # characters of a line that are compared
 _LIGHT = (str, int, float, bool, type(None))
@@ -40,8 +40,8 @@ class Repetition:
     """Decides which records are written. Pure: time is an argument. Only warnings and errors are ever held.
 
     The first record of a kind is written at once. Records that follow within a second are counted. After that second
-    the newest of them is written with their number, and another second begins. After a second without records of the
-    kind, the next one is written at once again.
+    the newest counted record is written with the count, and another second begins. After a second without records of
+    the kind, the next record is written at once again.
     """
 
     def __init__(self, seconds: float = 1.0, most: int = _MOST) -> None:
@@ -255,7 +255,7 @@ class Output(logging.Handler):
     def _write(self, record: logging.LogRecord) -> None:
         if self._form == "journal" and self._journal.write(record):
             return
-        # Only the text format can be changed from outside: formats that programs read stay fixed.
+        # Only the text format can be changed from outside, because programs read the other formats.
         formatter = (self.formatter if self._form == "text" else None) or self._own
         self._stream.write(formatter.format(record) + "\n")
         self._stream.flush()
@@ -310,7 +310,7 @@ def reconfigure(options: LogOptions) -> None:
     for handler in root.handlers:
         if isinstance(handler, Output):
             handler.shape(options.format)
-    # Libraries log every step at lower levels, so the level applies only to edged's own lines.
+    # Libraries log every step below INFO, so level debug applies only to edged's own lines.
     root.setLevel(max(_LEVELS[options.level], logging.INFO))
     _LOG.setLevel(_LEVELS[options.level])
 

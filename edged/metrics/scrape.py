@@ -1,4 +1,4 @@
-"""Scrapes: the event loop gathers its own state; a thread reads the rest and writes the text."""
+"""Scrapes: the event loop gathers the state that only it may read; a thread reads the rest and writes the text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from edged.version import __version__
 
 _FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 _POWER_MODE = "jetson.power_mode"
-_MAX_CAMERAS = 256  # cameras with separate metrics; clients choose ids, so their number has no limit
+_MAX_CAMERAS = 256  # cameras with separate metrics; clients could add any number, because they choose the ids
 _KEY_LENGTH = 12  # characters of a key that are shown, as in the command line
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 _REFUSED_STATUSES = {"unauthenticated": "UNAUTHENTICATED", "denied": "PERMISSION_DENIED"}
@@ -141,7 +141,7 @@ class Scraper:
 
 
 def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, raised: tuple[Alarm, ...]) -> None:
-    """Collect one model: readiness, requests, times. `raised` are the alarms of all models."""
+    """Collect one model: readiness, requests, times. `raised` has the alarms of all models, not only this one's."""
     slot, statistics = planned.slot, planned.slot.statistics
     samples.put(names.MODEL_READY, ready.is_ready, name)
     for state in ReadyState:
@@ -165,7 +165,8 @@ def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, 
 
 
 def engines(samples: Samples, name: str, planned: PlannedModel) -> None:
-    """Collect one model's engines. The serving engine may be for an earlier state of the device, and so in no plan."""
+    """Collect one model's engines. The serving engine may be in no plan, if it was planned for an earlier state of the
+    device."""
     for key, engine in planned.engines.items():
         labels = (name, key[:_KEY_LENGTH], engine.recipe.backend)
         samples.put(names.ENGINE_STATE, 1, *labels, engine.state.value)
@@ -285,7 +286,7 @@ def device(samples: Samples, busy: float, power_mode: str, readings: Readings) -
 
 
 def process(samples: Samples) -> None:
-    """Collect the daemon's process under the standard names, without values that cannot be read."""
+    """Collect the daemon's process under Prometheus' standard names. Values that cannot be read are left out."""
     memory = resident_bytes(os.getpid())
     if memory is not None:
         samples.put(names.PROCESS_MEMORY, memory)
@@ -301,7 +302,8 @@ def process(samples: Samples) -> None:
 
 
 def _thread_count() -> int:
-    """Return the number of threads of this process; includes those that libraries started if /proc can be read."""
+    """Return the number of threads of this process. Threads that libraries started are included only if /proc can be
+    read."""
     with contextlib.suppress(OSError):
         return len(os.listdir("/proc/self/task"))
     return threading.active_count()

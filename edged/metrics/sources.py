@@ -54,7 +54,8 @@ class Sensors:
         return self._cached
 
     def _temperatures(self) -> dict[str, float]:
-        """Return the temperatures by type and number of the zone: several zones may have the same type."""
+        """Return the temperatures by type and number of the zone: type alone is not enough, because several zones may
+        have the same type."""
         found = {}
         for place in self._root.glob(f"{_ZONES}/thermal_zone*")[:_MAX_SENSORS]:
             value, kind = self._number(f"{place}/temp"), (self._root.read(f"{place}/type") or "").strip()

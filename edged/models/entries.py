@@ -147,7 +147,8 @@ def _unread(folder: Path, version: Path) -> Iterator[str]:
 
 
 def _read_settings(file: Path) -> tuple[dict[str, str], str]:
-    """Return (settings, problem). A missing file has no settings; the problem is empty if the settings can be used."""
+    """Return (settings, problem). Settings are empty if the file is missing; the problem is empty if the settings can
+    be used."""
     try:
         settings = model_settings.read_toml(read_inside(file.parent, file.name))
         model_settings.validate(settings)
@@ -184,8 +185,8 @@ _SETTLED_NS = 5_000_000_000  # longer than the time resolution of any file syste
 def fingerprint(folder: Path, now_ns: int) -> tuple[object, ...] | None:
     """Return device, inode, size and times of a folder and everything below it, to detect changes.
 
-    None if a change could be missed or the folder is too large: something changed in the 5 s before `now_ns` (since the
-    epoch) or is a symbolic link, or there are more than 256 files and folders. Raises OSError if it cannot be read.
+    None if a later change could be missed (something changed in the 5 s before `now_ns`, since the epoch, or something
+    is a symbolic link), or if there are more than 256 files and folders. Raises OSError if it cannot be read.
     """
     found, folders = [(".", folder.lstat())], [os.fspath(folder)]
     if stat.S_ISLNK(found[0][1].st_mode):

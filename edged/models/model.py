@@ -21,9 +21,9 @@ class Model(msgspec.Struct, frozen=True):
     """An inspected model with its settings applied.
 
     `learnt` is the range of shapes learnt from traffic, wider than the range of settings and pictures; empty if none
-    was learnt. `contents` has the digests of its samples by path, so that planning does not read the disk; with None,
-    samples are read when needed. `batch_gain` is the speed of rows in a batch relative to single rows; 0 if the rows
-    are not independent, or this was not measured.
+    was learnt. `contents` has the digests of the model's samples by path, so that planning does not read the disk; if
+    it is None, samples are read when needed. `batch_gain` is how many times faster rows are in a batch than alone; 0 if
+    rows are not independent, or if this was not measured.
     """
 
     entry: ModelEntry
@@ -36,7 +36,7 @@ class Model(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, entry: ModelEntry, inspection: Inspection) -> Model:
         """Combine entry and inspection. Raises ConfigError if settings or config.pbtxt do not match the model,
-        ModelRefused if it cannot be served."""
+        ModelRefused if the model cannot be served."""
         if entry.problem:
             raise ConfigError(entry.problem)
         if inspection.finding is not None:
@@ -55,7 +55,7 @@ class Model(msgspec.Struct, frozen=True):
             inspection.heads,
         )
         model = cls(entry, inspection, recognition)
-        _ = model.sequencing  # raises if its tensors do not match
+        _ = model.sequencing  # raises if the tensors do not match
         try:
             Profile.of(signature, entry.settings, model.picture)
         except Unsuitable as error:  # only some engines need a range of shapes; they report the error
@@ -94,14 +94,14 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def may_complete_batch(self) -> bool:
-        """Whether it may have a batch dimension that its configuration does not mention."""
+        """Whether the model may have a batch dimension that neither settings nor config.pbtxt mention."""
         if self.sequencing is not None or self.is_decoupled or self.inspection.optional:
             return False
         return triton_check.may_be_completed(self.inspection.signature, self.entry.settings, self.triton)
 
     @property
     def is_batch_completed(self) -> bool:
-        """Whether it has a batch dimension that its configuration does not mention."""
+        """Whether the model was found to have a batch dimension that neither settings nor config.pbtxt mention."""
         return self.batch_gain > 0 and self.may_complete_batch
 
     @property
@@ -116,7 +116,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def repair(self) -> Record | None:
-        """The record of its repair; None if it was not repaired, or if its file was replaced since."""
+        """The record of the model's repair; None if it was not repaired, or if the model's file was replaced since."""
         record = self.entry.repair
         return record if record is not None and record.digest == self.digest else None
 
@@ -138,7 +138,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def configured_profile(self) -> Profile:
-        """The range of shapes from settings and pictures. Raises Unsuitable if they do not give one."""
+        """The range of shapes from settings and picture size. Raises Unsuitable if these do not determine a range."""
         return Profile.of(self.inspection.signature, self.entry.settings, self.picture)
 
     @property
@@ -148,7 +148,8 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def bounds(self) -> Profile:
-        """The range that requests must be within, with any engine; empty unless the policy refuses other shapes."""
+        """The shape range that requests must be in, whichever engine serves; empty unless the shape policy is
+        `refuse`."""
         return self.profile if self.shape_policy.kind == "refuse" else Profile()
 
     @property

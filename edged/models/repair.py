@@ -36,9 +36,8 @@ _NEEDED = (Step.OPSET, Step.IR, Step.DIMS)
 
 
 class RepairOptions(msgspec.Struct, frozen=True):
-    """The requested repairs. `needed`: take the steps without which the model cannot be served. `chosen`: take these
-    steps in any case. `opset` and `ir` are the versions to write, 0 for the highest that the installed runtimes
-    support."""
+    """The requested repairs. `needed`: take the steps that the model needs to be served. `chosen`: take these steps,
+    needed or not. `opset` and `ir` are the versions to write, 0 for the highest that the installed runtimes support."""
 
     needed: bool = False
     chosen: tuple[Step, ...] = ()
@@ -86,7 +85,8 @@ class RepairOptions(msgspec.Struct, frozen=True):
         return {Step.OPSET: self.opset, Step.IR: self.ir}.get(step, 0)
 
     def insists(self, step: Step) -> bool:
-        """Whether the user chose a step. If a chosen step fails, this is an error; another step is left out."""
+        """Whether the user chose a step. If a chosen step fails, the repair fails; any other step that fails is left
+        out."""
         return step in self.chosen
 
 
@@ -104,7 +104,8 @@ class Proof(msgspec.Struct, frozen=True):
 
     `by` is the runtime that ran the original ("onnxruntime 1.31.1", "onnx.reference 1.23.2"), or "definitions" if no
     runtime here can run it and all its operators have the same definition in both versions. `questions` is the number
-    of inputs compared, `figures` the largest differences, as in an engine's verdict. `detail` is one line.
+    of inputs whose answers were compared, `figures` are the largest differences, as in an engine's verdict. `detail` is
+    one line.
     """
 
     by: str

@@ -90,8 +90,8 @@ class Repository:
         return entries
 
     def versions(self, name: str, triton: TritonConfig | None = None) -> list[ModelEntry]:
-        """Return the versions of one model that are to be served, with `triton` instead of its config.pbtxt if given.
-        Empty if the model does not exist. Raises InvalidInput if it cannot be read."""
+        """Return the versions of one model that are to be served. `triton`, if given, replaces the model's
+        config.pbtxt. Empty if the model does not exist. Raises InvalidInput if the model cannot be read."""
         folder, plain = self.root / name, self.root / f"{name}.onnx"
         if triton is None or (folder.is_dir() and os.path.lexists(plain)):
             return [entry for entry in self.entries().values() if entry.model == name]
@@ -116,7 +116,8 @@ class Repository:
         digest: str = "",
         replace: bool = False,
     ) -> Path:
-        """Add a model from copies of files, or from the files themselves with `move`. Return the path of its ONNX file.
+        """Add a model from copies of files, or, with `move`, from the files themselves. Return the path of its ONNX
+        file.
 
         The first of `files` is the ONNX model, the others are its external data by relative path. `samples` are by file
         name. `record` is the record of the model's repair. The model appears whole or not at all.
@@ -124,7 +125,7 @@ class Repository:
         With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
         keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
         all earlier settings. Raises AlreadyExists without `replace` if the name is taken, Superseded if `digest` is
-        given and the files have another one.
+        given and is not the digest of the files.
         """
         check_name(name)
         model_settings.validate(settings)
@@ -163,7 +164,8 @@ class Repository:
         return final / str(number) / MODEL_FILE
 
     def _exchange(self, name: str, staged: Path) -> None:
-        """Replace a model by a staged folder; the model moves to the trash. A scan sees one of them. Raises OSError."""
+        """Replace a model by a staged folder; the old model moves to the trash. A scan sees one of the two. Raises
+        OSError."""
         final = self.root / name
         atomic.sync_tree(staged)
         if final.is_dir() and atomic.exchange(staged, final):
@@ -193,7 +195,7 @@ class Repository:
 
     def remove(self, name: str, *, delete: bool = False) -> Path | None:
         """Move a model and its settings to the trash and return the folder there, or delete them with `delete`. Raises
-        ModelNotFound if the model does not exist, Refused if the disk refuses."""
+        ModelNotFound if the model does not exist, Refused if the disk does not allow it."""
         check_name(name)
         folder, plain, beside = self._paths(name)
         if not folder.is_dir() and not os.path.lexists(plain):
@@ -232,7 +234,7 @@ class Repository:
             name = os.fsencode(entries[0].name).decode(errors="replace")
             problem = "its file name is not a valid model name; rename it"
             return [msgspec.structs.replace(entries[0], name=name, problem=problem)]
-        except OSError:  # it was just removed, or cannot be read
+        except OSError:  # the path was just removed, or cannot be read
             return []
 
     def _current(self, path: Path, read: dict[Path, _Read]) -> list[ModelEntry]:
@@ -298,7 +300,7 @@ def _targets(
 
 TRASH = ".removed"
 MAX_REMOVED = 10
-MAX_REMOVED_BYTES = 4 << 30  # of all together; the newest is kept at any size
+MAX_REMOVED_BYTES = 4 << 30  # of all removed models; the newest is kept at any size
 
 
 def _move_to_trash(root: Path, paths: Iterable[Path]) -> Path:
@@ -322,7 +324,7 @@ def _empty_trash(root: Path) -> None:
 
 @contextlib.contextmanager
 def _trash_lock(root: Path) -> Iterator[None]:
-    """Lock the trash: two removals at once would take the same number, or delete each other's empty folder."""
+    """Lock the trash: without a lock, two removals could take the same number, or delete each other's empty folder."""
     handle = os.open(root / TRASH, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -335,7 +337,7 @@ def _trash_lock(root: Path) -> Iterator[None]:
 def _prune_locked(root: Path) -> None:
     total = 0
     for index, place in enumerate(reversed(_removed(root))):
-        with contextlib.suppress(OSError):  # a file, or a folder that cannot be read: it stays
+        with contextlib.suppress(OSError):  # a file, or a folder that cannot be read: leave it
             total += _size(place)
             if (index and (index >= MAX_REMOVED or total > MAX_REMOVED_BYTES)) or not any(place.iterdir()):
                 shutil.rmtree(place, ignore_errors=True)

@@ -86,7 +86,8 @@ def content(path: str) -> str:
 
 
 def by_content(samples: Iterable[str], digest_of: Callable[[str], str] = content) -> dict[str, str]:
-    """Return the paths of the samples that can be read, by the SHA-256 of their content, which `digest_of` returns."""
+    """Return the paths of the samples that can be read, by the SHA-256 of their content. `digest_of` returns this
+    digest."""
     found = {digest_of(path): path for path in sorted(samples, reverse=True)}
     return {digest: found[digest] for digest in sorted(found) if SHA_256.fullmatch(digest)}
 

@@ -113,7 +113,7 @@ def _check(key: str, value: str) -> None:
 
 def _known(name: str, inputs: Mapping[str, TensorSpec], what: str) -> TensorSpec:
     if name not in inputs:
-        raise ConfigError(f"{what[:80]} names no input of the model; it has {', '.join(list(inputs)[:8]) or 'none'}")
+        raise ConfigError(f"{what[:80]} names no input of the model, which has {', '.join(list(inputs)[:8]) or 'none'}")
     return inputs[name]
 
 
@@ -122,7 +122,7 @@ def _fit_state(state: State, inputs: Mapping[str, TensorSpec], outputs: Mapping[
     given, kept = _known(state.input, inputs, what), outputs.get(state.output)
     if kept is None:
         known = ", ".join(list(outputs)[:8])
-        raise ConfigError(f"{what} comes from {source}, which is not an output of the model; it has {known}")
+        raise ConfigError(f"{what} comes from {source}, which is not an output of the model; the model has {known}")
     if kept.datatype != given.datatype or (state.datatype and state.datatype != given.datatype):
         raise ConfigError(
             f"{what} is {given.datatype} in the model, {source} is {kept.datatype}"

@@ -27,8 +27,8 @@ PERFORMANCE = "performance"
 PRECISIONS = "precisions"
 BATCH_MAX, BATCH_WAIT_MS = "batch.max", "batch.wait_ms"
 VERIFY = "verify."
-# The figures that engines are verified by, with the largest bound that a setting may give; the smallest is 0.
-# `edged.verification.standard` explains them.
+# The figures (measured differences) that engines are verified by, and for each the largest bound that a setting may
+# give; the smallest is 0. `edged.verification.standard` explains them.
 FIGURES = {
     "finite": 1.0,
     "cosine": 1.0,
@@ -128,7 +128,8 @@ def backends(settings: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def precisions(settings: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the precisions to try, in order of preference; None for fp32 and those that suit the processor."""
+    """Return the precisions to try, in order of preference; None for the default: fp32, and those that suit the
+    processor."""
     text = settings.get(PRECISIONS)
     if text is None:
         return None
@@ -171,7 +172,7 @@ def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, floa
     """Return, by figure, how far an engine of this precision may be from the reference. `verify.PRECISION.FIGURE`
     overrides `verify.FIGURE`."""
     bounds: dict[str, float] = {}
-    for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the more specific one is last and overrides the other
+    for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the last one overrides the other
         for figure, most in FIGURES.items():
             value = number(settings, prefix + figure, 0.0, most)
             if value is not None:

@@ -68,9 +68,9 @@ def max_batch_size(
     """Return the most rows of a tensor request; 0 if the model has no batch dimension.
 
     config.pbtxt decides if it describes tensors, and `batch.max` may lower it. Otherwise a model has a batch dimension
-    if the first dimension of every tensor is open and the number of rows is known: from `batch.max`, from the ranges of
-    `profile.*`, or, if its rows were found to be independent, as Triton completes a configuration. The result does not
-    depend on the box, so that clients see the same value on every box.
+    if the first dimension of every tensor is open and the largest number of rows is known: from `batch.max`; from the
+    ranges of `profile.*`; or, with `is_independent` (its rows were found to be independent), Triton's default. The
+    result does not depend on the box, so that clients see the same value on every box.
     """
     wanted = max_batch(settings)
     if triton.max_batch_size or triton.inputs or triton.outputs:
@@ -83,7 +83,8 @@ def max_batch_size(
 
 
 def may_be_completed(signature: Signature, settings: Mapping[str, str], triton: TritonConfig) -> bool:
-    """Whether the model may have a batch dimension that neither settings nor config.pbtxt mention."""
+    """Whether the model may have a batch dimension that neither settings nor config.pbtxt mention: it has, if its rows
+    are independent."""
     has_text = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
     return (
         not has_text

@@ -235,7 +235,8 @@ def _why(path: str) -> str:
 
 
 def _instances(message: pb.ModelConfig) -> Iterator[str]:
-    """Yield a line for each kind and count: edged measures which device is fastest, and with how many instances."""
+    """Yield a line for each kind and count of instances that is set: they have no effect, because edged measures the
+    best."""
     for group in message.instance_group:
         if group.count > 1:
             yield f"instance_group.count: {group.count} is not used; edged measures how many instances are the fastest"
@@ -260,7 +261,7 @@ def _config(message: pb.ModelConfig, name: str, unused: tuple[str, ...]) -> Trit
         raise ConfigError("batch_input and batch_output are not supported; remove them")
     rows = message.max_batch_size
     if not 0 <= rows <= _MOST_ROWS:
-        raise ConfigError(f"max_batch_size {rows} is not from 0 to {_MOST_ROWS}")
+        raise ConfigError(f"max_batch_size {rows} must be from 0 to {_MOST_ROWS}")
     return TritonConfig(
         max_batch_size=rows,
         inputs=tuple(_tensor("input", each) for each in message.input),
@@ -325,13 +326,13 @@ def _versions(message: pb.ModelVersionPolicy) -> VersionPolicy | None:
 def _dynamic(message: pb.ModelDynamicBatching, rows: int) -> DynamicBatching:
     for size in message.preferred_batch_size:
         if not 1 <= size <= max(rows, 1):
-            raise ConfigError(f"dynamic_batching: preferred_batch_size {size} is not from 1 to max_batch_size, {rows}")
+            raise ConfigError(f"dynamic_batching: preferred_batch_size {size} must be from 1 to max_batch_size, {rows}")
     levels, default = message.priority_levels, message.default_priority_level
     if levels > 1 << 16 or (levels and not 1 <= default <= levels) or (default and not levels):
         raise ConfigError(f"dynamic_batching: default_priority_level {default} is not one of {levels} priority levels")
     strange = [level for level in message.priority_queue_policy if not 1 <= level <= levels]
     if strange:
-        raise ConfigError(f"dynamic_batching: priority_queue_policy for level {strange[0]} of {levels} priority levels")
+        raise ConfigError(f"dynamic_batching: priority_queue_policy for level {strange[0]}; there are {levels} levels")
     return DynamicBatching(
         tuple(message.preferred_batch_size),
         _seconds(message.max_queue_delay_microseconds),

@@ -41,9 +41,9 @@ class Background:
         return picture
 
     def add_grain(self, picture: Pixels, frame: int) -> None:
-        """Add this frame's noise in place. The noise is never negative, since a saturating add is cheapest."""
+        """Add this frame's noise in place. The noise only brightens, because a saturating add is cheapest."""
         height, width = picture.shape[:2]
-        # Two co-prime strides visit every offset before repeating.
+        # With co-prime strides, every offset is used before one repeats.
         x, y = frame * 37 % _GRAINS, frame * 53 % _GRAINS
         cv2.add(picture, self.grain[y : y + height, x : x + width], dst=picture)
 
@@ -99,7 +99,7 @@ def _draw_clutter(rng: np.random.Generator, sheet: Pixels, colour: NDArray[np.fl
 
 
 PERIOD = 1024
-"""The number of frames after which a track runs backwards. This limits the memory and the time to compute any frame."""
+"""A track runs backwards after this number of frames, which limits the memory and the time to compute any frame."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Track:
 
 
 def fold(frame: int) -> int:
-    """Map any frame to 0..PERIOD, forwards and then backwards, so that motion has no jump."""
+    """Map any frame number to 0..PERIOD, alternately forwards and backwards, so that motion has no jump."""
     place = frame % (2 * PERIOD)
     return min(place, 2 * PERIOD - place)
 
@@ -261,7 +261,8 @@ class _Figure:
 
 @dataclass(frozen=True)
 class Scene:
-    """One drawn camera: `shapes` figures in pictures of width x height pixels. Raises ValueError outside the limits.
+    """One drawn camera: its pictures have width x height pixels and show as many moving figures as `shapes` says.
+    Raises ValueError if a value is out of range.
 
     A scene caches its background and the motion of its figures, so use it from one thread at a time.
     """
@@ -329,7 +330,7 @@ def _dress(rng: np.random.Generator, class_id: int, behind: _Colour) -> _Figure:
     dark, light = fill * 0.45, fill * 0.4 + 153
     rim, other = (dark, light) if rng.random() < 0.6 else (light, dark)
     if float(np.linalg.norm(rim - np.array(behind))) < _RIM_CONTRAST:
-        rim = other  # both differ strongly, so this one is visible
+        rim = other  # dark and light differ strongly, so the other is visible
     return _Figure(
         class_id=class_id,
         fill=(float(fill[0]), float(fill[1]), float(fill[2])),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-# The file system or the kernel does not support the flag, or a path is in the lower layer of a container.
+# Errors if the file system or the kernel does not support the flag, or a path is in the lower layer of a container.
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP)
 _PART = ".part"
 _STRAY_SECONDS = 60.0  # more than a slow box takes from creating a file to locking it
@@ -62,7 +62,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def prune(folder: Path, most: int) -> None:
-    """Remove the oldest files of a folder until `most` are left, and temporary files like `sweep`."""
+    """Remove the oldest files of a folder until `most` are left, and temporary files as `sweep` does."""
     sweep(folder)
     with contextlib.suppress(OSError):
         files = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
@@ -128,7 +128,7 @@ class Staging:
     @contextmanager
     def stage(self) -> Iterator[Path]:
         """Create an empty directory to build in. It is removed afterwards with its remaining content."""
-        with self._sweeping(fcntl.LOCK_SH):  # until it is locked, a new stage looks abandoned
+        with self._sweeping(fcntl.LOCK_SH):  # a new stage looks abandoned until it is locked
             home = Path(tempfile.mkdtemp(dir=self.root))
             try:
                 lock = os.open(home / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
@@ -147,8 +147,8 @@ class Staging:
     def bury(self, entry: Path, heart: str) -> None:
         """Move an entry away in one step, then remove it, so that a crash leaves no partial entry.
 
-        An entry that cannot be moved is removed in place, beginning with its file `heart`: without it, a directory is
-        not an entry.
+        An entry that cannot be moved is removed in place, beginning with its file `heart`: a directory without that
+        file is not an entry.
         """
         if not os.path.lexists(entry):
             return

@@ -1,8 +1,8 @@
 """Failed attempts to make engines, on disk: a build that crashes the whole box must not be repeated at every start.
 
 An attempt is recorded before it begins and removed when it succeeds. An interrupted attempt counts as failed if the box
-restarted since; if only the daemon was killed, it tries again at once. Failures of another version of edged do not
-count. An engine that an operator cancelled stays cancelled.
+restarted since; if only the daemon was killed, the attempt is repeated at once. Failures of another version of edged do
+not count. An engine that an operator cancelled stays cancelled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Attempts(msgspec.Struct, frozen=True):
     failures: int = 0
     reason: str = ""
     running: str = ""  # the boot id when an unfinished attempt began
-    stopped: Literal["", "hopeless", "cancelled"] = ""  # why it is not tried again, apart from too many failures
+    stopped: Literal["", "hopeless", "cancelled"] = ""  # why there is no further attempt, apart from too many failures
     by: str = __version__  # the version of edged that failed
 
 
@@ -64,7 +64,7 @@ class AttemptLog:
         return Attempts(known.failures, known.reason, stopped=known.stopped)
 
     def begin(self, key: str) -> None:
-        """Record that an attempt begins: if the box restarts before its end, it counts as failed.
+        """Record that an attempt begins. If the box restarts before the attempt ends, it counts as failed.
 
         Waits until the record is on disk, at most 30 s.
         """
@@ -81,12 +81,12 @@ class AttemptLog:
             self._write(key, Attempts(self._failures(key) + 1, reason, stopped=stopped))
 
     def cancelled(self, key: str, reason: str) -> None:
-        """Record that an operator cancelled it. The record stays until `forget`."""
+        """Record that an operator cancelled an engine. The record stays until `forget`."""
         with _CHANGING:
             self._write(key, Attempts(self._failures(key), reason, stopped="cancelled"))
 
     def undone(self, key: str) -> None:
-        """Remove the attempt that began, without counting a failure: it was cancelled, or its model has changed."""
+        """Remove an attempt that began, without counting a failure: it was cancelled, or the model has changed."""
         with _CHANGING:
             before = self._known.get(key, Attempts())
             if before.failures or before.stopped:
@@ -95,7 +95,7 @@ class AttemptLog:
                 self.forget(key)
 
     def forget(self, key: str) -> None:
-        """Remove all records of an engine: it was made, or its failures no longer count."""
+        """Remove all records of an engine: the engine was made, or its failures no longer count."""
         if self._known.pop(key, None) is not None:
             self._later(partial(_remove, self._place(key)))
 

@@ -77,15 +77,16 @@ def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PartChange,
 
 
 def differ_by_driver(old: Mapping[str, str], new: Mapping[str, str]) -> bool:
-    """Whether two keys have the same model, recipe and runtime, and differ only in the driver, or in parts that the
-    engine was built to be compatible with."""
+    """Whether two keys differ only in the driver, or in parts for which the engine of the old key was built to be
+    compatible. So model, recipe and runtime are the same."""
     differing = changes(old, new)
     options = frozenset(old.get(_OPTIONS, "").split(";"))
     return bool(differing) and all(is_driver(change.part) or _is_bridged(change, options) for change in differing)
 
 
 def _is_bridged(change: PartChange, options: frozenset[str]) -> bool:
-    """Whether an engine was built for both values: TensorRT of the same major version, or GPUs from Ampere on."""
+    """Whether an engine was built for both values of a part: two TensorRTs of one major version, or two GPUs since
+    Ampere."""
     if "version_compatible" in options and change.part in _TENSORRT:
         one, other = ((version or "").split(".") for version in (change.old, change.new))
         return one[0].isdecimal() and one[0] == other[0]
@@ -101,9 +102,10 @@ def _is_ampere(capability: str | None) -> bool:
 
 
 def may_be_for(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether an engine that was built ahead may be the wanted one: no part that was known then differs.
+    """Whether an engine that was built ahead may be the wanted one: no part that was known at the build differs.
 
-    The driver may differ, and the memory limit of the builder, which follows from the memory of the device.
+    Of the known parts, only the driver and the builder's memory limit may differ. (The limit follows from the memory of
+    the device.)
     """
     return all(
         is_driver(change.part)
@@ -121,7 +123,7 @@ def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, 
     """Return the digest of the stored key of the same backend with the fewest differing parts; None without one.
 
     Keys of the same model come first, then those of the same recipe: the best explanation of an engine is how it
-    differs from the one before.
+    differs from the previous engine of its model.
     """
     rivals = ((digest, parts) for digest, parts in stored if parts.get(_BACKEND) == wanted.get(_BACKEND))
 

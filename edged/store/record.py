@@ -11,7 +11,8 @@ from edged.backends.contract import Composition, Effort, Parallelism, Recipe
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The outcome of comparing an engine with the reference: the figures, whether they suffice, and if not, why."""
+    """The outcome of comparing an engine with the reference: the measured differences (figures), whether the engine is
+    accepted, and if not, why."""
 
     accepted: bool
     reason: str
@@ -73,11 +74,11 @@ class EngineRecord(msgspec.Struct, frozen=True):
     verdict: Verdict
     speeds: tuple[Speed, ...] = ()  # with each parallelism that it can be opened with; empty if it was not timed
     load: float | None = None  # share of the box's processors, 0 to 1, that others used while it was timed
-    standard: str = ""  # digest of the verification standard; a verdict by another one is out of date
+    standard: str = ""  # digest of the verification standard; a verdict by another standard is out of date
     adopted_from: str = ""  # key of the engine, built for another driver, whose files it uses
     ahead: str = ""  # the other device that it was built for; it is verified there before it serves
     composition: Composition = Composition()  # what the runtime made of the model
-    evicted: bool = False  # its files were removed to make room; verdict and times stay
+    evicted: bool = False  # its files were removed to make room, but verdict and times are kept
 
     @property
     def is_usable(self) -> bool:

@@ -45,7 +45,8 @@ def seal(content: msgspec.Struct, indent: int = 0) -> bytes:
 
 
 def unseal(data: bytes, kind: type[T], *, unsealed: bool = False) -> T:
-    """Decode the output of `seal`. Raises Damaged for other data. `unsealed` also accepts JSON without a digest."""
+    """Decode the output of `seal`. Raises Damaged for other data. With `unsealed`, JSON without a digest is also
+    accepted."""
     body, mark, end = data.rpartition(_MARK)
     if is_sealed(data):
         body += b"}"
@@ -78,8 +79,8 @@ def keep(path: Path, content: msgspec.Struct) -> None:
 
 
 def read(path: Path, kind: type[T], what: str) -> T | None:
-    """Read a file; None if it is missing, unreadable or damaged. A damaged one is removed. `what` is the label under
-    which damage is counted."""
+    """Read a file; None if it is missing, unreadable or damaged. A damaged file is removed. `what` is the label under
+    which unreadable and damaged files are counted."""
     try:
         if path.stat().st_size > _LARGEST:
             raise Damaged("it is too large")
@@ -135,7 +136,7 @@ class Background:
         self._works.put(work)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all queued writes are done. Return whether that took at most `seconds`."""
+        """Wait at most `seconds` for all queued writes. Return whether they are done."""
         done = threading.Event()
         self.put(done.set)
         return done.wait(seconds)

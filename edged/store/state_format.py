@@ -1,8 +1,9 @@
 """The format of the state directory as a whole, so that a box can go back to an older edged.
 
 `format.json` says which format the directory has and which edged wrote it. A newer format is refused, because an older
-edged would treat files that it cannot read as missing. Before a new edged changes an older format, it makes a copy of
-hard links. The copy takes no space and never changes, because files of the state are only replaced as a whole.
+edged would treat files that it cannot read as missing. Before a new edged changes an older format, it copies the
+directory with hard links. The copy takes no space and never changes, because edged never changes a file of the state in
+place, but replaces it.
 
 Increase FORMAT only if an older edged can no longer use the files of this one, not for each new file or field.
 """
@@ -33,7 +34,7 @@ class Mark(msgspec.Struct, frozen=True):
     written_by: str
 
 
-# For a directory without the file: it is new, or older than the file.
+# For a directory without `format.json`, which is new, or of an edged before that file.
 _FIRST = Mark(1, "")
 
 
@@ -54,7 +55,7 @@ def refusal(state: Path, found: Mark, version: str, ours: int = FORMAT) -> str:
 
 
 def claim(state: Path, version: str, ours: int = FORMAT) -> None:
-    """Mark a directory with the format of this version; copy it first if that changes its format.
+    """Mark a directory with the format of this version. If its format changes, copy the directory first.
 
     Raises Refused if the directory has a newer format. The mark does not change if the disk cannot be written.
     """

@@ -69,7 +69,7 @@ class Store:
             self.counts.strays = self._staging.sweep()
         except _NOTHING:
             pass
-        except OSError as error:  # such as a read-only disk, whose engines still serve
+        except OSError as error:  # such as a read-only disk: its engines can still serve
             _LOG.warning("cannot clean %s: %s", self._staging.root, error.strerror)
         self.rescan()
 
@@ -108,12 +108,12 @@ class Store:
                     self._staging.bury(folder, _RECORD)
             except FileNotFoundError:  # it was just removed
                 continue
-            except OSError as error:  # on a read-only disk it stays, unused
+            except OSError as error:  # on a read-only disk the entry stays, unused
                 _LOG.warning("cannot read or remove engine %s: %s", folder, error.strerror)
-        self._index, self._used = index, used  # in one step: another thread may be reading them
+        self._index, self._used = index, used  # replaced, not changed: another thread may be reading them
         self._latest = max(used.values(), default=0.0)
         self._pinned = {path.name for path in _entries(self._pins)}
-        with contextlib.suppress(OSError):  # they stay unsealed on a read-only disk
+        with contextlib.suppress(OSError):  # on a read-only disk the records stay unsealed
             for record in unsealed:
                 self.amend(record)
 
@@ -174,7 +174,7 @@ class Store:
         now = self._now()
         _set_time(staged, now)
         atomic.sync_tree(staged)
-        if not (place.is_dir() and atomic.exchange(staged, place)):  # the old entry goes with the stage
+        if not (place.is_dir() and atomic.exchange(staged, place)):  # the old entry is removed with the stage
             self._index.pop(digest, None)
             self._staging.bury(place, _RECORD)
             os.rename(staged, place)
@@ -183,7 +183,7 @@ class Store:
         return digest
 
     def amend(self, record: EngineRecord) -> None:
-        """Replace the record of an engine, with the same files. Raises KeyError for an unknown key."""
+        """Replace the record of an engine; its files stay the same. Raises KeyError for an unknown key."""
         digest = EngineKey(record.parts).digest
         if self._index[digest].files != record.files:
             raise ValueError("an amended record names other files; commit them instead")
@@ -192,11 +192,11 @@ class Store:
             atomic.write_file(out / _RECORD, sealed.seal(record, indent=2))
             os.replace(out / _RECORD, place / _RECORD)
             self._index[digest] = record
-        _set_time(place, self.used(digest))  # as before the rename
+        _set_time(place, self.used(digest))  # keep the time of the last use
         atomic.sync_directory(place)
 
     def strip(self, record: EngineRecord) -> None:
-        """Remove an engine's files and keep its record, which says why. If the disk is too full to write the record,
+        """Remove an engine's files and keep `record`, which says why. If the disk is too full to write the record,
         remove the record too."""
         try:
             with self.stage() as out:
@@ -222,7 +222,7 @@ class Store:
         self._pinned.discard(key)
 
     def damaged(self, artefact: Artefact) -> None:
-        """Remove an engine whose files do not match its record, unless they were replaced meanwhile.
+        """Remove an engine whose files do not match its record, unless the engine was replaced meanwhile.
 
         A pin stays for the engine that is built instead.
         """

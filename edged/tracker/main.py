@@ -40,7 +40,7 @@ def main() -> int:
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Serve requests until the daemon closes the pipe. Raises the decoder's error if a request is invalid."""
-    # Not before the environment is set: libraries read it while they are imported.
+    # Import this only after the environment is set: libraries read it while they are imported.
     import msgspec
 
     from edged.decoding import ready

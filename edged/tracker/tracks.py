@@ -21,13 +21,13 @@ Ids = npt.NDArray[np.int64]
 MOST = 1000
 """The most detections of a frame that are followed, best first: the cost of association is at least quadratic."""
 
-_NOMINAL = 30.0  # frames per second for which the library's noise figures are meant; other gaps are scaled
+_NOMINAL = 30.0  # frames per second that the library's noise constants are made for; other rates are scaled to it
 _SURE = 0.4  # detections with at least this score may begin a track; others may only continue one
 _LOST_SECONDS = 2.0  # after this time without a detection, an object that reappears gets a new id
 _LONGEST_GAP = 60.0  # seconds: tracks are lost after that anyway, and numbers stay small
 # Boxes of one object overlap while frames are at most this many seconds apart. Beyond that the prediction is uncertain,
-# and boxes are compared with a margin around them. Measured with moving figures at 2 to 30 frames per second: a margin
-# at all rates confuses neighbours; without margins, objects are lost below 10 frames per second.
+# and boxes are compared with a margin around them. Measured with moving shapes at 2 to 30 frames per second: with a
+# margin at all rates, neighbours are confused; without margins, objects are lost below 10 frames per second.
 _SURE_GAP = 0.1
 _MARGIN_PER_SECOND = 5.0  # in widths and heights of the box, on each side
 _LARGEST_MARGIN = 1.0
@@ -40,11 +40,11 @@ class ByteTracker:
     """ByteTrack with gaps of any length between frames. An object gets its id when it is detected a second time."""
 
     def __init__(self, after: int = 0) -> None:
-        """`after`: the highest id that the camera has had before."""
+        """`after` is the highest id that the camera had before; new ids are higher."""
         self.last = self._after = after  # the highest id so far
         self._overlap = trackers.BIoU(0.0)
         self._library = trackers.ByteTrackTracker(
-            lost_track_buffer=round(_LOST_SECONDS * 30),  # by its definition in thirtieths of a second
+            lost_track_buffer=round(_LOST_SECONDS * 30),  # the library defines it in thirtieths of a second
             frame_rate=_NOMINAL,
             track_activation_threshold=_SURE,
             high_conf_det_threshold=_SURE,

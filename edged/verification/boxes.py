@@ -1,10 +1,10 @@
 """Compares the detections of an engine with those of the reference. Pure: two sets of outputs in, an agreement out.
 
-A detection of one side counts as found by the other side if that has a box of the same class at the same place (IoU of
-at least 0.5). The score of this box may be slightly below the threshold: with a threshold of 0.25, scores of 0.251 and
-0.249 hardly differ, though only one of them is a detection. The boxes of the other side are taken before suppression,
-because the last bit of a score can decide which of two overlapping boxes stays. Suppression itself needs no comparison:
-both sides use the same code.
+A detection of one side counts as found by the other side if the other side has a box of the same class at the same
+place (IoU of at least 0.5). The score of that box may be slightly below the threshold: with a threshold of 0.25, scores
+of 0.251 and 0.249 hardly differ, though only one of them is a detection. The boxes of the other side are taken before
+suppression, because the last bit of a score can decide which of two overlapping boxes stays. Suppression itself needs
+no comparison: both sides use the same code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_SEEN = 512  # best detections of a picture that are compared; a picture of
 _MOST_OFFERED = 4096
 _EVERY_CLASS = Thresholds(score=0.0, max_detections=1 << 20)
 _BEST = Thresholds(score=0.0, iou=1.0, max_detections=100)
-_AROUND = 4  # boxes are considered up to this many widths and heights of the input beyond each side
+_AROUND = 4  # boxes count up to this many widths and heights of the input beyond each side
 _MARGIN = 0.25  # share of the input: how far outside of it the centre of a box may be
 _MOST_SCORE = 1.001  # 1 and rounding
 _LEAST_SHARE = 0.9  # share of the boxes that must be in the picture
@@ -35,9 +35,9 @@ class Agreement(msgspec.Struct, frozen=True):
     """How many detections the reference and an engine have in common, and how far their scores differ."""
 
     expected: int = 0  # detections of the reference
-    kept: int = 0  # those of them that the engine has too
+    kept: int = 0  # how many of `expected` the engine has too
     found: int = 0  # detections of the engine
-    known: int = 0  # those of them that the reference has too
+    known: int = 0  # how many of `found` the reference has too
     score: float = 0.0  # the largest difference between the scores of a common detection
 
     def __add__(self, other: Agreement) -> Agreement:
@@ -51,7 +51,8 @@ class Agreement(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """The share of detections that the other side has too, in the worse direction; None without detections."""
+        """The share of one side's detections that the other side has too, the lower of both shares; None without
+        detections."""
         if not self.expected and not self.found:
             return None
         kept = self.kept / self.expected if self.expected else 1.0
@@ -68,7 +69,8 @@ class Matcher:
     """
 
     def __init__(self, recognition: Recognition, family: Family, slack: float) -> None:
-        """`slack` is how far below the threshold a score may be to count as found, at most half the threshold."""
+        """`slack` is how far below the threshold the score of a found box may be. Half the threshold is always
+        required."""
         self._decode = family.boxes
         self._read = recognition.reading.outputs
         self.lists = frozenset(self._read) - frozenset(recognition.reading.dense)
@@ -98,7 +100,8 @@ class Matcher:
     def scores(self, outputs: Mapping[str, Array]) -> npt.NDArray[np.float32] | None:
         """Return the scores of all detections in the first picture of the batch, best first, padded with zeros.
 
-        The rows of the detections have no effect. None if a list is missing, or if scores cannot be compared (`ranks`).
+        The order of the rows has no effect. None if an output is missing, or if scores cannot be compared (`ranks` is
+        false).
         """
         if not self.ranks or not set(self._read) <= set(outputs):
             return None
@@ -135,11 +138,11 @@ def matcher_for(recognition: Recognition, slack: float) -> Matcher | ClassMatche
 
 
 def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float32]:
-    """Return for each seen detection the difference to the nearest score of the boxes offered at its place; infinite
-    without such a box.
+    """Return, for each seen detection, how far its score is from the nearest score of an offered box at the same place;
+    infinite without such a box.
 
-    The nearest score is taken because an object has many candidates. A difference of the best scores still shows in one
-    direction: for the side with the higher best score, all scores of the other side are lower.
+    The nearest score counts because an object has many candidate boxes. If the best scores of the sides differ, the
+    comparison still shows it from the side with the higher one: all scores of the other side are lower.
     """
     scores: npt.NDArray[np.float32] = np.abs(seen.scores[:, None] - offered.scores)
     same = _overlap(seen.boxes, offered.boxes) & (seen.class_ids[:, None] == offered.class_ids)

@@ -1,8 +1,8 @@
 """Golden answers: the reference's answers to every probe, in a file that engines are compared with.
 
-A probe that the reference itself cannot answer, such as indices out of range, is left out; at least one must remain. A
-user's sample that cannot be read is skipped and reported, because the engines of a serving model should not depend on a
-file that may be half copied. Admission refuses a model whose samples cannot be read.
+A probe that the reference itself cannot answer, such as indices out of range, is left out; at least one probe must
+remain. A user's sample that cannot be read is skipped and reported, because the engines of a serving model should not
+depend on a file that may be half copied. Admission refuses a model whose samples cannot be read.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from edged.vision.placement import Placement
 SUFFIX = ".golden"
 _DIGEST_BYTES = 32  # of SHA-256, before the content
 _MOST_BYTES = 256 << 20  # of all samples and pictures with their answers; the user's samples come first
-# How long an answer to wide values may take: a multiple of the slowest other answer, and the least limit in seconds. If
-# an input is a number of iterations, a wide value would make the reference run 2^62 of them.
+# The time limit of an answer to wide values: a multiple of the slowest other answer, but at least some seconds. Without
+# a limit, the reference could run 2^62 iterations if an input is a number of iterations.
 _PATIENCE, _LEAST_SECONDS = 20.0, 5.0
 _ANY = ShapeRange()
 
@@ -64,12 +64,12 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 def deciding(samples: Sequence[Sample], arithmetic: str) -> list[Sample]:
-    """Return the samples that decide whether an engine is accepted. `arithmetic` is the coarser of its precision and
-    that of its model.
+    """Return the samples that decide whether an engine is accepted. `arithmetic` is the coarser of two precisions: the
+    engine's and its model's.
 
-    A precision below float32 suffices for the values that the model is used with. Other values exceed its range, and
-    int8 is calibrated on pictures and saturates outside their range. So only the user's samples and the pictures
-    decide, or, without any, the samples without wide values.
+    A precision below float32 is good enough for the values that the model is used with. Other values may exceed the
+    precision's range, and int8 is calibrated on pictures and saturates outside their range. So only the user's samples
+    and the pictures decide, or, without any, the samples without wide values.
     """
     if arithmetic == "fp32":
         return list(samples)
@@ -101,7 +101,7 @@ def make(
         refusals = [reference.ask(probe, twice=True) for probe in probes]
         if "" in refusals:
             break
-    for edge in edges(signature, recognition, shape_range):  # an edge that the reference refuses is left out
+    for edge in edges(signature, recognition, shape_range):  # edges that the reference refuses are left out
         reference.ask(edge, twice=True)
     skipped = _ask_user_samples(reference, user_samples.tensor_probes(signature, samples))
     skipped += _ask_user_samples(reference, pictures)
@@ -114,8 +114,8 @@ def make(
 
 
 def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples with the least noise of each output, which depends on its values in all samples. The values in
-    a sample of wide values only count for this sample."""
+    """Return the samples with the noise floor of each output set. It follows from the output's values in all samples
+    except those of kind WIDE; for a WIDE sample, from the values in this sample only."""
     usual = noise.least(sample.outputs for sample in samples if sample.kind != WIDE)
     own = [noise.least([sample.outputs]) if sample.kind == WIDE else usual for sample in samples]
     return [
@@ -186,7 +186,8 @@ class _Reference:
         return ""
 
     def _moved(self, probe: Probe) -> dict[str, Array]:
-        """Return the answer to inputs that are moved by one step; empty if the reference refuses them."""
+        """Return the answer to the probe's inputs moved by one step; empty if the reference refuses the moved
+        inputs."""
         try:
             return _copy(self._session.infer(noise.nudged(probe.inputs)))
         except (EngineUnusable, InvalidInput):
@@ -194,7 +195,8 @@ class _Reference:
 
     @contextlib.contextmanager
     def _patience(self, *, is_bounded: bool) -> Iterator[None]:
-        """Stop a bounded inference that takes too long, so that it fails, if the session is `Stoppable`."""
+        """Stop a bounded inference that takes too long, which then fails; do nothing if the session is not
+        `Stoppable`."""
         session, began = self._session, time.monotonic()
         if not is_bounded or not isinstance(session, Stoppable):
             yield
@@ -214,7 +216,7 @@ class _Reference:
         last = self.samples[-1] if self._bytes else None
         if last is not None and self._bytes + last.size > self._most_bytes:
             return f"sample {probe.name} does not fit: golden answers take at most {self._most_bytes >> 20} MiB"
-        # Only the first is run twice: other probes show random outputs too, and twice takes twice the time.
+        # Only the first is run twice, to save time: the other probes find random outputs too.
         refusal = self.ask(probe, twice=not self._bytes)
         if refusal:
             return f"sample {probe.name} is refused by the reference: {refusal}"
@@ -235,7 +237,8 @@ def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> 
 
 
 def load(path: Path) -> Golden:
-    """Read a file of `save`. Raises BuildFailed if it is missing or damaged. A damaged file is removed."""
+    """Read a file that `save` wrote. Raises BuildFailed if the file is missing or damaged. A damaged file is
+    removed."""
     try:
         packed = msgspec.msgpack.decode(_proven(path), type=ready(_File))
         return Golden([sample.unpack() for sample in packed.samples], packed.skipped)
@@ -266,7 +269,7 @@ def _proven(path: Path) -> memoryview:
 
 
 def prune(path: Path) -> None:
-    """Remove the other files of this file's model, because its probes have changed.
+    """Remove all other files of golden answers of this file's model, because the model's probes have changed.
 
     A file's name is the model's digest, a dash and a digest of the rest (`standard.py`). Two models with the same
     content and different samples remove each other's file, which only costs time when one of them gets an engine.

@@ -1,9 +1,9 @@
 """How far two correct answers to one probe may differ. Pure.
 
 Two runtimes add numbers in different orders and approximate functions differently, so their answers differ in the last
-bits. How much that is for a model is measured on the reference: it runs again with every input moved by one step of its
-type (`nudged`). This does not measure the accuracy of a runtime's functions, which depends on the range of a function
-and not on its value: ONNX Runtime's Sigmoid is off by 9e-8 even if its value is 1e-9. So the noise of an output is at
+bits. To measure how much that is for a model, the reference runs again with every input moved by one step of its type
+(`nudged`). This does not measure how accurate a runtime's functions are: their error depends on the range of a function
+and not on its value. ONNX Runtime's Sigmoid is off by 9e-8 even if its value is 1e-9. So the noise of an output is at
 least one step of float32 at its largest value in all probes, or at 1 for probabilities.
 """
 
@@ -27,8 +27,8 @@ _SEED = 20240301
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """How far the elements of one output move: the maximum of each row and of each column, which are its last two axes
-    with more than one element. Both bound an element, so the smaller one counts."""
+    """How far the elements of one output move: the maximum of each row and of each column. (Rows and columns are the
+    last two axes with more than one element.) Both maxima bound an element, so the smaller one counts."""
 
     rows: Array
     columns: Array
@@ -43,13 +43,15 @@ UNMEASURED = Noise(np.zeros((), np.float32), np.zeros((), np.float32))
 
 
 def nudged(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the inputs with each float, except zeros, moved up or down by one step of its type; always the same."""
+    """Return the inputs with each float, except zeros, moved up or down by one step of its type. The same inputs always
+    move the same way."""
     random = np.random.default_rng(_SEED)
     return {name: _moved(array, random) for name, array in inputs.items()}
 
 
 def measured(answer: Mapping[str, Array], moved: Mapping[str, Array]) -> dict[str, Noise]:
-    """Return the noise of every float output, from the answers to a probe and to the same probe `nudged`."""
+    """Return the noise of every float output: the difference between the answers to a probe and to the same probe
+    `nudged`."""
     return {name: _noise(array, moved.get(name)) for name, array in answer.items() if array.dtype.kind == "f"}
 
 

@@ -4,7 +4,7 @@ There are two sets: one to judge engines, one to calibrate int8.
 
 Each picture is a "dead leaves" drawing: discs and slabs of all sizes cover each other like objects before a camera,
 each with a shade, a texture and light from one side. Their sizes follow a power law, so the drawing looks similar at
-every scale, like a photograph: power falls with the square of the frequency, edges are everywhere, and colours are
+every scale, as a photograph does: power falls with the square of the frequency, edges are everywhere, and colours are
 correlated. (Lee, Mumford, Huang: Occlusion models for natural images, 2001.)
 
 Only numpy's frozen generator (RandomState) and single IEEE operations on doubles are used, so that every box draws the

@@ -41,8 +41,8 @@ GIVEN = "given"  # the user's tensors
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Inputs by name. Samples and pictures have a name. A picture also has its placement in the input; it is the first
-    of the batch."""
+    """Inputs by name. Samples and pictures have a name. A picture also has its placement in the input; the picture is
+    the first of the batch."""
 
     inputs: dict[str, Array]
     kind: str
@@ -52,10 +52,10 @@ class Probe(msgspec.Struct, frozen=True):
 
 def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[list[Probe]]:
     """Yield lists of probes with seeded tensors of every kind, one list for each way to fill dynamic dimensions; then
-    the same with constants. The first list with an answered probe is enough.
+    the same lists with constants. The caller needs only the first list in which the reference answers a probe.
 
-    Shapes in the model's range come first, beginning with the usual ones, because an engine for a range of shapes
-    refuses others.
+    Shapes in the model's range come first, beginning with the usual ones, because an engine for a range refuses all
+    others.
     """
     for kinds in (_KINDS, _CONSTANTS):
         for shapes in _candidates(signature, recognition, shape_range):
@@ -67,8 +67,8 @@ def one_by_one(
 ) -> Iterator[Callable[[], Probe]]:
     """Yield functions that make the probes of `tensors`, in the same order, for a host that serves.
 
-    Probes of more than `most_bytes` are left out, and wide ones: a large number that is a count or a size would keep
-    the host busy for ever, or use up its memory.
+    Probes of more than `most_bytes` and probes of kind WIDE are left out: if an input is a count or a size, a huge
+    number would keep the host busy for ever, or use up its memory.
     """
     for kinds in (_KINDS, _CONSTANTS):
         for shapes in _candidates(signature, recognition, shape_range):
@@ -158,7 +158,8 @@ def sample_content(path: Path, content: str = "") -> bytes:
 
 
 def _candidates(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[Shapes]:
-    """Yield concrete shapes to try, each once. Those outside the range come last, for models that accept no others."""
+    """Yield concrete shapes to try, each once. Shapes outside the range come last, for models that accept no shapes
+    inside."""
     usual, tried = shape_range.usual(signature), list(_shapes(signature, recognition))
     first = [usual] if usual is not None and _are_small(usual) else []
     ordered = [*first, *filter(shape_range.contains, tried), *(s for s in tried if not shape_range.contains(s))]
@@ -182,7 +183,7 @@ def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:
     """Yield concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes.
 
     Unnamed dimensions of different inputs may have to agree, such as the batch of a sound and of its state. So the last
-    candidates only fill the unnamed dimensions of one input, and those of the other inputs are 1.
+    candidates fill the unnamed dimensions of only one input; in the other inputs these dimensions are 1.
     """
     preprocess = recognition.preprocess
     own = [(preprocess.width, preprocess.height)] if preprocess else []
@@ -221,7 +222,7 @@ def _values(datatype: str, shape: tuple[int, ...], kind: str) -> Array:
     random = np.random.default_rng([_SEED, _KINDS.index(kind)])
     dtype = numpy_dtype(datatype)
     if datatype == "BYTES":
-        # Models parse texts as numbers as often as they take words.
+        # Some models parse texts as numbers, some take words.
         words = [b"0", b"1", b"2"] if kind == "unit" else [b"edged", b"", "Größe".encode(), b"0", b"a b"]
         return np.array(random.choice(np.array(words, np.object_), size=shape), dtype=np.object_).reshape(shape)
     if datatype == "BF16":  # the upper half of a float32

@@ -21,8 +21,8 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 
 class ShapeRange(msgspec.Struct, frozen=True):
-    """A model's range of shapes on any device; empty if it is unknown. `given` are the inputs with a range that was set
-    by `profile.INPUT` or learnt from traffic.
+    """A model's range of shapes, which is the same for all devices; empty if the range is unknown. `given` are the
+    inputs whose range was set by `profile.INPUT` or learnt from traffic.
     """
 
     profile: Profile = Profile()
@@ -52,7 +52,8 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return {s.name: self._shape(s) for s in signature.inputs} if self.profile.ranges else None
 
     def batch(self, signature: Signature) -> Shapes | None:
-        """Return the usual shapes with the largest batch, if this was set or learnt and is cheap to run; else None."""
+        """Return the usual shapes with the largest batch. None if no larger batch was set or learnt, or if it is
+        expensive to run."""
         grows = {r.name for r in self.profile.ranges if r.name in self.given and r.maximum[:1] > r.optimum[:1]}
         if not grows:
             return None
@@ -61,8 +62,8 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return shapes if _is_cheap(signature, shapes) else None
 
     def edges(self, signature: Signature) -> list[Shapes]:
-        """Return the largest batch, and the smallest and largest shapes, of ranges that were set or learnt. Each is
-        there once; shapes that are expensive to probe are left out."""
+        """Return the largest batch, and the smallest and largest shapes, of ranges that were set or learnt, each once.
+        Shapes that are expensive to probe are left out."""
         batch = self.batch(signature)
         found = [] if batch is None else [batch]
         if not self.given:
@@ -78,7 +79,8 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return side(found) if found is not None else tuple(dim for dim in spec.shape if isinstance(dim, int))
 
     def _shape(self, spec: TensorSpec, leading: AnySet[Dim] | None = None) -> tuple[int, ...]:
-        """Return the usual shape of an input; with `leading`, these dimensions and the first have their maximum."""
+        """Return the usual shape of an input. If `leading` is given, those dimensions and the first have their largest
+        size."""
         found = self.profile.range(spec.name)
         if found is None:
             return tuple(dim for dim in spec.shape if isinstance(dim, int))

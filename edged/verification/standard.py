@@ -24,9 +24,9 @@ _RULE = 3
 
 
 class Tolerance(msgspec.Struct, frozen=True):
-    """How far an engine may differ from the reference. A figure is the worst over outputs and samples, except for two
-    shares of all samples together: `top1` of the rows of classifiers, [N, classes], and `boxes` of the detections in
-    pictures, if the model's family is known (see `edged.verification.boxes`).
+    """How far an engine may differ from the reference. A figure is the worst value over all outputs and samples. Two
+    figures are shares over all samples together instead: `top1`, of the rows of classifiers, [N, classes]; and `boxes`,
+    of the detections in pictures, if the model's family is known (see `edged.verification.boxes`).
     """
 
     cosine: float  # at least: cosine of the angle between the flattened outputs
@@ -34,8 +34,8 @@ class Tolerance(msgspec.Struct, frozen=True):
     element: float  # an element that differs by more than this share of its row's or column's maximum is an outlier
     outliers: float  # at most: share of elements that are outliers
     unequal: float  # at most: share of elements that differ, for integers, booleans and strings
-    top1: float  # at least: share of the rows with a clear winner that have the same winner
-    boxes: float  # at least: share of detections that the other side has too, in the worse direction
+    top1: float  # at least: share of the rows with a clear winner whose winner is the same
+    boxes: float  # at least: share of one side's detections that the other side has too; the lower of both shares
     box_score: float  # at most: largest difference between the scores of a detection
     class_score: float  # at most: largest difference between the probabilities of a class, in pictures and samples
     finite: float = 1.0  # at least: share of elements that are finite, infinite or NaN as in the reference
@@ -124,14 +124,15 @@ class Standard(msgspec.Struct, frozen=True):
 
 
 def coarser(precision: str, arithmetic: str) -> str:
-    """Return the precision with fewer digits, which decides how far two correct answers may differ."""
+    """Return the precision with fewer digits: it decides how far two correct answers may differ."""
     return max(precision, arithmetic, key=list(TOLERANCES).index)
 
 
 def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp32") -> Tolerance:
     """Return how far an engine may differ from the reference. `arithmetic` is the precision of the model as exported.
 
-    Detections and classes have the bounds of `arithmetic` in every precision that the model's settings do not name.
+    The bounds for detections and classes are those of `arithmetic`, unless the model's setting `precisions` names
+    `precision`.
     """
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):

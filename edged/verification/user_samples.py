@@ -5,10 +5,10 @@ of numpy.savez, with an array for each input by its name. Format:
 https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. Files are untrusted: no pickle is read, and
 nothing is unpacked before its size is known.
 
-An engine is most accurate on its calibration pictures, so some pictures are only used to judge it: every second one of
-the user's if there are enough, and a separate set of drawn ones (`pictures.py`). The daemon's event loop computes the
-digest of the calibration data of every planned engine, so nothing here decodes a picture; the child that calibrates
-(`jobs/precision.py`) does.
+An engine is most accurate on its calibration pictures, so some pictures are only used to judge engines: every second
+picture of the user if there are enough, and a separate set of drawn pictures (`pictures.py`). The daemon's event loop
+computes the digest of the calibration data of every planned engine, so nothing here decodes a picture; the child that
+calibrates (`jobs/precision.py`) does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edged.tensors import Array, TensorSpec, numpy_dtype
 from edged.verification.probes import GIVEN, Probe, sample_content
 from edged.vision.family import Recognition
 
-_MOST_BYTES = 64 << 20  # of all arrays of a sample; more would hardly fit into a request
+_MOST_BYTES = 64 << 20  # of all arrays of a sample; more bytes would hardly fit into a request
 _MEMBER = ".npy"
 _Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype[np.generic]]  # shape, whether in Fortran's order, type
 _HEADERS: Mapping[tuple[int, int], Callable[[io.BytesIO], _Header]] = {
@@ -44,11 +44,11 @@ _HEADERS: Mapping[tuple[int, int], Callable[[io.BytesIO], _Header]] = {
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, NotImplementedError, EOFError, OSError)
 # Increase it with every change of the calibration (jobs/precision.py, pictures.py, jobs/onnx_int8.py).
 _METHOD = 2
-_ENOUGH = 4  # with fewer pictures of the user, all are used
+_ENOUGH = 4  # with fewer pictures of the user, all are used to calibrate
 
 
 def tensor_probes(signature: Signature, samples: Sequence[str]) -> Iterator[Callable[[], Probe]]:
-    """Yield a function for each file of tensors, which reads the file: see `read_tensors`."""
+    """Yield, for each file of tensors, a function that reads the file: see `read_tensors`."""
     yield from (partial(read_tensors, Path(path), signature) for path in samples if is_tensors(path))
 
 
@@ -117,7 +117,8 @@ def _text(text: str | bytes) -> bytes:
 
 
 def calibration_pictures(samples: Sequence[str], digest_of: Callable[[str], str] = content) -> dict[str, str]:
-    """Return the user's pictures to calibrate on: paths by the digest of the content, in the order of the digests.
+    """Return the user's pictures to calibrate on (all, or every second one if there are enough): paths by the digest of
+    the content, in the order of the digests.
 
     `digest_of` returns the digest of a file. Equal pictures count as one, names do not matter, and files that cannot be
     read are left out.
@@ -130,7 +131,7 @@ def calibration_pictures(samples: Sequence[str], digest_of: Callable[[str], str]
 def calibration_digest(
     recognition: Recognition, samples: Sequence[str], digest_of: Callable[[str], str] = content
 ) -> str:
-    """Return 12 hexadecimal digits over everything except the model that calibration depends on. `samples` are paths.
+    """Return 12 hexadecimal digits over everything that calibration depends on, except the model. `samples` are paths.
 
     Empty for a model that takes no pictures, which cannot be calibrated.
     """

@@ -1,4 +1,5 @@
-"""Compares an engine's answers with the reference's. Pure: arrays in, figures and a verdict out."""
+"""Compares an engine's answers with the reference's. Pure: arrays in; figures (measured differences) and a verdict
+out."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from edged.vision.placement import Placement
 _Floats = npt.NDArray[np.float64]
 _TINY = 1e-12  # tolerated in a row or column of zeros
 
-# Figures that must be at least their bound. The others must be at most their bound.
+# Figures that must be at least their bound. All others must be at most their bound.
 FLOORS = frozenset(("finite", "cosine", "top1", "boxes"))
-# The figures that decide, in the order of the reasons in a verdict. p99_abs only informs people.
+# The figures that decide, in the order in which a verdict gives reasons. p99_abs does not decide; it informs people.
 _DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", "top1", "boxes", "box_score", "class_score")
 
 
@@ -31,8 +32,8 @@ class Pair(msgspec.Struct, frozen=True):
     """The answers of the reference and of an engine to one probe.
 
     `picture` is the name of a picture or sample, `placement` the place of the picture in the input. `extreme` marks
-    inputs that a model is not made for: the winning class is meaningless there. `noise` is the part of a difference
-    that is meaningless.
+    inputs that a model is not made for: the winning class is meaningless there. `noise` is how much of a difference is
+    meaningless.
     """
 
     expected: Mapping[str, Array]
@@ -68,13 +69,13 @@ class _Tally:
         self._matcher = matcher if isinstance(matcher, Matcher) else None
         self._worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
         self._worst |= dict.fromkeys(("relative_l2", "p99_abs", "outliers", "unequal"), 0.0)
-        self._where: dict[str, str] = {}  # the picture that a figure is worst on
+        self._where: dict[str, str] = {}  # by figure: the picture with the worst value
         self._compared = 0
-        self._winners: dict[str, tuple[int, int]] = {}  # by output: rows with a clear winner, those that keep it
+        self._winners: dict[str, tuple[int, int]] = {}  # by output: how many rows have a clear winner, how many keep it
         self._boxes, self._least_share = Agreement(), 1.0
 
     def add(self, pair: Pair) -> str:
-        """Add the figures of an answer; return why it cannot be compared, empty if it can."""
+        """Add the figures of an answer; return why the answer cannot be compared, empty if it can."""
         for name, reference in pair.expected.items():
             found = pair.answer.get(name)
             is_list = self._matcher is not None and name in self._matcher.lists
@@ -166,7 +167,8 @@ def _is_classifier(output: Array) -> bool:
 
 
 def _winners(reference: Array, answer: Array, element: float) -> tuple[int, int]:
-    """Return how many rows have a clear winner in the reference, and how many of these have it in the answer too.
+    """Return how many rows have a clear winner in the reference, and how many of these rows have the same winner in the
+    answer.
 
     A winner is clear if its lead is larger than two elements may move together without being outliers. So a tie or a
     row of noise does not reject an engine with otherwise good figures.

@@ -63,7 +63,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
     The other fields are None if the model does not provide them. `masks`: one mask from `masks.encode` per detection,
     over the whole picture. `keypoints`, float32 [n, k, 3]: x and y in pixels of the original picture, and score.
     `corners`, float32 [n, 4, 2]: of oriented boxes, in order around each box; `boxes` are then their hulls, cut to the
-    picture. `tracker_ids`, int64 [n]: negative for a detection that is not tracked.
+    picture. `tracker_ids`, int64 [n], are negative for detections that are not tracked.
     """
 
     boxes: npt.NDArray[np.float32]
@@ -129,7 +129,8 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         )
 
     def pack(self) -> bytes:
-        """Return n records of `RECORD`. If there are further fields, a header precedes the records and they follow."""
+        """Return n records of `RECORD`. If there are further fields, a header precedes the records and the fields
+        follow them."""
         records = np.empty(len(self), RECORD)
         records["box"], records["score"], records["class_id"] = self.boxes, self.scores, self.class_ids
         if self.masks is None and self.keypoints is None and self.corners is None and self.tracker_ids is None:

@@ -188,7 +188,7 @@ def _draw_list(canvas: Image, lines: Sequence[tuple[str, Color]], style: _Style)
 
 
 def _tint(canvas: Image, box: Box, color: Color, strength: float, inside: npt.NDArray[np.bool_] | None = None) -> None:
-    """Tint a box, or only the part of it where `inside` (bool, of the box's size) is true."""
+    """Tint a box; with `inside` (bool, of the box's size), only where it is true."""
     x1, y1, x2, y2 = (max(0, v) for v in box)
     under = canvas[y1:y2, x1:x2]
     if not under.size:

@@ -1,8 +1,8 @@
 """Recognises the detector family of a model.
 
-The order is: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or it is known but not
-decoded, its family is None with a reason, and it serves raw tensors. To add a family, add it to `FAMILIES` and its
-rules to `_RULES`.
+The order is: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or if the claimed format
+is not decoded, the family is None with a reason, and the model serves raw tensors. To add a family, add it to
+`FAMILIES` and its rules to `_RULES`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ __all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open
 class Recognition(msgspec.Struct, frozen=True):
     """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to hosts.
 
-    `family` None means raw tensors only; `preprocess` None means that the model takes no pictures, `picture` says why.
-    `reason` says why the family was recognised or not.
+    If `family` is None, only raw tensors are served. If `preprocess` is None, the model takes no pictures; `picture`
+    says why. `reason` says why the family was recognised or not.
     """
 
     family: str | None
@@ -111,7 +111,7 @@ FAMILIES: dict[str, type[Family] | type[Classifier]] = {
 
 
 def _ambiguous_shape(evidence: Evidence) -> Claim | None:
-    """Name the settings that decide between several formats of one shape, instead of guessing."""
+    """If several formats have the output's shape, do not guess: return a claim that names the settings that decide."""
     output = evidence.only_output
     if output is None:
         return None
@@ -123,7 +123,7 @@ def _ambiguous_shape(evidence: Evidence) -> Claim | None:
 
 
 def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
-    """Name the settings for detections in rows, [1, rows, columns], with at least 6 columns, box first."""
+    """Like `_ambiguous_shape`, for detections in rows, [1, rows, columns], with at least 6 columns, box first."""
     _, rows, columns = output.shape
     if not isinstance(columns, int) or columns < 6 or columns == evidence.cells():
         return None
@@ -205,8 +205,8 @@ def recognise(
     """Recognise a model by its tensors, metadata and settings (see `settings.KNOWN`). Raises ConfigError if a setting
     is invalid.
 
-    `operators` are the names of the graph's operators, `heads` the operator of each output; None if unknown. Invalid
-    metadata and settings of other modules are ignored.
+    `operators` are the names of the graph's operators, `heads` is the operator that computes each output; None if
+    unknown. Invalid metadata and settings of other modules are ignored.
     """
     keys.check(settings)
     exported = read_metadata(metadata)
@@ -278,7 +278,7 @@ def _readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
 def _names(settings: Mapping[str, str], exported: ExportMetadata, claim: Claim) -> tuple[str, ...]:
     given = keys.words(settings, "names")
     if given is None:
-        # Names that do not match the tensor would label every box wrongly; numbers are better than that.
+        # Names whose number does not match the tensor would label every box wrongly; numbers are better than that.
         fits = claim.classes is None or len(exported.names) == claim.classes
         return exported.names if fits and exported.names else claim.names
     if claim.background and claim.classes is not None and len(given) == claim.classes - claim.background:

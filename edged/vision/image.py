@@ -31,7 +31,7 @@ _STILL_BRANDS = (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")  # pictur
 # JPEG blocks can be decoded to fewer pixels with a fraction of the work. The largest steps come first.
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
 
-# How many times smaller than width x height a picture may be decoded, as a number from 1 up; below 1 means 1.
+# Called with width and height; returns by which factor the decoded picture may be smaller. Less than 1 counts as 1.
 Reduction: TypeAlias = Callable[[int, int], float]
 
 
@@ -71,7 +71,7 @@ def decode(encoded: Encoded) -> Image:
     """Decode a JPEG, PNG, WebP, BMP or GIF (first frame) into BGR uint8 [height, width, 3].
 
     Gray and palette pictures become three channels, alpha is dropped, 16 bits become 8. The EXIF orientation is
-    ignored: detections are in the pixels as stored, so that the sender can draw them on its own copy.
+    ignored: detections are in pixels as stored, so that the sender can draw them on its copy.
 
     Raises TooLarge, before decoding, if the picture has more than `MAX_PIXELS`; InvalidInput if it is empty, truncated,
     damaged or of another format.
@@ -140,11 +140,11 @@ def _check_encoded(encoded: Encoded, header: Header) -> None:
 def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, stride: int = 0) -> Image:
     """Convert raw pixels to BGR uint8 [height, width, 3]; BGR input, padded or not, is a view of `data` (no copy).
 
-    `stride` is the bytes from one row of the first plane to the next, 0 for tightly packed rows. NV12 has the same
-    stride in its interleaved chroma rows, I420 half of it in each of its two chroma planes. YUV is interpreted as
-    BT.601 limited range, like in OpenCV. The padding after the very last row may be missing.
+    `stride` is the number of bytes from one row of the first plane to the next, 0 for tightly packed rows. NV12's
+    interleaved chroma rows have the same stride; the rows of I420's two chroma planes have half of it. YUV is
+    interpreted as BT.601 limited range, like in OpenCV. The padding after the very last row may be missing.
 
-    InvalidInput for an impossible size or stride, or if `data` is not exactly as long as the picture.
+    Raises InvalidInput for an impossible size or stride, or if `data` is not exactly as long as the picture.
     """
     what = f"a raw {pixel_format.value} picture of {width}x{height} pixels"
     depth, subsampled = (3 if pixel_format in (PixelFormat.BGR, PixelFormat.RGB) else 1), pixel_format in _SUBSAMPLED

@@ -19,7 +19,7 @@ Inside: TypeAlias = npt.NDArray[np.bool_]
 
 
 def encode(inside: Inside, x: int, y: int, width: int, height: int) -> Counts:
-    """Encode the mask `inside`, bool [h, w], whose corner is at x, y of a picture of width x height.
+    """Encode the mask `inside`, bool [h, w], whose upper left corner is at x, y of a picture of width x height.
 
     An array with contiguous columns (the transpose of a C contiguous one) is read without a copy. Raises ValueError if
     the mask exceeds the picture.
@@ -32,7 +32,7 @@ def encode(inside: Inside, x: int, y: int, width: int, height: int) -> Counts:
 
 
 def encode_coarse(inside: Inside, step: int, box: tuple[int, int, int, int], width: int, height: int) -> Counts:
-    """Encode a mask at 1/step of the picture's resolution that covers `box` (x1, y1, x2, y2), cut to the box.
+    """Encode a mask of 1/step of the picture's resolution, which covers `box` (x1, y1, x2, y2) and is cut to it.
 
     `inside` is bool [ceil(h / step), ceil(w / step)]. The cost depends on the coarse mask and the runs only.
     """
@@ -71,7 +71,7 @@ def _changes(inside: Inside) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 def _counts(edges: npt.NDArray[np.int64], total: int) -> Counts:
     """Return run lengths from edges that alternately begin and end a run of on pixels."""
-    joined = edges[2::2] == edges[1:-1:2]  # a run to the last row that continues at the top of the next column
+    joined = edges[2::2] == edges[1:-1:2]  # a run to the last row, and one that continues it in the next column
     if joined.any():
         keep = np.ones(len(edges), np.bool_)
         keep[2::2] = keep[1:-1:2] = ~joined
@@ -114,8 +114,8 @@ def crop(counts: Counts, width: int, height: int) -> tuple[Inside, int, int]:
 def polygon(counts: Counts, width: int, height: int) -> npt.NDArray[np.int32]:
     """Return the outer contour of a mask's largest piece, int32 [n, 2]: x, y of its border pixels, in order.
 
-    It has at least three points, so that it is a valid polygon, or none if the mask is empty. `cv2.fillPoly` restores
-    the piece, with its holes filled. Raises ValueError like `decode`, Unsupported without OpenCV.
+    It has at least three points, as a valid polygon needs, or none if the mask is empty. `cv2.fillPoly` restores the
+    piece, but with filled holes. Raises ValueError like `decode`, Unsupported without OpenCV.
     """
     try:
         import cv2  # imported here to save memory in the daemon and in commands, which need it only for this

@@ -40,7 +40,7 @@ class ExportMetadata(msgspec.Struct, frozen=True):
     end2end: bool | None = None
     nms: bool | None = None
     version: tuple[int, int, int] | None = None  # of the exporting package
-    kpt_shape: tuple[int, int] | None = None  # (keypoints, values of each)
+    kpt_shape: tuple[int, int] | None = None  # (number of keypoints, number of values of each)
     unreadable: tuple[str, ...] = ()
 
     @property
@@ -98,8 +98,8 @@ def literal(text: object) -> object:
 def _is_plain(text: str) -> bool:
     """Whether parsing the text is certainly cheap; checked in one pass."""
     if "'''" in text or '"""' in text:
-        return False  # Python would split the text into other strings than `_STRING` does
-    skeleton = _STRING.sub("0", text)  # so that brackets and words inside strings do not count
+        return False  # Python would split the text into strings differently than `_STRING` does
+    skeleton = _STRING.sub("0", text)  # strings are removed, so that brackets and words inside them do not count
     if skeleton.count(",") > MAX_ITEMS or _NOT_PLAIN.search(skeleton):
         return False
     return _PLAIN.sub("", skeleton) == "" and _depth(skeleton) <= _MAX_DEPTH
@@ -124,7 +124,7 @@ def _word(value: object) -> str:
 
 
 def _version(text: object) -> tuple[int, int, int] | None:
-    """Parse a version of three numbers; None for other forms, because many packages write such a key."""
+    """Parse a version of three numbers; None for other forms, because other packages write the same key."""
     found = re.match(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)", text, re.ASCII) if isinstance(text, str) else None
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 

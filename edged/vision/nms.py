@@ -2,7 +2,7 @@
 
 Unlike OpenCV's NMS its cost is bounded: it works block by block in order of score and stops at `max_detections`, so
 thousands of candidates that do not overlap (noise) cost a tenth of NMSBoxesBatched. Boxes stay xyxy. Classes are
-compared, instead of moving boxes of each class by an offset, which would cost float32 precision.
+compared; to move the boxes of each class by an offset instead would cost float32 precision.
 
 Oriented boxes are compared by their probabilistic IoU, as in the exporters' own tools, so that a threshold has the same
 meaning. Each box is replaced by the normal distribution with mean and covariance of a uniform rectangle; the IoU is 1
@@ -44,8 +44,8 @@ def nms(
 
     Boxes are float32 in any unit: [n, 4] xyxy, or [n, 5] cx, cy, w, h, and the angle in radians, clockwise if y points
     down. Scores are float32 [n], class_ids integers [n]. A box is dropped if a better one of its class (of any class,
-    if class_agnostic) overlaps it by more than `iou`; of oriented boxes a dropped one drops others, too, as in
-    Ultralytics' `TorchNMS.fast_nms`. NaN scores are dropped.
+    if class_agnostic) overlaps it by more than `iou`. If boxes are upright, only better boxes that are kept count; if
+    they are oriented, dropped ones count too, as in Ultralytics' `TorchNMS.fast_nms`. NaN scores are dropped.
     """
     order = best_first(scores, max_candidates)
     labels = np.zeros(len(order), np.int32) if class_agnostic else class_ids[order]
@@ -138,7 +138,7 @@ def _oriented_overlaps(boxes: Boxes, labels: ClassIds, iou: float) -> Overlaps:
     cov = (along - across) * cos * sin
     spread = np.log(along * across) / 2  # half of the logarithm of the determinant
     # An IoU above `iou` is equivalent to a Bhattacharyya distance below this limit, which needs no square root or
-    # exponential per pair. If `iou` is 1 or more, nothing overlaps, however the difference is rounded.
+    # exponential per pair. If `iou` is 1 or more, no boxes overlap, even if rounding errors say otherwise.
     limit = -math.inf if iou >= 1 else math.inf if iou <= 0 else -math.log(1 - (1 - iou) ** 2)
 
     def between(rows: Index, columns: Index) -> Hits:

@@ -40,8 +40,8 @@ class Roi(msgspec.Struct, frozen=True, array_like=True):
     rotation: int = 0
 
 
-# x, y in the picture = x, y in the turned window (y, x after a quarter turn) times these signs, counted from the edges
-# that `_far` returns.
+# By rotation: the signs of (x, y) in the formula (x, y) in the picture = signs * (x, y) in the turned window + `_far`.
+# After a quarter turn, the window's (y, x) is used instead of its (x, y).
 _SIGNS = {0: (1, 1), 90: (1, -1), 180: (-1, -1), 270: (-1, 1)}
 
 
@@ -49,8 +49,8 @@ class CropWindow(msgspec.Struct, frozen=True):
     """The part of a picture that is cut out, and its rotation.
 
     `left`, `top`, `width` and `height` are the part that the model is shown. `region` (x1, y1, x2, y2) is the requested
-    part: it can be a few pixels smaller, because only whole pixels of a JPEG that was decoded at a reduced scale can be
-    cut out. Answers are clipped to `region`. `rotation` is 0, 90, 180 or 270 degrees clockwise.
+    part. It can be a few pixels smaller than the shown part, because only whole pixels can be cut out of a JPEG that
+    was decoded at a reduced scale. Answers are clipped to `region`. `rotation` is 0, 90, 180 or 270 degrees clockwise.
     """
 
     left: int
@@ -145,8 +145,8 @@ class Placement(msgspec.Struct, frozen=True):
     """Where a picture of width x height pixels is placed in an input.
 
     Scales are input pixels per picture pixel, exactly those of the resize; the pads are the input pixels left of and
-    above the picture, so that input = picture * scale + pad. If only a part is shown, or it is rotated, `window` is
-    that part, and "picture" in this formula is the turned window.
+    above the picture, so that input = picture * scale + pad. If only a part of the picture is shown, or the picture is
+    rotated, `window` is the shown part, and "picture" in this formula is the turned window.
     """
 
     scale_x: float
@@ -196,15 +196,16 @@ class Placement(msgspec.Struct, frozen=True):
         return matrix
 
     def reduction(self) -> float:
-        """Return picture pixels per input pixel, on the axis with fewer: a picture that is decoded smaller by this
-        factor is not enlarged afterwards."""
+        """Return the picture pixels per input pixel, on the axis where they are fewer. A picture that is decoded
+        smaller by this factor need not be enlarged."""
         return min(1 / self.scale_x, 1 / self.scale_y)
 
 
 def place(width: int, height: int, input_width: int, input_height: int, fit: Fit, zoom: float = 1.0) -> Placement:
     """Return the placement of a picture of width x height in an input of input_width x input_height.
 
-    A `zoom` below 1 leaves a margin around the picture; above 1, a crop shows less of it. A stretch ignores it.
+    A `zoom` below 1 leaves a margin around the picture; with a `zoom` above 1, a center crop shows less of the picture.
+    A stretch ignores `zoom`.
     """
     ratio = min(input_height / height, input_width / width) * min(zoom, 1.0)
     pad_x = pad_y = 0
@@ -228,7 +229,8 @@ def place(width: int, height: int, input_width: int, input_height: int, fit: Fit
 def place_window(
     window: CropWindow, width: int, height: int, input_width: int, input_height: int, fit: Fit, zoom: float = 1.0
 ) -> Placement:
-    """Return the placement of a window of a picture of width x height, fitted as a picture of the region's size.
+    """Return the placement of a window of a picture of width x height. The window is fitted like a picture that has the
+    size of the window's region.
 
     The window of a center crop must already be cut to its centre.
     """
@@ -247,13 +249,13 @@ def place_window(
 def center_region(roi: Roi | None, width: int, height: int, shape: tuple[int, int], zoom: float = 1.0) -> Roi:
     """Return the centre of `roi` in a picture of width x height, with the aspect ratio of `shape` (width, height).
 
-    With a `zoom` of 1 it extends to both edges of one axis; a larger zoom shows less: 256/224 is a resize to 256 and a
-    crop of 224. Raises InvalidInput if the roi is outside the picture.
+    With a `zoom` of 1 the centre extends to both edges of one axis; a larger zoom shows less: 256/224 corresponds to a
+    resize to 256 and a crop of 224. Raises InvalidInput if the roi is outside the picture.
     """
     window = crop_window(roi, width, height)
     x1, y1, x2, y2 = (0, 0, width, height) if window is None else window.region
     across, down = shape[::-1] if window is not None and window.is_sideways else shape
-    side = min((x2 - x1) / across, (y2 - y1) / down) / max(zoom, 1.0)  # picture pixels for one of the input
+    side = min((x2 - x1) / across, (y2 - y1) / down) / max(zoom, 1.0)  # picture pixels per input pixel
     shown_w, shown_h = max(1, round(across * side)), max(1, round(down * side))
     left, top = x1 + (x2 - x1 - shown_w) // 2, y1 + (y2 - y1 - shown_h) // 2
     return Roi(Region(left, top, shown_w, shown_h), roi.rotation if roi else 0)

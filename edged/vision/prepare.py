@@ -2,8 +2,8 @@
 
 Measured for a 1280x720 picture into FP32 [3, 640, 640] on one core: splitting uint8 planes and then converting each
 straight into the tensor takes a tenth of `cv2.dnn.blobFromImage` and half of a transposing numpy multiply, because the
-reordering moves one byte per value instead of four. Padding is filled, never converted. Neither library converts to
-FP16 fast, so a table of the 256 possible values does it in one pass.
+channels are reordered as bytes, not as floats of four bytes. Padding is filled, never converted. Neither library
+converts to FP16 fast, so a table of the 256 possible values does it in one pass.
 
 `resize_center` resizes as Pillow and torchvision do: each pixel of the result is the weighted mean of all source pixels
 that it covers. OpenCV's linear interpolation reads four pixels at any scale, and its area interpolation weighs all
@@ -49,8 +49,8 @@ class Preparer:
     def prepare(self, picture: Image | Decoded, out: Array, roi: Roi | None = None) -> Placement:
         """Write `picture`, BGR uint8 [h, w, 3], or its region `roi`, into all of `out` and return its placement.
 
-        `out` is one picture of the batch: [C, H, W] or [H, W, C] by layout, in the input's dtype, C contiguous. Raises
-        ValueError if `out` is not, InvalidInput if the roi is outside the picture.
+        `out` is one picture of the batch: [C, H, W] or [H, W, C], depending on the layout, in the input's dtype, C
+        contiguous. Raises ValueError for any other `out`, InvalidInput if the roi is outside the picture.
         """
         self._check(out)
         if isinstance(picture, Decoded):
@@ -85,8 +85,9 @@ class Preparer:
             )
 
     def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
-        """Return by which factor a picture of width x height may be reduced when it is decoded (`decode_reduced`)
-        without being enlarged afterwards; 1 unless the model's settings allow it, because boxes move slightly.
+        """Return the largest factor by which `decode_reduced` may reduce a picture of width x height, so that it need
+        not be enlarged afterwards. Always 1 unless the model's settings allow a reduction, because it moves boxes
+        slightly.
 
         Safe to call from other threads. Raises InvalidInput like `prepare`.
         """
@@ -237,7 +238,7 @@ _ROWS = 16  # rows of the result per matrix product, few enough that most of its
 
 
 class _Band(NamedTuple):
-    """Weights of some rows: rows `first` to `last` of the result are `weights` times the source rows from `start`
+    """Weights for some rows of the result: rows `first` to `last` are `weights` times the source rows from `start`
     on."""
 
     first: int
@@ -247,8 +248,8 @@ class _Band(NamedTuple):
 
 
 def resize_center(picture: Image, width: int, height: int, zoom: float = 1.0) -> Image:
-    """Resize the shorter side of a picture, uint8 [h, w, 3], to `zoom` times that of width x height and crop the
-    centre.
+    """Resize a picture, uint8 [h, w, 3], so that it covers `zoom` times width x height, and crop the centre to width x
+    height.
     """
     down, across = picture.shape[:2]
     ratio = max(round(width * zoom) / across, round(height * zoom) / down)
@@ -279,8 +280,8 @@ def _rounded(values: _Floats) -> Image:
 
 @lru_cache(64)  # sizes of several cameras
 def _bands(size: int, resized: int, skipped: int, kept: int) -> tuple[_Band, ...]:
-    """Return the weights for resizing `size` pixels to `resized` pixels, of which the first `skipped` are dropped and
-    the next `kept` are computed."""
+    """Return the weights for resizing `size` pixels to `resized` pixels. Of the result, the first `skipped` pixels are
+    left out and only the next `kept` are computed."""
     scale = size / resized
     support = max(scale, 1.0)
     centres = (np.arange(skipped, skipped + kept) + 0.5) * scale

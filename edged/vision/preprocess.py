@@ -112,8 +112,8 @@ def _size(dim: Dim) -> int | None:
 def input_size(
     picture: PictureInput, settings: Mapping[str, str], exported: tuple[int, int] | None = None
 ) -> tuple[int, int] | None:
-    """Return (width, height): the model's fixed size, else from the settings, else as exported, else None. Raises
-    ConfigError if a setting contradicts the model."""
+    """Return (width, height): the model's fixed size, else the size in the settings, else the size in the exporter's
+    metadata, else None. Raises ConfigError if a setting contradicts the model."""
     width = keys.integer(settings, "preprocess.width", 1, MAX_SIDE)
     height = keys.integer(settings, "preprocess.height", 1, MAX_SIDE)
     for key, wanted, fixed in (
@@ -135,9 +135,9 @@ def preprocess_for(
 ) -> tuple[Preprocess | None, str]:
     """Return the preprocessing of a model with these inputs, or None if it takes no pictures; and the reason.
 
-    `exported` is the (width, height) in the exporter's metadata. `feed` are the fields that the model's family sets; by
-    default pictures are stretched, RGB (gray for one channel), 0..1, or 0..255 for integers. Raises ConfigError if a
-    key of `preprocess.*` is unknown, even if the model takes no pictures, or if a value is invalid.
+    `exported` is the (width, height) in the exporter's metadata. `feed` has the fields that the model's family sets.
+    The defaults: pictures are stretched; RGB, or gray for one channel; 0..1, or 0..255 for integers. Raises ConfigError
+    if a key of `preprocess.*` is unknown, even if the model takes no pictures, or if a value is invalid.
     """
     keys.check(settings)
     picture, reason = find_picture(inputs)

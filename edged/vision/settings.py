@@ -21,7 +21,7 @@ DECODE = tuple(f"decode.{k}" for k in ("activation", "anchors", "background", "b
 KNOWN = ("family", "names", *PREPROCESS, *THRESHOLDS, *DECODE)
 
 _PREFIXES = ("preprocess.", "thresholds.", "decode.")
-_MOST_UNKNOWN, _MOST_SHOWN = 5, 60  # how many unknown keys an error names, and characters of a value
+_MOST_UNKNOWN, _MOST_SHOWN = 5, 60  # the most unknown keys that an error names, and the most characters of a value
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 

@@ -108,10 +108,10 @@ def test_model_control_serves_several_versions_and_the_newest_by_default() -> No
         assert list(ask("ModelMetadata", name="m").versions) == ["1", "3"]
         assert ask("ModelReady", name="m", version="1").ready
         assert ask("ModelConfig", name="m", version="1").config.version_policy.specific.versions == [1, 3]
-        assert "there are: 3, 1" in refused(NOT_FOUND, lambda: ask.scaled("m", "2"))
+        assert "available: 3, 1" in refused(NOT_FOUND, lambda: ask.scaled("m", "2"))
         assert not ask("ModelReady", name="m", version="2").ready
         for method in ("ModelMetadata", "ModelConfig", "ModelStatistics"):
-            assert "there are: 3, 1" in refused(NOT_FOUND, lambda: ask(method, name="m", version="2"))  # noqa: B023
+            assert "available: 3, 1" in refused(NOT_FOUND, lambda: ask(method, name="m", version="2"))  # noqa: B023
         assert "whole numbers" in refused(INVALID, lambda: ask.scaled("m", "newest"))
         figures = {(m.name, m.version) for m in ask("ModelStatistics", name="m").model_stats}
         assert figures == {("m", "1"), ("m", "3")}

@@ -38,7 +38,7 @@ def require_number(number: int, address: str) -> None:
     """Raise EngineUnusable unless CUDA's device N is the GPU that the facts call `cuda:N`, which engine keys refer to.
 
     `edged.device.nvidia` sets that order. It can differ if CUDA was initialised before, or if a container has only some
-    of the GPUs that /proc lists. A GPU of a SoC has no PCI address in /proc and passes.
+    of the GPUs that /proc lists. A GPU of a SoC is not checked, because it has no PCI address in /proc.
     """
     known = nvidia.addresses(Root())
     if address in known and known.index(address) != number:

@@ -74,13 +74,13 @@ def open(order: Order, artefact: Artefact, where: Provider) -> DeviceSession:
         whole = before.is_whole
         session, placed = _try(source, order.recipe, where, whole=whole, weights=weights, matters=not whole)
     except CpuForbidden as error:
-        # If the CPU is allowed, ONNX Runtime reports which nodes run there, or why the provider has none.
+        # In a session that allows the CPU, ONNX Runtime reports which nodes run there, or why the provider runs none.
         _, placed = _try(source, order.recipe, where, whole=False, weights=weights)
         _require_unmoved(placed, before, where)
         raise EngineUnusable(f"{error}, which ran all nodes when this engine was built") from error
     _require_unmoved(placed, before, where)
     kind, _, index = where.device.partition(":")
-    # Before 1.24 a session in which the CPU is forbidden reports no placement: the provider runs all nodes.
+    # Before 1.24 a session in which the CPU is forbidden reports no placement, but then the provider runs all nodes.
     nodes = placement.counts(placed) or {where.name: {}}
     return DeviceSession(session, order.signature, kind, int(index or 0), nodes)
 

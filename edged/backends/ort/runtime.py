@@ -90,8 +90,8 @@ def session_options(optimization: str, threads: int) -> ort.SessionOptions:
     options.graph_optimization_level = LEVELS[optimization]
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    # Threads that spin between two frames take cores from the cameras. Threads that sleep between two operators cost a
-    # fifth of the speed with two threads, and more processor time. So they spin briefly.
+    # Threads that spin between two frames take cores from the cameras. If threads sleep between two operators,
+    # inference with two threads is a fifth slower and takes more processor time. So they spin briefly.
     if _can_limit_spinning():
         options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
     else:
@@ -100,8 +100,8 @@ def session_options(optimization: str, threads: int) -> ort.SessionOptions:
 
 
 def _can_limit_spinning() -> bool:
-    """Whether the runtime can spin for a set time. Before 1.27 it counts loops, which take 3 to 500 ms depending on the
-    processor."""
+    """Whether the runtime can spin for a set time. Before 1.27 it spins for a number of loops, which take 3 to 500 ms
+    depending on the processor."""
     return tuple(int(part) for part in version().split(".")[:2]) >= (1, 27)
 
 

@@ -64,7 +64,8 @@ class OrtSession:
         return EngineUnusable(f"inference failed: {one_line(error)}")
 
     def _not_text(self, names: Sequence[str], error: UnicodeDecodeError) -> EdgedError:
-        """Return the error for an output that is not UTF-8: the runtime's Python API converts every string to `str`."""
+        """Return the error for a text output that is not UTF-8, which the runtime's Python API cannot convert to
+        `str`."""
         texts = " or ".join(repr(name) for name in names if name in self._text_outputs)
         if not texts:  # the runtime's own message is not UTF-8
             return self._failure(error)

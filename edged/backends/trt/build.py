@@ -150,7 +150,7 @@ def configure(trt: Trt, builder: Builder, config: Config, network: Network, orde
     option."""
     config.set_memory_pool_limit(find(trt, "MemoryPoolType.WORKSPACE"), options.workspace_mb << 20)
     config.builder_optimization_level = options.builder_level
-    # For the inspector; otherwise only profilers use it. It was seen not to make plans larger.
+    # The inspector needs this; otherwise only profilers use it. Plans were not larger with it.
     config.profiling_verbosity = find(trt, "ProfilingVerbosity.DETAILED")
     _add_profile(builder, config, network, order.recipe.profile)
     _set_compatibility(trt, config, options)
@@ -193,8 +193,8 @@ def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
 
 
 def capabilities(trt: Trt) -> dict[str, str]:
-    """Return the compute capabilities that the runtime can build for, by its name for them: "SM86": "8.6". Empty if it
-    builds for the present device only."""
+    """Return the compute capabilities that the runtime can build for, by its name for them: "SM86": "8.6". Empty if the
+    runtime builds only for the device that it runs on."""
     names = getattr(find(trt, "ComputeCapability"), "__members__", {})
     matches = {name: _CAPABILITY.fullmatch(name) for name in names}
     return {name: f"{match[1]}.{match[2]}" for name, match in matches.items() if match}
@@ -311,7 +311,7 @@ def _layers(network: Network) -> Iterator[Layer]:
 
 def left_to_gpu(config: Config, network: Network, log: Log, core: int) -> tuple[str, ...]:
     """Return one line about the layers that a build for DLA leaves to the GPU; empty if there are no such layers."""
-    # The builder's messages say which layers it left; without them, ask the configuration which DLA cannot run.
+    # The builder's messages say which layers it left; without messages, ask the configuration what DLA cannot run.
     left = list(log.on_gpu) or [layer.name for layer in _layers(network) if not config.can_run_on_DLA(layer)]
     if not left:
         return ()

@@ -114,7 +114,8 @@ def device_index(name: str) -> int:
 
 
 def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
-    """Return why the runtime considers an engine invalid; empty if it is valid or the runtime has no such check."""
+    """Return why the runtime considers an engine invalid; empty if the engine is valid or the runtime has no such
+    check."""
     ask = find(runtime, "get_engine_validity")
     if not callable(ask):
         return ""
@@ -128,8 +129,8 @@ def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
 
 class Header(msgspec.Struct, frozen=True):
     """The header of a plan. `kind` is "TensorRT" or "TensorRT-RTX". `version` has four numbers, each modulo 256, as in
-    the header. `size` is in bytes. They are "" and None if the header does not report them. The plan begins at byte
-    `offset`."""
+    the header. `size` is in bytes. If the header does not report them, `version` is "" and `size` is None. The plan
+    begins at byte `offset`."""
 
     kind: str
     version: str
@@ -205,7 +206,8 @@ class OpenedSession(TensorRtSession):
         self._owned = device
 
     def nodes(self) -> Nodes:
-        """Return that TensorRT runs all nodes. The build's record lists layers that a build for DLA left to the GPU."""
+        """Report all nodes as run by TensorRT. Layers that a DLA build left to the GPU are only in the build's
+        record."""
         return {"TensorRT": {}}
 
     def close(self) -> None:

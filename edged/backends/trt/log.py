@@ -65,8 +65,8 @@ class Log:
 
 
 def listen(trt: Trt, log: Log) -> object:
-    """Return a logger of the runtime's type that writes to `log`. It must live as long as all objects that were created
-    with it."""
+    """Return a logger of the runtime's type that writes to `log`. The logger must live as long as all objects that were
+    created with it."""
     base = trt.ILogger
     start_native: Callable[[object], None] = attrgetter("__init__")(base)
 
@@ -96,7 +96,8 @@ def is_without_device(reason: str) -> bool:
 
 
 def without_device(reason: str, can_target: bool) -> str:
-    """Return the message for a build without a device. `can_target`: the runtime can build for other devices."""
+    """Return the error message of a build that found no device. `can_target`: the runtime can build for other
+    devices."""
     elsewhere = ", or name another with `edged engines build MODEL --for sm_86`" if can_target else ""
     return f"no CUDA device can be used here ({reason}); build on a box that has one{elsewhere}"
 

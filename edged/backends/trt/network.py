@@ -149,7 +149,7 @@ def _failure(error: ParserError, log: Log) -> _Failure:
 
 
 def _field(error: ParserError, what: str) -> str:
-    """Return a fact about the node, such as its name; empty if the parser is too old to have it."""
+    """Return a fact about an error's node, such as its name; empty if the parser is too old to report it."""
     ask = find(error, what)
     return str(ask()) if callable(ask) else ""
 

@@ -53,8 +53,8 @@ class Options(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, optimization: str, options: str) -> Options:
-        """Parse the options of a recipe; missing ones get their default. Raises ConfigError if edged did not write the
-        text."""
+        """Parse the options of a recipe; missing options get their default. Raises ConfigError if edged did not write
+        the text."""
         words = [word.partition("=") for word in options.split(";")] if options else []
         settings = {PREFIX + name: value if equals else "true" for name, equals, value in words}
         level = {PREFIX + "builder_level": optimization} if optimization != "all" else {}
@@ -64,7 +64,8 @@ class Options(msgspec.Struct, frozen=True):
         return found
 
     def eased(self, effort: Effort) -> Options:
-        """Return options for a build with less effort, after one that failed for lack of memory or time."""
+        """Return the options for a build with this effort, which is reduced after a build failed for lack of memory or
+        time."""
         less, divisor = _EASED[effort]
         return msgspec.structs.replace(
             self,

@@ -85,8 +85,8 @@ class Progress:
 
 
 def watch(trt: Trt, progress: Progress) -> object | None:
-    """Return a monitor of the runtime's type that reports to `progress`; None if the runtime has no monitors. It must
-    outlive the build."""
+    """Return a monitor of the runtime's type that reports to `progress`; None if the runtime has no monitors. The
+    monitor must outlive the build."""
     base = find(trt, "IProgressMonitor")
     if not isinstance(base, type):
         return None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edged.backends.cuda.driver import Device, Graph, HostMemory, Stream
 
 _SETS = 2  # buffer sets: one is computed, one is staged
-_MOST_GRAPHS = 8  # per profile; two sets with three input arrays of the caller, if these are read in place, need six
+_MOST_GRAPHS = 8  # per profile; if inputs are read in place, two sets and three input arrays of the caller need six
 
 
 class _Staged(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class _Lane:
         close_all(self.graphs.values())
         self.graphs.clear()
         if hasattr(self, "context"):
-            del self.context  # before the buffers, whose addresses it may still hold
+            del self.context  # before the buffers: the context may still hold their addresses
         for buffers in self.sets:
             buffers.free()
         self.sets.clear()
@@ -116,8 +116,8 @@ class _Lane:
             raise EngineUnusable(f"TensorRT refuses the memory for tensor {name!r}")
 
     def _largest(self, name: str, dtype: np.dtype[np.generic]) -> int:
-        """Return the largest size of an output in bytes. Some runtimes report a larger one than the largest inputs
-        give."""
+        """Return the largest size of an output in bytes. Some runtimes report a larger size than the output has for the
+        largest inputs."""
         ask = getattr(self.context, "get_max_output_size", None)
         return max(_size(self.outputs[name], dtype), int(ask(name)) if ask is not None else 0)
 
@@ -130,7 +130,7 @@ class TensorRtSession:
     """Implements `edged.backends.contract.Session` and `Staging`. It owns what it allocates, but not the device.
 
     `explain` returns the runtime's latest error, or "", for error messages. If the engine is refused (see
-    `tensors.read`) or does not fit on the device, it is closed before the constructor raises.
+    `tensors.read`) or does not fit on the device, the session is closed before the constructor raises.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class TensorRtSession:
                 self._computing = self._stream()
                 self._lane(0)  # allocates now, so that opening fails if the engine does not fit on the device
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # they refer to the context, which must be freed first
+            traceback.clear_frames(error.__traceback__)  # frames refer to the context, which must be freed first
             del engine
             self.close()
             self._raise(error)
@@ -257,7 +257,7 @@ class TensorRtSession:
             self.why_no_graphs = self._described(error)
 
     def _settle(self) -> str:
-        """Wait for submitted work after a failure; return its error, which is often the cause, or ""."""
+        """Wait for submitted work after a failure; return the work's error, often the cause of the failure, or ""."""
         try:
             with self._device.current():
                 self._computing.synchronize()

@@ -70,7 +70,7 @@ class Tensors(msgspec.Struct, frozen=True):
 def read(engine: Engine, signature: Signature) -> Tensors:
     """Return the engine's tensors after comparing them with the model's.
 
-    Raises EngineUnusable if their names differ, Unsuitable if TensorRT changed a tensor's datatype or uses it as a
+    Raises EngineUnusable if names differ, Unsuitable if TensorRT changed a tensor's datatype or uses a tensor as a
     shape.
     """
     modes = {}
@@ -171,7 +171,8 @@ class Place:
         return self.address
 
     def fetch(self, stream: Stream, size: int) -> None:
-        """Submit the copy of `size` output bytes to the host memory; they are there once the stream has done it."""
+        """Submit the copy of `size` output bytes to the host memory. The bytes are there once the stream has done the
+        copy."""
         if self.memory is not None and size:
             stream.copy_out(self.host, self.memory, size)
 
@@ -194,7 +195,7 @@ class BufferSet:
         inputs: Mapping[str, tuple[int, np.dtype[np.generic]]],
         outputs: Mapping[str, tuple[int, np.dtype[np.generic]]],
     ) -> None:
-        """`inputs` and `outputs` give the largest size in bytes and the dtype by name."""
+        """`inputs` and `outputs` give each tensor's largest size in bytes and its dtype, by name."""
         self.inputs: dict[str, Place] = {}
         self.outputs: dict[str, Place] = {}
         self._events: list[Event] = []

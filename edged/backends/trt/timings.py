@@ -1,8 +1,8 @@
 """The builder's kernel timings on this device, kept in a file so that the next build need not measure them again.
 
 The file is only a hint: if it is invalid, the build continues without it and adds a note; if it cannot be written, only
-the next build takes longer. It has a line with the runtime's version, a digest, and the runtime's own bytes, which the
-runtime would not check. TensorRT-RTX measures nothing when it builds, so it has no such file.
+the next build takes longer. It has a line with the runtime's version, a digest, and the timings in the runtime's own
+format. The runtime would not notice damage. TensorRT-RTX measures nothing when it builds, so it has no such file.
 
 Files are named BACKEND-WHAT, one for each device, driver and runtime that a box has had; the newest few are kept.
 """
@@ -44,7 +44,7 @@ class Timings:
             cache = config.create_timing_cache(b"")
             if cache is not None and not config.set_timing_cache(cache, False):
                 cache = None
-        self._cache = cache  # it must live until the engine is built
+        self._cache = cache  # the cache must live until the engine is built
 
     def keep(self) -> None:
         """Replace the file atomically; call it after a successful build."""
@@ -59,7 +59,7 @@ class Timings:
             _prune(self._path)
 
     def _read(self, path: Path) -> bytes:
-        """Return the earlier timings in the runtime's format; empty if there are none that can be used."""
+        """Return the earlier timings in the runtime's format; empty if none can be used."""
         try:
             kept = read_regular(path)
         except FileNotFoundError:

@@ -2,8 +2,8 @@
 
 A family is a class with the tensors that it needs, its preprocessing, `claim`, which matches a model's tensors, and
 `decode` or `classify`. `Ssd` is a short example. Its optional rules `by_metadata`, `by_names` and `by_shape` are listed
-in `edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if it does not apply. The setting
-`family` calls `claim` without any rule.
+in `edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if it does not apply. If the setting
+`family` names the family, `claim` is called without any rule.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Reading(msgspec.Struct, frozen=True):
     """Which tensors are decoded, and their layout: plain data, part of the recognition.
 
     `outputs` are in the family's own order. `form` is one of the family's layouts, if it has several. `keypoints` is
-    the number of keypoints per detection, and of values per keypoint. `anchors` are width, height, width, ... in input
+    (number of keypoints per detection, number of values per keypoint). `anchors` are width, height, width, ... in input
     pixels, a row for each scale.
 
     `is_list`: rows are sorted by score, or their number varies, so row i of two engines need not match. `dense` names
@@ -88,7 +88,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def flat_list(self) -> TensorSpec | None:
-        """Return the only output, if it is [M, 7] and may have a row per detection; one fixed row is a classifier's."""
+        """Return the only output, if it is [M, 7] and may have a row per detection. With exactly one row it is a
+        classifier's."""
         output = self.only_output
         if output is None or len(output.shape) != 2 or output.shape[1] != 7 or output.shape[0] == 1:
             return None
@@ -142,7 +143,8 @@ class Opened(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """Return the model's inputs besides the picture, by name, for a batch of pictures with these placements.
+        """Return the inputs besides the picture that the family fills, by name, for a batch of pictures with these
+        placements.
 
         Each has a first dimension of len(placements). Most models have no such inputs.
         """

@@ -40,8 +40,8 @@ class Thresholds(msgspec.Struct, frozen=True):
     The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model answers as in training. A lower `iou`
     such as 0.45 gives fewer duplicates but loses neighbours in a crowd.
 
-    If the model's graph includes the NMS, `iou` applies only with `class_agnostic`, between different classes. A
-    classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0.
+    If the model's graph includes the NMS, `iou` applies only between different classes, and only with `class_agnostic`.
+    A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0.
     """
 
     score: float = 0.25
@@ -90,10 +90,11 @@ def picture_scalar(outputs: Outputs, name: str, index: int) -> float:
 
 
 def counted_rows(outputs: Outputs, names: Sequence[str], index: int) -> tuple[Array, Array, Array]:
-    """Return boxes [n, 4], scores [n] and class ids [n] of picture `index`, of a graph that pads to a fixed length.
+    """Return boxes [n, 4], scores [n] and class ids [n] of picture `index`, from a graph that pads them to a fixed
+    length.
 
     `names` are the tensors of the count ([N] or [N, 1]), the boxes [N, K, 4], scores and class ids [N, K]. A count that
-    is not finite counts as 0, a count above K as K. Raises EngineUnusable if the shapes differ from these.
+    is not finite means 0, a count above K means K. Raises EngineUnusable if a tensor has another shape.
     """
     count, boxes, scores, class_ids = names
     all_boxes = picture_tensor(outputs, boxes, index, ANY, 4)
@@ -226,9 +227,9 @@ def best_hits(scores: Array, score: float) -> tuple[Rows, Rows]:
 def _best_scores(scores: Array) -> Floats:
     """Return the best score of each column of [classes, A]; NaN if a column contains NaN.
 
-    numpy compares FP16 value by value, forty times slower than integers, so bit patterns are compared as integers.
-    Patterns of values from zero up have the order of the values, with NaN above all. Patterns of negative values are
-    below zero, which is sufficient for a threshold.
+    numpy compares FP16 value by value, forty times slower than integers, so bit patterns are compared as integers. The
+    patterns of values from zero up are in the order of the values, with NaN above all. The patterns of negative values
+    are negative, in another order, which does not matter for a threshold.
     """
     if scores.dtype == np.float16:
         return cast(Floats, scores.view(np.int16).max(axis=0).view(np.float16))

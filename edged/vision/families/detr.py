@@ -89,7 +89,8 @@ class UltralyticsRtDetr(Family, frozen=True):
     One output of Q queries, boxes as cx, cy, w, h in 0..1 of the input. Since 8.4.47 it is [N, Q, 6]: box, score,
     class. Before, it is [N, Q, 4 + classes]: box, and a score for each class, after the sigmoid. With two classes both
     have six columns; only the version (or the setting `decode.scores`) distinguishes them. Since 8.4.85 the metadata
-    names the head. Before, only RT-DETR has six columns with both flags for NMS in the graph present and false.
+    names the head. In older exports, six columns are an RT-DETR's if the metadata has `end2end` and `nms` and both are
+    false.
     """
 
     name = "rtdetr-ultralytics"
@@ -134,7 +135,7 @@ def _why_rtdetr(evidence: Evidence, output: TensorSpec) -> str | None:
     meta, (_, rows, columns) = evidence.metadata, output.shape
     if meta.head is not None:
         return f"metadata head={meta.head}"
-    if isinstance(columns, str):  # exported with dynamic=True; in other heads the rows are 4+classes
+    if isinstance(columns, str):  # exported with dynamic=True; other heads have 4+classes rows
         is_other = not meta.names or not isinstance(rows, int) or rows == 4 + len(meta.names)
         return None if is_other or meta.version is None else f"metadata task=detect: {output.name} has {rows} queries"
     if columns == 6 and meta.end2end is False and meta.nms is False and meta.version is not None:
@@ -145,7 +146,8 @@ def _why_rtdetr(evidence: Evidence, output: TensorSpec) -> str | None:
 
 
 def _form(evidence: Evidence, output: TensorSpec) -> str | None:
-    """Return the layout of the scores; None if six columns are ambiguous."""
+    """Return the layout of the scores; None if the output has six columns and nothing tells score and class from two
+    scores."""
     meta, columns = evidence.metadata, output.shape[2]
     if isinstance(columns, int) and columns != 6:
         return _EACH
@@ -165,10 +167,10 @@ _COCO = 91
 class RfDetr(Family, frozen=True):
     """RF-DETR exports.
 
-    `dets` [N, Q, 4], cx, cy, w, h in 0..1 of the input, and `labels` [N, Q, C], one logit per class: each has its own
-    sigmoid (never a softmax), and the best of all Q x C are kept, so that a query can return two classes. In models of
-    custom classes the last slot is the background; those of COCO use all 91. Source: `PostProcess` and `export` of its
-    repository.
+    `dets` [N, Q, 4], cx, cy, w, h in 0..1 of the input, and `labels` [N, Q, C], one logit per class. Each logit has its
+    own sigmoid (never a softmax), and the best of all Q x C scores are kept, so that a query can return two classes. In
+    models with custom classes the last slot is the background; models of COCO use all 91 slots. Source: `PostProcess`
+    and `export` of its repository.
     """
 
     name = "rfdetr"

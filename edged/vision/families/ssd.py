@@ -34,7 +34,7 @@ from edged.vision.families.decoding import (
 from edged.vision.placement import Placement
 
 _PRIORS, _ROWS, _COUNTED = "priors", "rows", "counted"
-# Operators that produce the scores of an SSD with prior boxes, or join those of its scales; empty if unknown.
+# Operators that compute the scores of an SSD with prior boxes, or join the scores of its scales; "" is an unknown one.
 _MADE_BY = ("Softmax", "Concat", "")
 # In the order of `counted_rows`: count, boxes, scores, class ids.
 _TENSORFLOW = ("num_detections", "detection_boxes", "detection_scores", "detection_classes")
@@ -50,8 +50,8 @@ class Ssd(Family, frozen=True):
 
     - `scores` [N, P, C] after the softmax and `boxes` [N, P, 4], xyxy in 0..1: a row per prior box, without NMS. Class
       0 is the background; each other class above the threshold is a detection.
-    - OpenVINO's DetectionOutput, [1, 1, M, 7], a row per detection: picture, class, score, xyxy in 0..1. A negative
-      picture ends the list.
+    - OpenVINO's DetectionOutput, [1, 1, M, 7], a row per detection: index of the picture, class, score, xyxy in 0..1. A
+      row whose picture index is negative ends the list.
     - TFLite's four tensors: boxes [N, K, 4] *yxyx* in 0..1, classes and scores [N, K], count [N]. TensorFlow's Object
       Detection API has the same tensors, also of other detectors such as Faster R-CNN and EfficientDet; tf2onnx keeps
       their names, with or without `:0`. Its inputs are usually UINT8, and the graph resizes and normalises the picture.
@@ -67,7 +67,7 @@ class Ssd(Family, frozen=True):
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         if self.reading.form == _ROWS:
             rows = checked_tensor(outputs, self.reading.outputs[0], ANY, 1, ANY, 7).reshape(-1, 7)
-            ends = np.flatnonzero(np.less(rows[:, 0], 0))  # rows after the end may be left from an earlier answer
+            ends = np.flatnonzero(np.less(rows[:, 0], 0))  # rows after the end may be remains of an earlier answer
             rows = rows_of_picture(rows[: ends[0]] if len(ends) else rows, index)
             found = self.in_pixels(rows[:, 3:7])
             return to_detections(found, rows[:, 2], rows[:, 1], placement, thresholds, needs_nms=False)

@@ -47,8 +47,8 @@ class Ultralytics(Family, frozen=True):
 
     One output, [N, 4 + classes, A]: a column for each of the A grid cells at strides 8, 16, 32, with cx, cy, w, h in
     input pixels and one score per class, after the sigmoid; no objectness; without NMS. Source: `Detect.forward` of the
-    ultralytics package and the metadata of its `Exporter`. YOLOv9's own repository exports the same tensor, or two of
-    them for models with an auxiliary head; the second is the main head's (`DualDDetect.forward`).
+    ultralytics package and the metadata of its `Exporter`. YOLOv9's own repository exports the same tensor, or, for
+    models with an auxiliary head, two such tensors; the second one is the main head's (`DualDDetect.forward`).
     """
 
     name = "ultralytics"
@@ -64,7 +64,7 @@ class Ultralytics(Family, frozen=True):
         tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
         if len({spec.shape for spec in tables}) != 1:
             return None
-        table = tables[-1]  # the main head's of two
+        table = tables[-1]  # of two tables, the main head's
         rows = table.shape[1]
         if isinstance(rows, int) and rows < 5:
             return None
@@ -138,8 +138,8 @@ class UltralyticsEnd2End(Family, frozen=True):
     """Detectors that need no NMS: NMS-free heads (v10, 26) and exports with `nms=True`.
 
     One output, [N, K, 6]: xyxy in input pixels, score, class; best first, padded with zeros. Two other formats have the
-    same shape, so metadata must decide: `end2end` (always present since 8.4.8) or `nms` in `args`. Before, the only
-    other detector of the package with six columns was RT-DETR with two classes. With `dynamic=True` the number of
+    same shape, so metadata must decide: `end2end` (always present since 8.4.8) or `nms` in `args`. Before 8.4.8, the
+    only other detector of the package with six columns was RT-DETR with two classes. With `dynamic=True` the number of
     columns is open.
     """
 
@@ -184,8 +184,8 @@ class UltralyticsTask(Family, frozen=True):
     """Base of segment, pose and obb: a table with `more` values per detection (mask coefficients, keypoints, an angle).
 
     It has one of two forms: "cells", [N, 4 + classes + more, A], without NMS; and "rows", [N, R, 6 + more], of an
-    NMS-free head or with NMS in the graph: box, score, class and the rest, padded with zeros. The form is taken from
-    metadata; without it, rows of exactly 6 + more values are taken as rows. Source: `Detect.postprocess`, its
+    NMS-free head or with NMS in the graph: box, score, class and the rest, padded with zeros. Metadata decides the
+    form; without metadata, a table with exactly 6 + more columns has the form "rows". Source: `Detect.postprocess`, its
     subclasses and `NMSModel` of the ultralytics package.
     """
 
@@ -202,7 +202,8 @@ class UltralyticsTask(Family, frozen=True):
     def _claim_table(
         cls, evidence: Evidence, reason: str, more: int, what: str, *dense: str, keypoints: tuple[int, int] = (0, 0)
     ) -> Claim | None:
-        """Claim the only 3-D output if it has `more` values per detection; `dense` are further outputs."""
+        """Claim the only 3-D output if it has `more` values per detection; `dense` names the further outputs to
+        decode."""
         tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
         if len(tables) != 1:
             return None
@@ -244,10 +245,10 @@ class UltralyticsTask(Family, frozen=True):
 
 
 class UltralyticsPose(UltralyticsTask, frozen=True):
-    """Keypoints for each detection: k of x, y in input pixels and, if `kpt_shape` is [k, 3], a score after the sigmoid.
+    """For each detection k keypoints: x, y in input pixels and, if `kpt_shape` is [k, 3], a score after the sigmoid.
 
-    `reading.keypoints` is how many each detection has, and how many values each of them. Source: `Pose.kpts_decode` of
-    the ultralytics package. As there, keypoints outside the picture are moved to its edge.
+    `reading.keypoints` is (k, number of values per keypoint). Source: `Pose.kpts_decode` of the ultralytics package. As
+    there, keypoints outside the picture are moved to its edge.
     """
 
     name = "ultralytics-pose"
@@ -255,7 +256,7 @@ class UltralyticsPose(UltralyticsTask, frozen=True):
     task = "pose"
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with keypoints. Their scores are 1 if the model has none."""
+        """See `Family.decode`; with keypoints, whose scores are 1 if the model has no keypoint scores."""
         k, values = self.reading.keypoints
         offered, points = self._select(self._table(outputs, index, k * values), k * values, thresholds.score)
         whole = np.flatnonzero(np.isfinite(points).all(axis=1))
@@ -267,7 +268,7 @@ class UltralyticsPose(UltralyticsTask, frozen=True):
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
         """See `Opened.claim`. Without `kpt_shape`, all values except box and classes are keypoints; the number of
-        classes is the number of names, or one."""
+        classes is then the number of names, or one without names."""
         k, values = evidence.metadata.kpt_shape or _values_left(evidence)
         if values not in (2, 3):
             return None
@@ -310,9 +311,9 @@ def _values_left(evidence: Evidence) -> tuple[int, int]:
 class UltralyticsObb(UltralyticsTask, frozen=True):
     """Oriented boxes: an angle in radians for each detection, clockwise.
 
-    Unlike in the other tables, boxes are cx, cy, w, h in the form "rows", too. Source: `OBB.decode_bboxes` and
-    `NMSModel` of the ultralytics package. As there, the NMS compares boxes by their probabilistic IoU, and suppressed
-    boxes suppress others too.
+    Boxes are cx, cy, w, h in both forms; in the other tables they are xyxy in the form "rows". Source:
+    `OBB.decode_bboxes` and `NMSModel` of the ultralytics package. As there, the NMS compares boxes by their
+    probabilistic IoU, and even suppressed boxes suppress others.
     """
 
     name = "ultralytics-obb"

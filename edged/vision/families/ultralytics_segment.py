@@ -28,8 +28,9 @@ from edged.vision.placement import Placement
 
 
 class UltralyticsSegment(UltralyticsTask, frozen=True):
-    """Masks: a table with 32 coefficients for each detection, and 32 prototypes, [N, 32, H/4, W/4], whose sum weighted
-    by the coefficients is above zero inside the mask. `reading.outputs` are the table and the prototypes.
+    """Masks: a table with 32 coefficients for each detection, and 32 prototypes, [N, 32, H/4, W/4]. A mask is where the
+    sum of the prototypes, weighted by the detection's coefficients, is above zero. `reading.outputs` are the table and
+    the prototypes.
 
     Source: `Segment.forward` and `process_mask` of the ultralytics package. As there, a mask is cut to its box, and a
     detection whose mask is empty is dropped. Unlike there, masks always have the resolution of the original picture.
@@ -78,12 +79,12 @@ class UltralyticsSegment(UltralyticsTask, frozen=True):
         return cls._claim_table(evidence, reason, prototypes[0].shape[1], f", {name} the prototypes of masks", name)
 
 
-MAX_PIXELS = 1 << 25  # in the boxes of all masks of a picture: four times 4K, about 50 ms on one core
+MAX_PIXELS = 1 << 25  # pixels in the boxes of all masks of a picture: four times 4K, about 50 ms on one core
 MAX_RUNS = 1 << 24  # 64 MiB; only noise has this many
 
 
 class Prototypes:
-    """Prototypes [m, h, w] that lie over a whole input of `size` (width, height) pixels.
+    """Prototypes [m, h, w] that cover the whole input, which has `size` (width, height) pixels.
 
     A mask is where their weighted sum, interpolated between their pixels, is above zero. Only the part within a
     detection's box is computed, directly in pixels of the picture, whatever its placement. If boxes cover more than

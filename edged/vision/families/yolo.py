@@ -45,8 +45,8 @@ STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
 
 def _certain(table: Array, thresholds: Thresholds) -> tuple[Rows, Floats]:
-    """Return index and float32 values of the rows whose objectness is above the threshold; the score of a row cannot
-    exceed its objectness."""
+    """Return index and float32 values of the rows whose objectness is above the threshold: no score in a row can exceed
+    the row's objectness."""
     rows = np.flatnonzero(np.greater(table[:, 4], thresholds.score))
     return rows, table[rows].astype(np.float32)
 
@@ -88,7 +88,8 @@ class YoloV5(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a table with three rows for each of the input's grid cells."""
+        """Claim a table with three rows for each of the input's grid cells, or with an open number of rows if the
+        number of classes is that in the metadata."""
         claim, meta = cls.claim(evidence, ""), evidence.metadata
         if claim is None or claim.classes is None or meta.task is not None:
             return None
@@ -115,8 +116,8 @@ class YoloV7(YoloV5, frozen=True):
     - `--grid --end2end`: `num_dets` [N, 1], `det_boxes` [N, K, 4] xyxy in input pixels, `det_scores` and `det_classes`
       [N, K]; NMS is in the graph.
     - the same with `--max-wh`: one `output` [M, 7], a row per detection: picture, xyxy, *class, score*.
-    - without `--grid`: three raw heads [N, 3, rows, columns, 5 + classes], before the sigmoid, whose anchors are not in
-      the file but in the setting `decode.anchors`. YOLOv5's raw heads are the same.
+    - without `--grid`: three raw heads [N, 3, rows, columns, 5 + classes], before the sigmoid. Their anchors are not in
+      the file, so the setting `decode.anchors` must give them. YOLOv5's raw heads are the same.
 
     Source: `IDetect` and `End2End` of its `models`.
     """
@@ -186,7 +187,8 @@ class YoloV7(YoloV5, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by its exporter's output names; a flat output only if nothing suggests YOLO-NAS."""
+        """Claim a model by its exporter's output names. The flat output is claimed only if nothing suggests
+        YOLO-NAS."""
         if set(evidence.output_names) == set(cls.counted):
             return cls.claim(evidence, f"names of an end-to-end YOLOv7 export ({', '.join(cls.counted)})")
         if evidence.flat_list is None or evidence.flat_list.name != "output" or evidence.may_be_classes:
@@ -307,7 +309,8 @@ class DeepStreamYolo(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the scripts' names if it has as many rows as grid cells, or three times as many."""
+        """Claim a model by the scripts' names if it has as many rows as grid cells, three times as many, or more than
+        1000."""
         output, cells = evidence.table(6), evidence.cells()
         if output is None or output.name != "output" or evidence.picture.name != "input":
             return None
@@ -349,7 +352,7 @@ class YoloNas(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by its exporter's output names; a flat output also if the input is UINT8."""
+        """Claim a model by its exporter's output names. The flat output is also claimed if the input is UINT8."""
         if set(evidence.output_names) == set(cls.counted):
             return cls.claim(evidence, f"names of a YOLO-NAS export ({', '.join(cls.counted)})")
         flat = evidence.flat_list
