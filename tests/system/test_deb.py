@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ from tests.system.systemd.service import PYTHON, shared
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 _CONFIG = "etc/edged/edged.toml"
 _SELF_CHECK = ("self-check", "--quick")
+_PROGRAMS = debs.ROOT / "tests/system/packages"
+# What a package without extras does not have.
+_EXTRAS = {"cuda", "onnxslim", "openvino", "supervision", "trackers"}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,15 @@ def release(debian: Chroot) -> str:
     return Path(debian.root, "opt/edged/current").readlink().name.rpartition(".")[0]
 
 
+def has_what_edged_uses(debian: Chroot) -> None:
+    """Assert that the package's Python imports all that edged imports, and has OpenCV's functions that edged calls."""
+    for program, allowed in (("imports.py", _EXTRAS), ("opencv_calls.py", {"all calls returned"})):
+        shutil.copy(_PROGRAMS / program, debian.root / "root")
+        done = debian.run("/opt/edged/current/bin/python3", f"/root/{program}")
+        assert done.stderr == ""
+        assert set(done.stdout.split() if program == "imports.py" else [done.stdout.strip()]) <= allowed
+
+
 def test_build_twice_gives_equal_bytes(packages: list[Path], tmp_path: Path) -> None:
     again = debs.build(tmp_path, "--python", "3.11", "--revision", "1")
     assert again.read_bytes() == packages[0].read_bytes()
@@ -62,6 +75,7 @@ def test_install_upgrade_downgrade_remove_and_purge(debian: Chroot, packages: li
     assert release(debian).endswith("-1")
     # Enabled, although no systemd runs here.
     assert (debian.root / "etc/systemd/system/multi-user.target.wants/edged.service").is_symlink()
+    has_what_edged_uses(debian)
     assert debian.run("runuser", "-u", "edged", "--", "edged", "device", "--json").returncode in (0, 1)
     demo = debian.run("runuser", "-u", "edged", "--", "edged", "demo", "--seconds", "10", check=False)
     print(demo.stdout[-1500:])
@@ -108,6 +122,7 @@ def test_debian_13_install_demo_and_purge(tmp_path: Path) -> None:
     except Unavailable as error:
         pytest.skip(str(error))
     debian.install(package)
+    has_what_edged_uses(debian)
     demo = debian.run("runuser", "-u", "edged", "--", "edged", "demo", "--seconds", "6", "--cameras", "1", check=False)
     assert demo.returncode == 0, demo.stdout + demo.stderr
     debian.run("apt-get", "purge", "-y", "edged")
@@ -226,13 +241,17 @@ def test_arm64_package_runs_as_an_aarch64_program(tmp_path: Path) -> None:
         pytest.skip(str(error))
     tree, output = tmp_path / "tree", tmp_path / "output"
     subprocess.run(["dpkg-deb", "-x", str(package), str(tree)], check=True)
-    for library in tree.rglob("*.so"):
+    for library in tree.rglob("*.so*"):
         assert library.read_bytes()[18:20] == b"\xb7\x00", f"{library} is not for aarch64 (EM_AARCH64)"
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "QEMU_CPU": "cortex-a76"}
-    machine = Machine(system.root, system.emulator, environment, copies={"/work/edged": tree / "opt/edged/dist"})
-    for words in (("--version",), ("models", "list", "--state", "/tmp/state"), _SELF_CHECK):
+    copies = {"/work/edged": tree / "opt/edged/dist", "/work/programs": _PROGRAMS}
+    machine = Machine(system.root, system.emulator, environment, copies=copies)
+    commands = [
+        ["edged", *words] for words in (("--version",), ("models", "list", "--state", "/tmp/state"), _SELF_CHECK)
+    ]
+    for command in (*commands, ["python3", "/work/programs/imports.py"], ["python3", "/work/programs/opencv_calls.py"]):
         with output.open("w") as file:
-            status = machine.run(["/work/edged/bin/edged", *words], 600, file.fileno())
+            status = machine.run([f"/work/edged/bin/{command[0]}", *command[1:]], 600, file.fileno())
         text = output.read_text()
         print(text)
         assert status == 0, text
