@@ -24,8 +24,8 @@ from tests.system.systemd.service import PYTHON, shared
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 _CONFIG = "etc/edged/edged.toml"
-_SELF_CHECK = ("self-check", "--quick")
-_PROGRAMS = debs.ROOT / "tests/system/packages"
+_SELF_CHECK = ("edged", "self-check", "--quick")
+_PROGRAMS, _CHECKS = debs.ROOT / "tests/system/packages", ("imports", "opencv_calls")
 # What a package without extras does not have.
 _EXTRAS = {"cuda", "onnxslim", "openvino", "supervision", "trackers"}
 
@@ -55,11 +55,14 @@ def release(debian: Chroot) -> str:
 
 def has_what_edged_uses(debian: Chroot) -> None:
     """Assert that the package's Python imports all that edged imports, and has OpenCV's functions that edged calls."""
-    for program, allowed in (("imports.py", _EXTRAS), ("opencv_calls.py", {"all calls returned"})):
-        shutil.copy(_PROGRAMS / program, debian.root / "root")
-        done = debian.run("/opt/edged/current/bin/python3", f"/root/{program}")
+    printed = {}
+    for name in _CHECKS:
+        shutil.copy(_PROGRAMS / f"{name}.py", debian.root / "root")
+        done = debian.run("/opt/edged/current/bin/python3", f"/root/{name}.py")
         assert done.stderr == ""
-        assert set(done.stdout.split() if program == "imports.py" else [done.stdout.strip()]) <= allowed
+        printed[name] = done.stdout.strip()
+    assert set(printed["imports"].split()) <= _EXTRAS
+    assert printed["opencv_calls"] == "all calls returned"
 
 
 def test_build_twice_gives_equal_bytes(packages: list[Path], tmp_path: Path) -> None:
@@ -246,12 +249,10 @@ def test_arm64_package_runs_as_an_aarch64_program(tmp_path: Path) -> None:
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "QEMU_CPU": "cortex-a76"}
     copies = {"/work/edged": tree / "opt/edged/dist", "/work/programs": _PROGRAMS}
     machine = Machine(system.root, system.emulator, environment, copies=copies)
-    commands = [
-        ["edged", *words] for words in (("--version",), ("models", "list", "--state", "/tmp/state"), _SELF_CHECK)
-    ]
-    for command in (*commands, ["python3", "/work/programs/imports.py"], ["python3", "/work/programs/opencv_calls.py"]):
+    state, programs = ("--state", "/tmp/state"), [("python3", f"/work/programs/{name}.py") for name in _CHECKS]
+    for command, *words in (("edged", "--version"), ("edged", "models", "list", *state), _SELF_CHECK, *programs):
         with output.open("w") as file:
-            status = machine.run([f"/work/edged/bin/{command[0]}", *command[1:]], 600, file.fileno())
+            status = machine.run([f"/work/edged/bin/{command}", *words], 600, file.fileno())
         text = output.read_text()
         print(text)
         assert status == 0, text
