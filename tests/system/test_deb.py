@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -134,9 +134,8 @@ def test_debian_13_install_demo_and_purge(tmp_path: Path) -> None:
 
 def test_failed_self_check_keeps_the_old_release_serving(debian: Chroot, packages: list[Path], tmp_path: Path) -> None:
     debian.install(packages[0])
-    broken = _with_launcher(
-        packages[1], tmp_path, '#!/bin/sh\n[ "$2" = --help ] || { echo "no runtime" >&2; exit 1; }\n'
-    )
+    launcher = '#!/bin/sh\n[ "$2" = --help ] || { echo "no runtime" >&2; exit 1; }\n'
+    broken = _changed(packages[1], tmp_path, "opt/edged/dist/bin/edged", lambda _: launcher)
     done = debian.install(broken, check=False)
     assert done.returncode != 0
     assert "no runtime" in done.stdout + done.stderr
@@ -147,12 +146,12 @@ def test_failed_self_check_keeps_the_old_release_serving(debian: Chroot, package
     assert "ok installed" in debian.run("dpkg-query", "-Wf", "${Status}", "edged").stdout
 
 
-def _with_launcher(package: Path, folder: Path, text: str) -> Path:
-    """The package with another command."""
+def _changed(package: Path, folder: Path, file: str, change: Callable[[str], str]) -> Path:
+    """Return the package with another text of a file."""
     tree, changed = folder / "tree", folder / "changed" / package.name
-    changed.parent.mkdir()
+    changed.parent.mkdir(parents=True)
     subprocess.run(["dpkg-deb", "-R", str(package), str(tree)], check=True)
-    (tree / "opt/edged/dist/bin/edged").write_text(text)
+    (tree / file).write_text(change((tree / file).read_text()))
     command = ["dpkg-deb", "--root-owner-group", "-Zzstd", "-z1", "--build", str(tree), str(changed)]
     subprocess.run(command, check=True, capture_output=True)
     return changed
@@ -224,6 +223,35 @@ def test_upgrade_and_downgrade_under_load_fail_no_call(box: Box, packages: list[
     box.run("dpkg", "--purge", "edged")
     for path in ("/opt/edged", "/var/lib/edged", "/var/cache/edged", "/run/edged", "/etc/edged"):
         assert box.run("test", "-e", path, check=False).returncode == 1, path
+
+
+def test_postinst_killed_after_the_switch_loses_nothing(box: Box, packages: list[Path]) -> None:
+    stop = "        switch\n        [ ! -e /run/stop-here ] || kill -9 $$\n"
+    folder = packages[0].parent / "killed"
+    killed = _changed(packages[1], folder, "DEBIAN/postinst", lambda text: text.replace("        switch\n", stop))
+    picture = str(SHARED / "checkout/docs/demo.jpg")
+    box.run("rm", "-f", "/usr/sbin/policy-rc.d")
+    box.run("dpkg", "-i", str(SHARED / "packages" / packages[0].name))
+    box.run("edged", "models", "add", "shapes", str(SHARED / "checkout/edged/shapes/shapes.onnx"))
+
+    def answers() -> bool:
+        return box.run("edged", "infer", "shapes", picture, check=False).returncode == 0
+
+    wait_for("shapes answers", answers, 90)
+    wait_for("all engines are made", lambda: _settled(box), 300)
+    made, pid = _engines(box), box.show("edged.service", "MainPID")
+    box.run("touch", "/run/stop-here")
+    done = box.run("dpkg", "-i", str(SHARED / "packages" / killed.relative_to(packages[0].parent)), check=False)
+    assert done.returncode != 0
+    assert answers(), "the old daemon serves"
+    assert box.show("edged.service", "MainPID") == pid
+    box.run("rm", "/run/stop-here")
+    box.run("dpkg", "--configure", "-a", seconds=300)
+    assert "ok installed" in box.run("dpkg-query", "-Wf", "${Status}", "edged").stdout
+    assert box.run("sh", "-c", "ls /opt/edged/releases | wc -l").stdout.strip() == "1"
+    assert box.show("edged.service", "MainPID") not in ("0", pid)
+    wait_for("shapes answers", answers, 90)
+    assert made.items() <= _engines(box).items(), "engines are kept, not built again"
 
 
 def _engines(box: Box) -> dict[str, float]:
