@@ -19,9 +19,10 @@ UNUSED = re.compile(
     (^|/)tests/ | \.(a|c|cc|cpp|f|f90|h|hpp|proto|pxd|pxi|pyf|pyi|pyx)$ | ^[^/]+\.lock$ | ^\.lock$ | ^bin/
     | ^numpy/(distutils|doc|f2py|_pyinstaller)/ | ^numpy/_core/(_simd|_\w+_tests)\.
     | ^onnx/(backend|bin|frontend|fuzz|tools)/ | ^onnx/defs/gen_
-    | ^onnxruntime/(backend|datasets|tools)/
-    # Quantisation imports four of them.
-    | ^onnxruntime/transformers/(?!(__init__|float16|fusion_utils|onnx_model|onnx_utils)\.py$)
+    # Quantisation imports some of these, which differ by release.
+    | ^onnxruntime/(backend|datasets)/
+    | ^onnxruntime/tools/(?!(__init__|symbolic_shape_infer)\.py$)
+    | ^onnxruntime/transformers/(?!(__init__|float16|fusion_utils|onnx_model|onnx_utils|shape_infer_helper)\.py$)
     # The same library again, for programs in C.
     | ^onnxruntime/capi/libonnxruntime\.so\.
     # rich colours tracebacks; of all languages these have to be Python.

@@ -272,7 +272,7 @@ def test_arm64_package_runs_as_an_aarch64_program(tmp_path: Path) -> None:
         pytest.skip(str(error))
     tree, output = tmp_path / "tree", tmp_path / "output"
     subprocess.run(["dpkg-deb", "-x", str(package), str(tree)], check=True)
-    for library in tree.rglob("*.so*"):
+    for library in (*tree.rglob("*.so"), *tree.rglob("*.so.*")):
         assert library.read_bytes()[18:20] == b"\xb7\x00", f"{library} is not for aarch64 (EM_AARCH64)"
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "QEMU_CPU": "cortex-a76"}
     copies = {"/work/edged": tree / "opt/edged/dist", "/work/programs": _PROGRAMS}

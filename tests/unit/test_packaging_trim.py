@@ -160,6 +160,7 @@ def test_unused_keeps_licences_metadata_and_what_is_imported(trim: ModuleType) -
         "opencv_python_headless-5.0.0.93.dist-info/LICENSE-3RD-PARTY.txt",
         "onnxruntime/ThirdPartyNotices.txt",
         "onnxruntime/transformers/onnx_utils.py",
+        "onnxruntime/tools/symbolic_shape_infer.py",
         "onnxruntime/capi/libonnxruntime_providers_shared.so",
         "pygments/lexers/python.py",
         "numpy/testing/__init__.py",
