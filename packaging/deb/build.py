@@ -34,7 +34,7 @@ APP = Path("opt/edged/dist")
 PROCESSORS = {"amd64": "x86_64", "arm64": "aarch64"}
 # The oldest glibc of the systems that have these Pythons: Ubuntu 22.04.
 GLIBC = "2.35"
-# The base package: SIZES
+# The base package: 70 MB in a quarter of a minute, 58 MB in two minutes.
 COMPRESSIONS = {"fast": ("-Zzstd", "-z1"), "good": ("-Zzstd", "-z10"), "best": ("-Zxz",)}
 
 
