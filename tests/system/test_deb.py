@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,10 @@ from tests.system.systemd.service import PYTHON, shared
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 _CONFIG = "etc/edged/edged.toml"
-_SELF_CHECK = ("self-check", "--quick")
+_SELF_CHECK = ("edged", "self-check", "--quick")
+_PROGRAMS, _CHECKS = debs.ROOT / "tests/system/packages", ("imports", "opencv_calls")
+# What a package without extras does not have.
+_EXTRAS = {"cuda", "onnxslim", "openvino", "supervision", "trackers"}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,18 @@ def release(debian: Chroot) -> str:
     return Path(debian.root, "opt/edged/current").readlink().name.rpartition(".")[0]
 
 
+def has_what_edged_uses(debian: Chroot) -> None:
+    """Assert that the package's Python imports all that edged imports, and has OpenCV's functions that edged calls."""
+    printed = {}
+    for name in _CHECKS:
+        shutil.copy(_PROGRAMS / f"{name}.py", debian.root / "root")
+        done = debian.run("/opt/edged/current/bin/python3", f"/root/{name}.py")
+        assert done.stderr == ""
+        printed[name] = done.stdout.strip()
+    assert set(printed["imports"].split()) <= _EXTRAS
+    assert printed["opencv_calls"] == "all calls returned"
+
+
 def test_build_twice_gives_equal_bytes(packages: list[Path], tmp_path: Path) -> None:
     again = debs.build(tmp_path, "--python", "3.11", "--revision", "1")
     assert again.read_bytes() == packages[0].read_bytes()
@@ -62,6 +78,7 @@ def test_install_upgrade_downgrade_remove_and_purge(debian: Chroot, packages: li
     assert release(debian).endswith("-1")
     # Enabled, although systemd does not run here.
     assert (debian.root / "etc/systemd/system/multi-user.target.wants/edged.service").is_symlink()
+    has_what_edged_uses(debian)
     assert debian.run("runuser", "-u", "edged", "--", "edged", "device", "--json").returncode in (0, 1)
     demo = debian.run("runuser", "-u", "edged", "--", "edged", "demo", "--seconds", "10", check=False)
     print(demo.stdout[-1500:])
@@ -108,6 +125,7 @@ def test_debian_13_install_demo_and_purge(tmp_path: Path) -> None:
     except Unavailable as error:
         pytest.skip(str(error))
     debian.install(package)
+    has_what_edged_uses(debian)
     demo = debian.run("runuser", "-u", "edged", "--", "edged", "demo", "--seconds", "6", "--cameras", "1", check=False)
     assert demo.returncode == 0, demo.stdout + demo.stderr
     debian.run("apt-get", "purge", "-y", "edged")
@@ -116,9 +134,8 @@ def test_debian_13_install_demo_and_purge(tmp_path: Path) -> None:
 
 def test_failed_self_check_keeps_the_old_release_serving(debian: Chroot, packages: list[Path], tmp_path: Path) -> None:
     debian.install(packages[0])
-    broken = _with_launcher(
-        packages[1], tmp_path, '#!/bin/sh\n[ "$2" = --help ] || { echo "no runtime" >&2; exit 1; }\n'
-    )
+    launcher = '#!/bin/sh\n[ "$2" = --help ] || { echo "no runtime" >&2; exit 1; }\n'
+    broken = _changed(packages[1], tmp_path, "opt/edged/dist/bin/edged", lambda _: launcher)
     done = debian.install(broken, check=False)
     assert done.returncode != 0
     assert "no runtime" in done.stdout + done.stderr
@@ -129,12 +146,12 @@ def test_failed_self_check_keeps_the_old_release_serving(debian: Chroot, package
     assert "ok installed" in debian.run("dpkg-query", "-Wf", "${Status}", "edged").stdout
 
 
-def _with_launcher(package: Path, folder: Path, text: str) -> Path:
-    """Return a copy of the package with another command."""
+def _changed(package: Path, folder: Path, file: str, change: Callable[[str], str]) -> Path:
+    """Return the package in which the text of a file is changed."""
     tree, changed = folder / "tree", folder / "changed" / package.name
-    changed.parent.mkdir()
+    changed.parent.mkdir(parents=True)
     subprocess.run(["dpkg-deb", "-R", str(package), str(tree)], check=True)
-    (tree / "opt/edged/dist/bin/edged").write_text(text)
+    (tree / file).write_text(change((tree / file).read_text()))
     command = ["dpkg-deb", "--root-owner-group", "-Zzstd", "-z1", "--build", str(tree), str(changed)]
     subprocess.run(command, check=True, capture_output=True)
     return changed
@@ -208,6 +225,35 @@ def test_upgrade_and_downgrade_under_load_fail_no_call(box: Box, packages: list[
         assert box.run("test", "-e", path, check=False).returncode == 1, path
 
 
+def test_postinst_killed_after_the_switch_loses_nothing(box: Box, packages: list[Path]) -> None:
+    stop = "        switch\n        [ ! -e /run/stop-here ] || kill -9 $$\n"
+    folder = packages[0].parent / "killed"
+    killed = _changed(packages[1], folder, "DEBIAN/postinst", lambda text: text.replace("        switch\n", stop))
+    picture = str(SHARED / "checkout/docs/demo.jpg")
+    box.run("rm", "-f", "/usr/sbin/policy-rc.d")
+    box.run("dpkg", "-i", str(SHARED / "packages" / packages[0].name))
+    box.run("edged", "models", "add", "shapes", str(SHARED / "checkout/edged/shapes/shapes.onnx"))
+
+    def answers() -> bool:
+        return box.run("edged", "infer", "shapes", picture, check=False).returncode == 0
+
+    wait_for("shapes answers", answers, 90)
+    wait_for("all engines are made", lambda: _settled(box), 300)
+    made, pid = _engines(box), box.show("edged.service", "MainPID")
+    box.run("touch", "/run/stop-here")
+    done = box.run("dpkg", "-i", str(SHARED / "packages" / killed.relative_to(packages[0].parent)), check=False)
+    assert done.returncode != 0
+    assert answers(), "the old daemon serves"
+    assert box.show("edged.service", "MainPID") == pid
+    box.run("rm", "/run/stop-here")
+    box.run("dpkg", "--configure", "-a", seconds=300)
+    assert "ok installed" in box.run("dpkg-query", "-Wf", "${Status}", "edged").stdout
+    assert box.run("sh", "-c", "ls /opt/edged/releases | wc -l").stdout.strip() == "1"
+    assert box.show("edged.service", "MainPID") not in ("0", pid)
+    wait_for("shapes answers", answers, 90)
+    assert made.items() <= _engines(box).items(), "engines are kept, not built again"
+
+
 def _engines(box: Box) -> dict[str, float]:
     listed = json.loads(box.run("edged", "engines", "list", "shapes", "--json").stdout)["engines"]
     return {engine["key"]: engine["created_unix_s"] for engine in listed if engine["state"] in ("serving", "ready")}
@@ -226,13 +272,15 @@ def test_arm64_package_runs_as_an_aarch64_program(tmp_path: Path) -> None:
         pytest.skip(str(error))
     tree, output = tmp_path / "tree", tmp_path / "output"
     subprocess.run(["dpkg-deb", "-x", str(package), str(tree)], check=True)
-    for library in tree.rglob("*.so"):
+    for library in (*tree.rglob("*.so"), *tree.rglob("*.so.*")):
         assert library.read_bytes()[18:20] == b"\xb7\x00", f"{library} is not for aarch64 (EM_AARCH64)"
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "QEMU_CPU": "cortex-a76"}
-    machine = Machine(system.root, system.emulator, environment, copies={"/work/edged": tree / "opt/edged/dist"})
-    for words in (("--version",), ("models", "list", "--state", "/tmp/state"), _SELF_CHECK):
+    copies = {"/work/edged": tree / "opt/edged/dist", "/work/programs": _PROGRAMS}
+    machine = Machine(system.root, system.emulator, environment, copies=copies)
+    state, programs = ("--state", "/tmp/state"), [("python3", f"/work/programs/{name}.py") for name in _CHECKS]
+    for command, *words in (("edged", "--version"), ("edged", "models", "list", *state), _SELF_CHECK, *programs):
         with output.open("w") as file:
-            status = machine.run(["/work/edged/bin/edged", *words], 600, file.fileno())
+            status = machine.run([f"/work/edged/bin/{command}", *words], 600, file.fileno())
         text = output.read_text()
         print(text)
         assert status == 0, text
