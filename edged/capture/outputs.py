@@ -55,7 +55,8 @@ class Outputs:
                 self._webhook_problem = str(error)
 
     def tap(self, source: Source) -> Iterator[Picture | Captured]:
-        """Return an iterator to stream instead of the source: it keeps pictures until their results arrive."""
+        """Return an iterator over the same pictures, to be streamed in place of the source. It keeps the newest
+        pictures until their results arrive."""
         self._pending = PendingFrames(cast("Iterator[Picture | Captured]", source))
         return self._pending
 

@@ -94,8 +94,8 @@ class StreamStats:
         return "\n".join([line, *([f"at the source: {lost}"] if lost else []), *self._classes()])
 
     def _classes(self) -> Iterator[str]:
-        """Yield a line with the number of detections in all frames by class; of different objects if they were
-        tracked."""
+        """Yield one line of counts by class: the tracked objects, each counted once, or without tracking the detections
+        in all frames. No line if nothing was found."""
         counts = Counter({label: len(ids) for label, ids in self._objects.items()}) or self._found
         if counts:
             what = "objects" if self._objects else "found in all frames"

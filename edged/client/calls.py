@@ -103,7 +103,8 @@ def unary(
 def watching(
     describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
 ) -> Method[Arguments, Updates[Answer], AsyncUpdates[Answer]]:
-    """Make a method from a description. The method begins the call and returns the answers as updates."""
+    """Make a client method from `describe`, which returns the call to make. The method begins this call and returns
+    its answers as updates."""
     return cast("Method[Arguments, Updates[Answer], AsyncUpdates[Answer]]", _method(describe, "_watch"))
 
 

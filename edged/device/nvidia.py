@@ -128,7 +128,7 @@ def visible_gpus(uuids: Mapping[str, str]) -> frozenset[str]:
 
 
 def _entries(value: str) -> list[str]:
-    """Return the entries before the first one that does not name a GPU."""
+    """Return the entries of CUDA_VISIBLE_DEVICES before the first that names no GPU; CUDA ignores the rest."""
     found = []
     for entry in map(str.strip, value.split(",")):
         if not _NAMES_GPU.fullmatch(entry):

@@ -210,7 +210,7 @@ class Examination:
 
 
 def plain(name: Name, question: Callable[[], Iterable[Check]], subject: str = "") -> Step:
-    """Make a step that only reads files, in a thread."""
+    """Make a step from a function that only reads files; the step calls it in a thread."""
     return Step(name, subject, lambda: in_thread(lambda: tuple(question())))
 
 

@@ -167,7 +167,11 @@ class Opener:
             if planned.model is not model or planned.engines.get(engine.digest) is not engine:
                 await session.retire()
                 return
-            _LOG.info("model %s: engine %s opened for other shapes", model.name, engine.digest[:12])
+            _LOG.info(
+                "model %s: opened engine %s for shapes outside the serving engine's range",
+                model.name,
+                engine.digest[:12],
+            )
             self.retire(planned.fallback.install(session))
         finally:
             planned.fallback_opening = None

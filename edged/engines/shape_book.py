@@ -51,7 +51,7 @@ class ShapeBook:
         self._writing = threading.Lock()
 
     def applied(self, model: Model) -> Model:
-        """Return the model with its learnt range: the target if there is one, otherwise the proven range."""
+        """Return the model with its learnt range of shapes: the target that `aim` set, otherwise the proven range."""
         learnt = Profile()
         if model.shape_policy.kind == "learn" and not model.is_static:
             learnt = self._aims.get(self._place(model)) or self._proved(model)

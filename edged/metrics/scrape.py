@@ -273,7 +273,8 @@ def hosts(samples: Samples, links: Iterable[HostLink], counts: EventCounts) -> N
 
 
 def device(samples: Samples, busy: float, power_mode: str, readings: Readings) -> None:
-    """Collect the box. `busy`: share of the processors in use; `power_mode` is empty if the box has none."""
+    """Collect the state of the box: load, power mode, temperatures and clock rates. `busy` is the share of the
+    processors in use; `power_mode` is empty if the box has none."""
     samples.put(names.BUSY, busy)
     if power_mode:
         samples.put(names.POWER_MODE, 1, power_mode)

@@ -93,7 +93,7 @@ def unequal(tied: tuple[Tie, ...], shapes: Mapping[str, Shape]) -> str:
 
 
 def _differing(places: list[tuple[str, int]], shapes: Mapping[str, Shape]) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Return the first input and axis of a tie, and the first input and axis whose size differs."""
+    """Return the first of the places (input, axis) that must have equal sizes, and the first that differs from it."""
     first = places[0]
     size = shapes[first[0]][first[1]]
     return first, next((name, axis) for name, axis in places if shapes[name][axis] != size)

@@ -229,7 +229,8 @@ class Schedule(Generic[Work]):
         queue.share = share
 
     def _rest(self, queue: _CameraQueue[Work]) -> None:
-        """Move an empty queue to the idle ones, which remember the queues that have had more than their share."""
+        """Move an empty queue to the idle ones. If these become too many, only the latest that have had more than their
+        share are kept."""
         del self._queues[queue.key]
         self._idle[queue.key] = queue
         if len(self._idle) > 2 * _REMEMBERED:

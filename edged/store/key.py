@@ -85,8 +85,8 @@ def differ_by_driver(old: Mapping[str, str], new: Mapping[str, str]) -> bool:
 
 
 def _is_bridged(change: PartChange, options: frozenset[str]) -> bool:
-    """Whether an engine was built for both values of a part: two TensorRTs of one major version, or two GPUs since
-    Ampere."""
+    """Whether an engine with these build options also works with the new value of a changed part: another TensorRT
+    of the same major version, or another GPU, both of them Ampere or later."""
     if "version_compatible" in options and change.part in _TENSORRT:
         one, other = ((version or "").split(".") for version in (change.old, change.new))
         return one[0].isdecimal() and one[0] == other[0]

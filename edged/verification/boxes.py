@@ -51,8 +51,8 @@ class Agreement(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """The share of one side's detections that the other side has too, the lower of both shares; None without
-        detections."""
+        """The lower of two shares: of the reference's detections that the engine has too, and of the engine's that the
+        reference has too. None if there are no detections."""
         if not self.expected and not self.found:
             return None
         kept = self.kept / self.expected if self.expected else 1.0

@@ -257,7 +257,10 @@ class _Sizes:
             for dim, hint in zip(dims, hints, strict=True)
         )
         if math.prod(shape) > _MOST_ELEMENTS:
-            raise InvalidTensor(f"input {spec.name!r} of the sequence would be {list(shape)}; send a smaller batch")
+            raise InvalidTensor(
+                f"input {spec.name!r} of the sequence would have the shape {list(shape)}, more than {_MOST_ELEMENTS}"
+                " elements; send a smaller batch"
+            )
         return shape
 
 

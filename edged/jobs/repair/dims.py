@@ -178,7 +178,8 @@ class _Trial:
     # -- a size that is the exporter's example ----------------------------------------------------------------------
 
     def _sizes(self) -> tuple[bool, str]:
-        """Open the picture size of an input if larger sizes are answered. Return whether it was opened, or why not."""
+        """Make the fixed height and width of a picture input dynamic if the model also answers larger pictures. Return
+        whether that was done, and if not, why."""
         signature = self._signature()
         spec = next(
             (s for s in signature.inputs if _sides(s) and all(isinstance(s.shape[a], int) for a in _axes(s))), None

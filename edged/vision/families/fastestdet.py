@@ -73,7 +73,8 @@ class FastestDet(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Name the family for one grid of joined channels with a softmax; other networks may have the same."""
+        """Suggest the family, without a decision, if the output is one grid of concatenated channels and the graph has
+        a Softmax: other networks may look the same."""
         claim, heads = cls.claim(evidence, ""), evidence.heads or {}
         if claim is None or claim.classes is None or "Softmax" not in (evidence.operators or ()):
             return None

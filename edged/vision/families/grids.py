@@ -74,7 +74,8 @@ def decode_tables(
     point: float,
     score: float,
 ) -> tuple[Array, Array, Array]:
-    """Return boxes xyxy in input pixels, scores and class ids of the candidates in tensors as for `tables_of`.
+    """Decode tensors of the layout that `tables_of` describes. Return the candidates' boxes (xyxy in input pixels),
+    scores and class ids.
 
     `shape` are the numbers of classes and bins, `size` are width and height of the input. Distances are in units of
     cells, from a point that lies `point` cells right of and below the corner of the cell.

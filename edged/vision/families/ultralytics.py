@@ -256,7 +256,7 @@ class UltralyticsPose(UltralyticsTask, frozen=True):
     task = "pose"
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with keypoints, whose scores are 1 if the model has no keypoint scores."""
+        """See `Family.decode`. The detections also have keypoints; their scores are 1 if the model gives none."""
         k, values = self.reading.keypoints
         offered, points = self._select(self._table(outputs, index, k * values), k * values, thresholds.score)
         whole = np.flatnonzero(np.isfinite(points).all(axis=1))
