@@ -16,7 +16,7 @@ import msgspec
 
 from edged.backends import registry
 from edged.backends.contract import REFERENCE
-from edged.config.child_limits import Limits
+from edged.config.child_limits import AdmissionLimits, Limits
 from edged.device.fingerprint import Fingerprint, devices
 from edged.doctor.check import Check, Examination, Name, Report, Result, Step, Tell, ok, unknown, warning, wrong
 from edged.doctor.runtimes import broken_runtime, missing_code, reinstall
@@ -33,6 +33,7 @@ from edged.store.store import Store
 
 _SUBJECT = "reference"
 _LIMITS = Limits(seconds=300.0, memory_mb=4096)
+_ADMISSION = AdmissionLimits(seconds=_LIMITS.seconds)  # the model is known to be good, and a box may be slow
 _SECONDS = 600.0  # for one runtime: TensorRT builds for minutes on a small box
 _SURE = 0.5  # least score of a detection
 _REPORT = "and report it: edged report"
@@ -87,7 +88,7 @@ class _Runtimes:
     def __init__(self, fingerprint: Fingerprint, folder: Path, is_quick: bool) -> None:
         self._fingerprint, self._is_quick = fingerprint, is_quick
         self._facts = fingerprint.facts
-        self._builder = Builder(Store(folder), folder, _LIMITS)
+        self._builder = Builder(Store(folder), folder, _LIMITS, _ADMISSION)
         self._model: Model | None = None
         self.tried: list[Tried] = []
         self.only_loaded: list[Check] = []
