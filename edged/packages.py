@@ -10,6 +10,7 @@ import importlib.util
 import os
 import shlex
 import sys
+from pathlib import Path
 
 # The same as in `pyproject.toml`; a test compares them.
 EXTRAS = {
@@ -25,6 +26,8 @@ EXTRAS = {
 }
 # Installed without their dependencies, which include an OpenCV that needs a display and overwrites the headless one.
 _ALONE = {"tracking": ("trackers>=2.6",)}
+
+_DEBIAN = Path("/opt/edged/releases")  # the environments of the Debian package, which have no pip
 
 # Dependencies of edged that edged-client (client/) does not have: module, and requirement as in `pyproject.toml`.
 NOT_IN_CLIENT = {"cv2": "opencv-python-headless>=5.0", "onnx": "onnx>=1.23"}
@@ -61,6 +64,12 @@ def is_installed(module: str) -> bool:
 
 
 def _pip(*words: str) -> str:
+    if Path(sys.prefix).is_relative_to(_DEBIAN):
+        names = ", ".join(word.partition(">")[0] for word in words[1:] if not word.startswith("-"))
+        what = (
+            "reinstall the Debian package edged" if "--force-reinstall" in words else "change the Debian package edged"
+        )
+        return f"{what}, whose EXTRAS decide what it contains, for {names} (docs/packages.md)"
     interpreter = sys.executable or "python3"
     sudo = () if os.access(sys.prefix, os.W_OK) else ("sudo",)
     return shlex.join((*sudo, interpreter, "-m", "pip", *words))

@@ -11,6 +11,7 @@ import asyncio
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
@@ -21,7 +22,7 @@ from edged.device.fingerprint import Fingerprint, devices
 from edged.doctor.check import Check, Examination, Name, Report, Result, Step, Tell, ok, unknown, warning, wrong
 from edged.doctor.runtimes import broken_runtime, missing_code, reinstall
 from edged.engines.builder import Builder, Task
-from edged.engines.child import run
+from edged.engines.child import ChildLost, run
 from edged.engines.desired import DesiredEngine, desired
 from edged.errors import EdgedError, Unsuitable
 from edged.ipc import job_messages as jobs
@@ -111,6 +112,8 @@ class _Runtimes:
             run(question, jobs.AskedPicture, _LIMITS), self._builder.ask_reference(model), return_exceptions=True
         )
         for failure in (asked, golden):
+            if _is_late(failure):
+                return [late(REFERENCE.backend, failure)]
             if isinstance(failure, EdgedError):
                 version = registry.version(REFERENCE.backend, self._facts)
                 return [broken_runtime(REFERENCE.backend, version, str(failure), self._facts)]
@@ -142,6 +145,8 @@ class _Runtimes:
         try:
             loaded = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _LIMITS)
         except EdgedError as error:
+            if _is_late(error):
+                return late(backend, error)
             return broken_runtime(backend, version, str(error), self._facts)
         if device:
             why = f"to compare its answers on {device}, leave out --quick"
@@ -248,7 +253,19 @@ def failed(backend: str, device: str, version: str, error: EdgedError) -> Check:
     driver does not mean that the installation is wrong.
     """
     message, subject = f"{version} is installed and does not work: {error}", f"{backend} on {device}"
+    if _is_late(error):
+        return late(subject, error)
     if isinstance(error, Unsuitable) and device.startswith("intel-"):
         remedy = f"install the driver that it needs, or leave {device} unused"
         return warning(Name.SELF_CHECK, f"{version} cannot use {device}: {error}", remedy, subject)
     return wrong(Name.SELF_CHECK, message, f"{reinstall(backend)}, or uninstall it; see: edged doctor", subject)
+
+
+def late(subject: str, error: ChildLost) -> Check:
+    """Check a runtime that did not answer within its time limit: the box may be too busy, so it says nothing about the
+    installation."""
+    return wrong(Name.SELF_CHECK, f"no answer in time: {error}", "run it again when the box is idle", subject)
+
+
+def _is_late(error: object) -> TypeGuard[ChildLost]:
+    return isinstance(error, ChildLost) and error.how == "late"

@@ -41,6 +41,13 @@ def test_install_into_a_folder_of_root_uses_sudo(monkeypatch: pytest.MonkeyPatch
     assert packages.install("av").startswith("sudo ")
 
 
+def test_install_in_the_debian_package_names_the_package_instead_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/opt/edged/releases/0.1.0.abc")
+    remedies = packages.install("onnxruntime>=1.23", option="--force-reinstall"), packages.install_extra("tracking")
+    assert all("Debian package edged" in remedy and "pip" not in remedy for remedy in remedies)
+    assert "onnxruntime" in remedies[0]
+
+
 def test_install_is_the_only_source_of_pip_commands() -> None:
     sources = (path for path in (ROOT / "edged").rglob("*.py") if "shapes" not in path.parts)
     assert [str(path) for path in sources if "pip install" in path.read_text()] == []

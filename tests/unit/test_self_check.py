@@ -124,6 +124,13 @@ def test_failed_is_wrong_unless_an_additional_device_lacks_a_driver(
     assert (check.result, str(error) in check.message, bool(check.remedy)) == (expected, True, True)
 
 
+def test_failed_after_a_timeout_asks_for_an_idle_box_and_not_for_another_installation() -> None:
+    check = self_check.failed("openvino", "cpu", "1", ChildLost("make child took longer than 300 s", "late"))
+    assert check.result is Result.WRONG
+    assert "idle" in check.remedy
+    assert "install" not in check.remedy
+
+
 def test_unanswered_is_wrong_unless_it_was_only_loaded() -> None:
     loaded = unknown(Name.SELF_CHECK, "loads; no device", "tensorrt")
     hung = unknown(Name.SELF_CHECK, "it did not answer within 600 s", "openvino on cpu")
