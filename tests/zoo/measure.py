@@ -15,11 +15,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 class Tree:
     """Watches what a process starts, in a `with`. `peak` is the largest total of private memory in bytes, without
-    shared and file-backed memory. Children from before the start are not included."""
+    shared and file-backed memory. Children from before the start are not included, nor is a fork before its exec, which
+    has the pages of its parent."""
 
     def __init__(self, root: int) -> None:
         self.root, self.peak = root, 0
         self._others = descendants(root)
+        self._command = _command(root)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -35,7 +37,8 @@ class Tree:
 
     def _watch(self) -> None:
         while not self._over.wait(_PAUSE):
-            self.peak = max(self.peak, sum(map(own_bytes, self.started())))
+            started = (pid for pid in self.started() if _command(pid) != self._command)
+            self.peak = max(self.peak, sum(map(own_bytes, started)))
 
     def started(self) -> set[int]:
         """Return the processes that were started since and still run."""
@@ -54,6 +57,12 @@ def descendants(root: int, without: Collection[int] = ()) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in (found - {*without}) | {root}} - found:
         found |= more
     return found
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def own_bytes(pid: int) -> int:
