@@ -9,7 +9,7 @@ import typer
 
 from edged.config import child_limits
 from edged.errors import InvalidInput
-from edged.models.huggingface import CONFIG, PROCESSOR, settings_beside
+from edged.models.huggingface import CONFIG, PROCESSOR, read_settings
 from edged.models.repair import Record
 
 Convert: TypeAlias = Annotated[
@@ -31,10 +31,10 @@ Steps: TypeAlias = Annotated[
 ]
 
 
-def with_settings_beside(file: Path, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the given settings and those in files of Hugging Face beside the model, and a line that names the latter.
+def with_huggingface_settings(file: Path, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the given settings and those in Hugging Face's files next to the model, and a line that names the latter.
     The files are not read if `family` is given."""
-    found = {} if "family" in settings else settings_beside(file)
+    found = {} if "family" in settings else read_settings(file)
     added = [key for key in found if key not in settings]
     lines = (f"from {CONFIG} and {PROCESSOR}: {', '.join(added)}",) if added else ()
     return {**found, **settings}, lines

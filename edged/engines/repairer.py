@@ -178,7 +178,7 @@ class _Work:
                 self.left_out.append(f"{step.value}: it is already {is_at}{taken}")
 
     async def _lower(self, opset: int, ir: int, is_run_here: bool) -> None:
-        before, out = self.inspection, self._beside("lowered")
+        before, out = self.inspection, self._output("lowered")
         lowered = await run(Lower(str(self.path), str(out), opset, ir), Lowered, _WORK)
         after = await _inspect(out)
         proof = await self._proof(out, after, evaluate=not is_run_here, lowered=lowered)
@@ -224,7 +224,7 @@ class _Work:
         wants_sizes = self._options.wants(Step.SIZES) or (self._options.needed and self._asks_for_another_size())
         if not (wants_dims or wants_sizes):
             return
-        out = self._beside("freed")
+        out = self._output("freed")
         job = FreeDims(
             self._order(self.path, self.inspection),
             self._recognition(self.inspection),
@@ -260,7 +260,7 @@ class _Work:
         """Fold constants and remove unneeded nodes. A failure is only reported, because the step is optional."""
         if not self._options.wants(Step.SIMPLIFY):
             return
-        out = self._beside("simplified")
+        out = self._output("simplified")
         weights = out.with_name(self._unused("weights.bin"))
         try:
             job = Simplify(str(self.path), str(out), str(weights))
@@ -292,7 +292,7 @@ class _Work:
             self.left_out.append(f"{step.value}: {error}")
             return None
 
-    def _beside(self, what: str) -> Path:
+    def _output(self, what: str) -> Path:
         place = self._given.with_name(self._unused(f"{self._given.stem}.{what}.onnx"))
         self._scratch.append(place)
         return place

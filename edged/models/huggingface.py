@@ -1,4 +1,4 @@
-"""Settings from the files that Hugging Face puts beside a model: config.json and preprocessor_config.json.
+"""Settings from the files that Hugging Face puts next to a model: config.json and preprocessor_config.json.
 
 Exports of detectors have the same tensors for all kinds of models; only `model_type` in config.json says which one it
 is. The files are in the folder of the ONNX file (Optimum) or in its parent (`onnx/model.onnx` on the Hub).
@@ -40,8 +40,9 @@ class _Processor(msgspec.Struct):
     size: object = None
 
 
-def settings_beside(file: Path) -> dict[str, str]:
-    """Return the settings for a detector of Hugging Face's transformers; empty if no files beside it describe one.
+def read_settings(file: Path) -> dict[str, str]:
+    """Return the settings for a detector of Hugging Face's transformers; empty if no file next to it
+    describes one.
 
     These are `family`, `names`, `preprocess.mean` and `.std`, and `preprocess.width` and `.height` if the processor
     resizes all pictures to one size. A file that cannot be read counts as absent.
@@ -66,7 +67,7 @@ def _of_processor(processor: _Processor) -> dict[str, str]:
         settings |= {f"preprocess.{key}": ",".join(map(str, values)) for key, values in pairs}
     if isinstance(processor.size, dict):
         sides = {side: processor.size.get(side) for side in ("width", "height")}
-        if all(isinstance(pixels, int) and pixels > 0 for pixels in sides.values()):
+        if all(type(pixels) is int and pixels > 0 for pixels in sides.values()):  # True is no size
             settings |= {f"preprocess.{side}": str(pixels) for side, pixels in sides.items()}
     return settings
 

@@ -180,10 +180,10 @@ class Repository:
         """Replace all settings of a model. Raises ModelNotFound, InvalidInput, or an error of the disk."""
         check_name(name)
         model_settings.validate(settings)
-        folder, plain, beside = self._paths(name)
+        folder, plain, plain_settings = self._paths(name)
         if not folder.is_dir() and not os.path.lexists(plain):
             raise ModelNotFound(f"no model {name!r} in {self.root}")
-        file = folder / SETTINGS_FILE if folder.is_dir() else beside
+        file = folder / SETTINGS_FILE if folder.is_dir() else plain_settings
         try:
             atomic.write_file(file, model_settings.write_toml(settings))
         except OSError as error:
@@ -197,7 +197,7 @@ class Repository:
         """Move a model and its settings to the trash and return the folder there, or delete them with `delete`. Raises
         ModelNotFound if the model does not exist, Refused if the disk does not allow it."""
         check_name(name)
-        folder, plain, beside = self._paths(name)
+        folder, plain, plain_settings = self._paths(name)
         if not folder.is_dir() and not os.path.lexists(plain):
             raise ModelNotFound(f"no model {name!r} in {self.root}")
         if not delete:
@@ -208,7 +208,7 @@ class Repository:
                 raise Refused(f"model {name!r} cannot be moved to the trash ({why}); use --delete") from error
         try:
             plain.unlink(missing_ok=True)
-            beside.unlink(missing_ok=True)
+            plain_settings.unlink(missing_ok=True)
             if folder.is_dir():
                 grave = Path(tempfile.mkdtemp(prefix=".removing-", dir=self.root))
                 os.rename(folder, grave / name)

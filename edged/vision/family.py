@@ -261,7 +261,7 @@ def _claim(evidence: Evidence | None, outputs: tuple[TensorSpec, ...], settings:
     claims = (rule(evidence) for rule in _RULES) if evidence is not None else iter(())
     unknown = (
         "metadata, names and shapes match no known detector; raw tensors are served;"
-        f" if it is one, set family={', '.join(FAMILIES)}"
+        " if docs/families.md lists its kind, set family to the name there"
     )
     return next((claim for claim in claims if claim is not None), Claim(None, unknown))
 

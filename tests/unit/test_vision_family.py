@@ -114,8 +114,12 @@ END2END, RTDETR, DEEPSTREAM = "family=ultralytics-end2end", "family=rtdetr-ultra
             {"names": str(dict.fromkeys(range(15), "x")), "stride": "32"},
             ("metadata names 15", "family=ultralytics"),
         ),
-        ((output(1, 116, 8400), output(1, 32, 160, 160, name="output1")), {}, ("family=ultralytics",)),
-        ((output(1, 84, 8400), output(1, 84, 8400, name="1770")), {}, ("family=ultralytics",)),
+        (
+            (output(1, 116, 8400), output(1, 32, 160, 160, name="output1")),
+            {},
+            ("match no known detector", "docs/families.md"),
+        ),
+        ((output(1, 84, 8400), output(1, 84, 8400, name="1770")), {}, ("match no known detector", "docs/families.md")),
         ((output(1, 8400, 85, name="output"),), {}, ("decode.boxes=grid", "decode.boxes=pixels", "family=raw")),
         ((output(1, 8400, 85, name="y"),), {}, ("family=yolox", "family=yolov6", "family=raw")),
         ((output(1, 25200, 6),), {}, ("family=yolov5", DEEPSTREAM)),
@@ -129,8 +133,8 @@ END2END, RTDETR, DEEPSTREAM = "family=ultralytics-end2end", "family=rtdetr-ultra
         ),
         ((output(1, 99, 4), output(1, 99, 21, name="b")), {}, ("a table of boxes", "family=ssd")),
         ((output(1, 512),), {}, ("output0 [1,512]", "embedding", "family=classification", "family=raw")),
-        ((output(1, 3, 640, 640),), {}, ("family=ultralytics",)),
-        ((output(1, 84, 8401),), DETECT, ("family=ultralytics",)),
+        ((output(1, 3, 640, 640),), {}, ("match no known detector", "docs/families.md")),
+        ((output(1, 84, 8401),), DETECT, ("match no known detector", "docs/families.md")),
     ],
 )
 def test_recognise_ambiguous_format_is_not_guessed(outputs, metadata, words):

@@ -24,10 +24,10 @@ from edged.vision.families.decoding import (
     MAX_COORDINATE,
     Outputs,
     Thresholds,
-    cells_at,
     picture_tensor,
     to_keypoint_detections,
 )
+from edged.vision.families.grids import cells_at
 from edged.vision.placement import Placement
 
 _CELL = 4  # pixels
@@ -50,7 +50,7 @@ class CenterFace(Family, frozen=True):
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         """See `Family.decode`; with keypoints, if the model has them."""
-        width, height = self.preprocess.width, self.preprocess.height
+        width, height = self.size
         across, down = _cells(width), _cells(height)
         scores, *tables = (
             picture_tensor(outputs, name, index, channels, down, across).reshape(channels, -1)

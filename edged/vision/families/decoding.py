@@ -188,13 +188,6 @@ def to_keypoint_detections(
     return to_picture(found, placement)
 
 
-def cells_at(rows: Rows, across: int, per_cell: int = 1) -> Floats:
-    """Return x and y, in cells, of rows of a grid's table: float32 [n, 2]. The table has `per_cell` rows for each cell
-    and goes through the grid, `across` cells wide, line by line."""
-    cells = rows // per_cell
-    return np.stack((cells % across, cells // across), axis=1, dtype=np.float32)
-
-
 def select_cells(table: Array, classes: int, score: float) -> Candidates:
     """Select from a table of one column per grid cell, [4 + classes + more, A]: cx, cy, w, h in input pixels, a score
     per class, and further values.

@@ -28,7 +28,7 @@ from edged.vision.families.decoding import (
     sigmoid,
     to_detections,
 )
-from edged.vision.families.grids import locate
+from edged.vision.families.grids import cells_at
 from edged.vision.placement import Placement
 
 _STRIDE = 16
@@ -53,7 +53,7 @@ class FastestDet(Family, frozen=True):
         places = np.flatnonzero(np.greater(table[0], thresholds.score ** (1 / 0.6) * (1 - 1e-3)))
         found = table[:, places].astype(np.float32)
         best, class_ids = best_class(found[5:].T)
-        cells, _ = locate(places, self.size, (_STRIDE,))
+        cells = cells_at(places, self.grid(_STRIDE)[0])
         with np.errstate(over="ignore", invalid="ignore"):  # scores that are not finite are dropped later
             scores = found[0] ** _OBJECT * best**_CLASS
             centres = (cells + np.tanh(found[1:3].T)) / np.array((across, down), np.float32)

@@ -21,10 +21,17 @@ def locate(rows: Rows, size: tuple[int, int], strides: tuple[int, ...]) -> tuple
     grids = np.array(_grids(size, strides), np.int64)
     ends = grids.prod(axis=1).cumsum()
     level = np.searchsorted(ends, rows, side="right")
-    across = grids[level, 0]
     place = rows - np.concatenate(((0,), ends[:-1]))[level]
-    cells = np.stack((place % across, place // across), axis=1, dtype=np.float32)
-    return cells, np.array(strides, np.float32)[level, None]
+    return cells_at(place, grids[level, 0]), np.array(strides, np.float32)[level, None]
+
+
+def cells_at(rows: Rows, across: int | Rows, per_cell: int = 1) -> Floats:
+    """Return column and row [n, 2] of the cells of one grid's table, by the numbers of its rows [n].
+
+    The table has `per_cell` rows for each cell and goes through the grid, `across` cells wide, line by line.
+    """
+    cells = rows // per_cell
+    return np.stack((cells % across, cells // across), axis=1, dtype=np.float32)
 
 
 def around(points: Floats, distances: Floats) -> Floats:
@@ -86,7 +93,7 @@ def decode_tables(
         scores = picture_tensor(outputs, scores_of, index, cells, classes)
         sides = picture_tensor(outputs, sides_of, index, cells, 4 * bins)
         places, class_ids = best_hits(scores, score)
-        corner, _ = locate(places, size, (stride,))
+        corner = cells_at(places, _grids(size, (stride,))[0][0])
         boxes = around(corner + np.float32(point), expected(sides[places].astype(np.float32))) * np.float32(stride)
         parts.append((boxes, scores[places, class_ids], class_ids))
     boxes, found, ids = (np.concatenate(part) for part in zip(*parts, strict=True))

@@ -12,7 +12,7 @@ The tensors are the same for all kinds of models, but their meaning is not:
 - conditional_detr, deformable_detr, dab-detr, rf_detr: a sigmoid for each slot; normalised as for ImageNet.
 - rt_detr, rt_detr_v2, d_fine: a sigmoid for each slot; pixels in 0..1.
 
-Nothing in the file says which one it is, only config.json beside it (see `edged.models.huggingface`), so the setting
+Nothing in the file says which one it is, only config.json next to it (see `edged.models.huggingface`), so the setting
 `family` must. A GridSample in the graph excludes the softmax: only models with deformable attention have it.
 
 Source: `post_process_object_detection` and the image processors of transformers 5.24.0, the ONNX configurations of

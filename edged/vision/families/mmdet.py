@@ -53,7 +53,7 @@ from edged.vision.families.decoding import (
     sigmoid,
     to_detections,
 )
-from edged.vision.families.grids import around, locate
+from edged.vision.families.grids import around, cells_at
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
@@ -97,7 +97,7 @@ class RtmDet(Family, frozen=True):
         """Return stride, logits [C, cells] and distances [4, cells] of each grid."""
         names, classes = self.reading.outputs, self.reading.classes or AT_LEAST_ONE
         for number, stride in enumerate(_STRIDES):
-            down, across = -(-self.preprocess.height // stride), -(-self.preprocess.width // stride)
+            across, down = self.grid(stride)
             if self.reading.form == _JOINED:
                 joined = picture_tensor(outputs, names[number], index, self.reading.width(4), down, across)
                 logits, distances = joined[:-4], joined[-4:]
@@ -109,7 +109,7 @@ class RtmDet(Family, frozen=True):
     def _head(self, stride: int, logits: Array, distances: Array, score: float) -> tuple[Array, Array, Array]:
         """Return boxes, scores and class ids of one grid's candidates."""
         class_ids, places = best_hits(logits, logit(score))
-        cells, _ = locate(places, self.size, (stride,))
+        cells = cells_at(places, self.grid(stride)[0])
         sides = distances[:, places].T.astype(np.float32)
         if self.reading.form != _IN_PIXELS:
             sides *= np.float32(stride)

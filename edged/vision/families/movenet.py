@@ -53,7 +53,7 @@ class MoveNet(TopDown, frozen=True):
 
     def _in_pixels(self, points: Array) -> Floats:
         """Convert y, x in 0..1 and score to x, y in input pixels and score, [..., 3]."""
-        scale = np.array((self.preprocess.width, self.preprocess.height, 1), np.float32)
+        scale = np.array((*self.size, 1), np.float32)
         with np.errstate(over="ignore"):  # infinite values are dropped later
             return points[..., [1, 0, 2]].astype(np.float32) * scale
 

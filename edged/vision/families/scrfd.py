@@ -28,10 +28,10 @@ from edged.vision.families.decoding import (
     Floats,
     Outputs,
     Thresholds,
-    cells_at,
     picture_tensor,
     to_keypoint_detections,
 )
+from edged.vision.families.grids import cells_at
 from edged.vision.placement import Fit, Placement
 
 _SCALES = {6: 3, 9: 3, 10: 5, 15: 5}  # number of strides, by number of outputs

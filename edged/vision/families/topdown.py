@@ -59,7 +59,7 @@ class TopDown(Family, frozen=True):
         rated = np.clip(points[:, 2], 0, 1)
         seen = rated[rated > _VISIBLE]
         score = (seen if len(seen) else rated).mean(keepdims=True)
-        box = np.array(((0, 0, self.preprocess.width, self.preprocess.height),), np.float32)
+        box = np.array(((0, 0, *self.size),), np.float32)
         return to_keypoint_detections(box, score, points[None], placement, thresholds, needs_nms=False)
 
     def keypoints(self, outputs: Outputs, index: int) -> Floats:

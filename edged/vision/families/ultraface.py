@@ -24,7 +24,8 @@ from edged.tensors import Array
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
 from edged.vision.families.contract import Claim, Evidence, Feed, Reading, count_classes, may_be
-from edged.vision.families.decoding import Floats, Outputs, Rows, Thresholds, cells_at, corners, picture_tensor
+from edged.vision.families.decoding import Floats, Outputs, Rows, Thresholds, corners, picture_tensor
+from edged.vision.families.grids import cells_at
 from edged.vision.families.ssd import Ssd, priors_reading
 from edged.vision.placement import Placement
 
@@ -46,14 +47,12 @@ class UltraFace(Ssd, frozen=True):
     thresholds = Thresholds(score=0.7, iou=0.3)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        size = self.preprocess.width, self.preprocess.height
-        picture_tensor(outputs, self.reading.outputs[1], index, _count_priors(*size), 4)
+        picture_tensor(outputs, self.reading.outputs[1], index, _count_priors(*self.size), 4)
         return super().decode(outputs, index, placement, thresholds)
 
     def prior_boxes(self, boxes: Array, priors: Rows) -> Floats:
         if self.reading.form == _CORNERS:
             return self.in_pixels(boxes)
-        size = self.preprocess.width, self.preprocess.height
         centres, squares = np.empty((len(priors), 2), np.float32), np.empty((len(priors), 2), np.float32)
         first = 0
         for stride, sides in _SQUARES.items():
@@ -62,7 +61,7 @@ class UltraFace(Ssd, frozen=True):
             rows = priors[here] - first
             grid = np.array((across, down), np.float32)
             centres[here] = (cells_at(rows, across, len(sides)) + np.float32(0.5)) / grid
-            squares[here] = np.array(sides, np.float32)[rows % len(sides), None] / np.array(size, np.float32)
+            squares[here] = np.array(sides, np.float32)[rows % len(sides), None] / np.array(self.size, np.float32)
             first += across * down * len(sides)
         squares = np.minimum(squares, 1)
         offsets = boxes.astype(np.float32)

@@ -24,11 +24,11 @@ from edged.vision.families.decoding import (
     Floats,
     Outputs,
     Thresholds,
-    cells_at,
     corners,
     picture_tensor,
     to_keypoint_detections,
 )
+from edged.vision.families.grids import cells_at
 from edged.vision.placement import Fit, Placement
 
 _STRIDES = (8, 16, 32)
