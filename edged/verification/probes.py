@@ -186,20 +186,27 @@ def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:
     candidates fill the unnamed dimensions of only one input; in the other inputs these dimensions are 1.
     """
     preprocess = recognition.preprocess
+    inputs = [_with_channels(spec, recognition) for spec in signature.inputs]
     own = [(preprocess.width, preprocess.height)] if preprocess else []
     sizes = [*own, *((size, size) for size in _SIZES)]
     if all(spec.is_static for spec in signature.inputs):
         sizes = sizes[:1]
-    unsaid = [spec.name for spec in signature.inputs if "?" in spec.shape]
+    unsaid = [spec.name for spec in inputs if "?" in spec.shape]
     for only in ("", *(unsaid if len(unsaid) > 1 else ())):
         for width, height in sizes:
             named: dict[str, int] = {}
             one = {name for name in unsaid if only and name != only}
-            shapes = {
-                s.name: _shape(s, *((1, 1) if s.name in one else (width, height)), named) for s in signature.inputs
-            }
+            shapes = {s.name: _shape(s, *((1, 1) if s.name in one else (width, height)), named) for s in inputs}
             if _are_small(shapes):
                 yield shapes
+
+
+def _with_channels(spec: TensorSpec, recognition: Recognition) -> TensorSpec:
+    """Return the input with the number of channels of its pictures, which Hugging Face's exports leave open."""
+    preprocess = recognition.preprocess
+    if preprocess is None or spec.name != recognition.input or preprocess.layout != "NCHW":
+        return spec
+    return msgspec.structs.replace(spec, shape=(spec.shape[0], preprocess.shape[0], *spec.shape[2:]))
 
 
 def _shape(spec: TensorSpec, width: int, height: int, named: dict[str, int]) -> tuple[int, ...]:

@@ -91,6 +91,15 @@ def test_judge_model_with_its_own_answers_is_accepted(name: str) -> None:
 
 
 @EVERY
+def test_make_probes_of_a_picture_input_have_its_channels(name: str) -> None:
+    found, samples = asked(name)
+    preprocess = found.recognition.preprocess
+    assert preprocess is not None
+    axis = 1 if preprocess.layout == "NCHW" else 3
+    assert {sample.inputs[found.recognition.input].shape[axis] for sample in samples} == {3}
+
+
+@EVERY
 def test_judge_engine_that_loses_invents_or_moves_boxes_is_rejected(name: str) -> None:
     export, (found, samples) = EXPORTS[name], asked(name)
     invented = [*SEEN, Planted((20, 130, 100, 200), 4, 0.8)]
