@@ -58,14 +58,18 @@ def read_settings(file: Path) -> dict[str, str]:
     if folder is None or config is None or config.model_type not in FAMILIES:
         return {}
     settings = {"family": FAMILIES[config.model_type]}
-    names = [" ".join(config.id2label[key].split()) for key in sorted(config.id2label)]
-    if settings["family"] in _PROMPTED:
-        names = []
-    if settings["family"] == "grounding-dino":  # its logits are minus infinity beyond the last token
-        settings |= {limits.FINITE: "ignore"}
-    if names and sorted(config.id2label) == list(range(len(names))) and not any("," in name for name in names):
-        settings |= {"names": ",".join(name or str(number) for number, name in enumerate(names))}
+    if settings["family"] == "grounding-dino":
+        settings |= {limits.FINITE: "ignore"}  # its logits are minus infinity beyond the last token
+    if settings["family"] not in _PROMPTED:
+        settings |= _names(config)
     return settings | _of_processor(_read(folder / PROCESSOR, _Processor) or _Processor())
+
+
+def _names(config: _Config) -> dict[str, str]:
+    names = [" ".join(config.id2label[key].split()) for key in sorted(config.id2label)]
+    if not names or sorted(config.id2label) != list(range(len(names))) or any("," in name for name in names):
+        return {}
+    return {"names": ",".join(name or str(number) for number, name in enumerate(names))}
 
 
 def _of_processor(processor: _Processor) -> dict[str, str]:

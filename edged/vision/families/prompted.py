@@ -176,9 +176,7 @@ class GroundingDino(_Prompted, frozen=True):
         names = {spec.name for spec in evidence.inputs}
         if names.isdisjoint((_TYPES, _MASK)) or set(evidence.output_names) != {_LOGITS, _BOXES}:
             return None
-        return (
-            cls.claim(evidence, "inputs of Grounding DINO") if set(evidence.output_names) == {_LOGITS, _BOXES} else None
-        )
+        return cls.claim(evidence, "inputs of Grounding DINO")
 
 
 def _texts(evidence: Evidence, names: Sequence[str]) -> tuple[Dim, Dim] | None:
