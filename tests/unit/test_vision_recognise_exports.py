@@ -10,6 +10,7 @@ import pytest
 
 from edged.errors import ConfigError
 from edged.tensors import Dim, TensorSpec
+from edged.vision.families.prompted import CLIP_MEAN, CLIP_STD
 from edged.vision.family import Thresholds, open_family
 from edged.vision.metadata import read_metadata
 from edged.vision.placement import Fit
@@ -38,6 +39,9 @@ FED = {
     "transformers, detr": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "transformers, deformable detr": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "transformers, rt-detr": STRETCH,
+    "transformers, owlvit": msgspec.structs.replace(STRETCH, mean=CLIP_MEAN, std=CLIP_STD),
+    "transformers, owlv2": Preprocess(WIDTH, HEIGHT, fit=Fit.TOP_LEFT, pad=128, mean=CLIP_MEAN, std=CLIP_STD),
+    "transformers, grounding dino": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "rtmdet, mmdeploy": Preprocess(
         WIDTH,
         HEIGHT,

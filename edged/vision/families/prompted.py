@@ -13,7 +13,7 @@ left, so it has no effect. Only config.json next to the file says which of the t
 Grounding DINO (and MM Grounding DINO): inputs `pixel_values` as above, stretched and normalised as for ImageNet,
 `pixel_mask` INT64 [N, H, W] of ones, and INT64 [N, L] `input_ids`, `token_type_ids` (zeros) and `attention_mask`
 (ones); outputs `logits` [N, 900, 256], a column for each of the L tokens and minus infinity for the rest, and
-`pred_boxes` [N, 900, 4]. One text has all prompts, each closed by a full stop: "a cat. a dog.", in BERT's token ids.
+`pred_boxes` [N, 900, 4]. One text has all prompts, each closed by a full stop: "a cat. a dog.", in BERT's token ids; if L is fixed, the rest is zeros in `input_ids` and `attention_mask`.
 The graph itself contains the ids 101, 102, 1012 and 1029 of BERT's uncased vocabulary, which separate the prompts.
 
 Boxes are cx, cy, w, h in 0..1 of the input; no NMS. As in transformers, each patch or query counts once, with the best
@@ -143,7 +143,8 @@ class GroundingDino(_Prompted, frozen=True):
     own_inputs = (_IDS, _TYPES, _ATTENTION, _MASK)
 
     def _logits(self, outputs: Outputs, index: int) -> Array:
-        ids = np.array(dict(self.reading.constants)[_IDS][0])
+        rows = dict(self.reading.constants)
+        ids = np.array(rows[_IDS][0][: sum(rows[_ATTENTION][0])])
         logits = picture_tensor(outputs, _LOGITS, index, ANY, at_least(len(ids)))
         words = np.flatnonzero((ids != _START) & (ids != _STOP) & (ids != _END))
         firsts = np.flatnonzero(np.diff(words, prepend=-1) > 1)
@@ -159,13 +160,16 @@ class GroundingDino(_Prompted, frozen=True):
         problem = _lacking(prompts) or _unjoinable(prompts)
         ids = (_START, *(each for prompt in prompts for each in (*prompt.tokens[1:-1], _STOP)), _END)
         count, length = texts
-        if not problem and (not may_be((count, length), 1, len(ids)) or len(ids) > _MOST):
-            most = length if isinstance(length, int) else _MOST
-            problem = f"{PROMPTS} have {len(ids)} tokens together; the model takes {most}"
+        if not may_be((count,), 1):
+            return None
+        width = length if isinstance(length, int) else len(ids)
+        if not problem and len(ids) > min(width, _MOST):
+            problem = f"{PROMPTS} have {len(ids)} tokens together; the model takes {min(width, _MOST)}"
         if problem:
             return Claim(None, f"{reason}; {problem}")
         there = {spec.name: spec for spec in evidence.inputs}
-        values = {_IDS: ids, _TYPES: (0,) * len(ids), _ATTENTION: (1,) * len(ids)}
+        rest = (0,) * (width - len(ids))
+        values = {_IDS: ids + rest, _TYPES: (0,) * width, _ATTENTION: (1,) * len(ids) + rest}
         constants = tuple((name, (row,)) for name, row in values.items() if name in there)
         extras = ((_MASK, mask_size(there[_MASK], evidence)),) if _MASK in there else ()
         reading = Reading((_LOGITS, _BOXES), is_list=True, extras=extras, constants=constants)
