@@ -1,4 +1,4 @@
-"""Tokenizers of CLIP and BERT. The expected ids are those of the tokenizers library, version 0.23.3, for these files."""
+"""Tokenizers of CLIP and BERT. The expected ids are those of the tokenizers library, version 0.23.3."""
 
 from __future__ import annotations
 

@@ -170,9 +170,29 @@ def test_recognise_fixed_numbers_of_texts_and_tokens_must_fit() -> None:
     short = (PICTURE, *texts("input_ids", "attention_mask", shape=("n", 3)))
     with pytest.raises(ConfigError, match="has 4 tokens; the model takes 3"):
         owl(inputs=short)
-    exact = texts("input_ids", "attention_mask", shape=(1, 8))
-    assert dino(inputs=(PICTURE, *exact)).family is None
-    assert see((PICTURE, *exact), ONLY_QUERIES, {"family": "grounding-dino", "prompts": CAT_BERT + ", " + DOG_BERT})
+    with pytest.raises(ConfigError, match="7 tokens together; the model takes 6"):
+        of_length(6)
+    with pytest.raises(ConfigError, match="family=grounding-dino needs"):
+        see((PICTURE, *texts("input_ids", "attention_mask", shape=(2, 8))), ONLY_QUERIES, {"family": "grounding-dino"})
+
+
+def of_length(length: int) -> Recognition:
+    """Recognise a Grounding DINO with a fixed number of tokens, and without the inputs that an exporter may remove."""
+    inputs = (PICTURE, *texts("input_ids", "attention_mask", shape=(1, length)))
+    return see(inputs, ONLY_QUERIES, {"family": "grounding-dino", "prompts": f"{CAT_BERT}, {DOG_BERT}"})
+
+
+def test_recognise_grounding_dino_with_a_fixed_length_is_padded() -> None:
+    family = opened(of_length(9))
+    extra = family.extra_inputs([SAME])
+    assert extra["input_ids"].tolist() == [[101, 1037, 4937, 1012, 3899, 1012, 102, 0, 0]]
+    assert extra["attention_mask"].tolist() == [[1] * 7 + [0] * 2]
+    assert len(extra) == 2
+    logits = np.full((1, 2, 256), -9, np.float32)
+    logits[0, :, 7:] = 9
+    logits[0, 1, 4] = 2
+    found = family.decode({"logits": logits, "pred_boxes": np.full((1, 2, 4), 0.5, np.float32)}, 0, SAME, Thresholds())
+    assert found.class_ids.tolist() == [1]
 
 
 # -- inputs ---------------------------------------------------------------------------------------------------------
@@ -238,24 +258,17 @@ def expected_of(
         scores = [max(1 / (1 + np.exp(-float(row[column]))) for column in own) for own in columns]
         best = max(scores)
         if best > low:
-            corners = (
-                (cx - w / 2) * scale[0],
-                (cy - h / 2) * scale[1],
-                (cx + w / 2) * scale[0],
-                (cy + h / 2) * scale[1],
-            )
-            clipped = tuple(float(np.clip(v, 0, size[axis % 2])) for axis, v in enumerate(corners))
+            corners = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
+            clipped = tuple(float(np.clip(v * scale[n % 2], 0, size[n % 2])) for n, v in enumerate(corners))
             if clipped[2] > clipped[0] and clipped[3] > clipped[1]:
                 found.append(Seen(best, scores.index(best), clipped))
     return sorted(found, reverse=True)
 
 
-def check(
-    family: Family, found: Recognition, outputs: dict[str, Array], expected: list[Seen], size: tuple[int, int]
-) -> None:
+def check(found: Recognition, outputs: dict[str, Array], expected: list[Seen], size: tuple[int, int]) -> None:
     assert found.preprocess is not None
-    placement = place(*size, WIDTH, HEIGHT, found.preprocess.fit)
-    decoded = family.decode(outputs, 0, placement, found.thresholds)
+    placement = place(*size, found.preprocess.width, found.preprocess.height, found.preprocess.fit)
+    decoded = opened(found).decode(outputs, 0, placement, found.thresholds)
     assert len(expected) > 5
     assert decoded.class_ids.tolist() == [seen.class_id for seen in expected]
     np.testing.assert_allclose(decoded.scores, [seen.score for seen in expected], atol=1e-6)
@@ -268,7 +281,7 @@ def test_decode_owlvit_as_transformers(seed: int) -> None:
     logits = random.normal(-3, 2, (1, 60, 2)).astype(np.float32)
     boxes = random.random((1, 60, 4), np.float32)
     expected = expected_of(logits[0], boxes[0], [[0], [1]], size, size, 0.1)
-    check(opened(owl()), owl(), {"logits": logits, "pred_boxes": boxes}, expected, size)
+    check(owl(), {"logits": logits, "pred_boxes": boxes}, expected, size)
 
 
 @pytest.mark.parametrize("size", [(640, 360), (360, 640)])
@@ -276,14 +289,10 @@ def test_decode_owlv2_boxes_are_relative_to_the_padded_square(size: tuple[int, i
     random, side = np.random.default_rng(size[0]), max(size)
     square = {"preprocess.width": "64", "preprocess.height": "64"}
     found = owl("owlv2", **square)
-    assert found.preprocess is not None
     logits = random.normal(-3, 2, (1, 60, 2)).astype(np.float32)
     boxes = random.random((1, 60, 4), np.float32)
     expected = expected_of(logits[0], boxes[0], [[0], [1]], (side, side), size, 0.1)
-    placement = place(*size, 64, 64, found.preprocess.fit)
-    decoded = opened(found).decode({"logits": logits, "pred_boxes": boxes}, 0, placement, found.thresholds)
-    assert decoded.class_ids.tolist() == [seen.class_id for seen in expected]
-    np.testing.assert_allclose(decoded.boxes, [seen.box for seen in expected], atol=2e-3)
+    check(found, {"logits": logits, "pred_boxes": boxes}, expected, size)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -294,7 +303,7 @@ def test_decode_grounding_dino_by_the_best_token_of_each_prompt(seed: int) -> No
     logits[:, :, 11:] = -np.inf
     boxes = random.random((1, 60, 4), np.float32)
     expected = expected_of(logits[0], boxes[0], [[1, 2], [4], [6, 7, 8]], size, size, 0.25)
-    check(opened(found), found, {"logits": logits, "pred_boxes": boxes}, expected, size)
+    check(found, {"logits": logits, "pred_boxes": boxes}, expected, size)
 
 
 def test_decode_tensors_of_other_shapes_are_refused() -> None:

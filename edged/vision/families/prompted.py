@@ -13,8 +13,9 @@ left, so it has no effect. Only config.json next to the file says which of the t
 Grounding DINO (and MM Grounding DINO): inputs `pixel_values` as above, stretched and normalised as for ImageNet,
 `pixel_mask` INT64 [N, H, W] of ones, and INT64 [N, L] `input_ids`, `token_type_ids` (zeros) and `attention_mask`
 (ones); outputs `logits` [N, 900, 256], a column for each of the L tokens and minus infinity for the rest, and
-`pred_boxes` [N, 900, 4]. One text has all prompts, each closed by a full stop: "a cat. a dog.", in BERT's token ids; if L is fixed, the rest is zeros in `input_ids` and `attention_mask`.
-The graph itself contains the ids 101, 102, 1012 and 1029 of BERT's uncased vocabulary, which separate the prompts.
+`pred_boxes` [N, 900, 4]. One text has all prompts, each closed by a full stop: "a cat. a dog.", in BERT's token ids.
+If L is fixed, the rest is zeros in `input_ids` and `attention_mask`. The graph itself contains the ids 101, 102, 1012
+and 1029 of BERT's uncased vocabulary, which separate the prompts.
 
 Boxes are cx, cy, w, h in 0..1 of the input; no NMS. As in transformers, each patch or query counts once, with the best
 of its prompts, if the sigmoid of the logit is above the threshold: 0.1 for OWL, 0.25 for Grounding DINO. There the
