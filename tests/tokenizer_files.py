@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-WORDS = ("a", "photo", "of", "red", "green", "car", "café", "don", "'t", "дом", "2")
+WORDS = ("a", "photo", "of", "red", "blue", "car", "café", "don", "'t", "дом", "2")
 _PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
@@ -74,7 +74,7 @@ def clip() -> dict[str, Any]:
     }
 
 
-_PIECES = ("a", "photo", "of", "red", "green", "car", "cafe", "fire", "##man", "hy", "##dra", "##nt", "дом", "人", "-")
+_PIECES = ("a", "photo", "of", "red", "blue", "car", "cafe", "fire", "##man", "hy", "##dra", "##nt", "дом", "人", "-")
 
 
 def bert() -> dict[str, Any]:

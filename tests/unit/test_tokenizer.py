@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,14 @@ def loaded(folder: Path, content: dict[str, Any]) -> Tokenizer:
 @pytest.mark.parametrize(
     ("text", "ids"),
     [
-        ("a photo of a red car", (320, 515, 516, 320, 518, 524)),
+        ("a photo of a red car", (320, 515, 516, 320, 518, 523)),
         ("A Photo", (320, 515)),
-        ("don't", (529, 530)),
-        ("café", (527,)),
-        ("cafe\u0301", (527,)),
-        ("ДОМ", (535,)),
+        ("don't", (528, 529)),
+        ("café", (526,)),
+        ("cafe\u0301", (526,)),
+        ("ДОМ", (534,)),
         ("22", (273, 273)),
-        ("redcar", (517, 67, 524)),
+        ("redcar", (517, 67, 523)),
         ("a-b", (320, 268, 321)),
         ("№ ½", (158, 226, 500, 126, 377)),
         ("😀", (172, 253, 246, 478)),
@@ -42,7 +43,7 @@ def loaded(folder: Path, content: dict[str, Any]) -> Tokenizer:
     ],
 )
 def test_clip_encodes_as_the_tokenizers_library(tmp_path: Path, text: str, ids: tuple[int, ...]) -> None:
-    assert loaded(tmp_path, CLIP).encode(text) == (536, *ids, 537)
+    assert loaded(tmp_path, CLIP).encode(text) == (535, *ids, 536)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_clip_encodes_as_the_tokenizers_library(tmp_path: Path, text: str, ids: 
         ("ДОМ", (2012,)),
         ("人人", (2013, 2013)),
         ("a人of", (2000, 2013, 2002)),
-        ("red-green", (2003, 2014, 2004)),
+        ("red-blue", (2003, 2014, 2004)),
         ("red.", (2003, 1012)),
     ],
 )
@@ -77,7 +78,7 @@ def test_load_earlier_files_encode_alike(tmp_path: Path) -> None:
 
 def test_load_merges_as_pairs_encode_alike(tmp_path: Path) -> None:
     pairs = {**CLIP, "model": {**CLIP["model"], "merges": [merge.split() for merge in CLIP["model"]["merges"]]}}
-    assert loaded(tmp_path, pairs).encode("photo") == (536, 515, 537)
+    assert loaded(tmp_path, pairs).encode("photo") == (535, 515, 536)
 
 
 @pytest.mark.parametrize("text", ["stop!", "a <|endoftext|>", "A <|STARTOFTEXT|>"])
@@ -86,7 +87,7 @@ def test_clip_text_with_a_reserved_token_is_refused(tmp_path: Path, text: str) -
         loaded(tmp_path, CLIP).encode(text)
 
 
-@pytest.mark.parametrize("text", ["unknown", "red x", "redgreen" * 20])
+@pytest.mark.parametrize("text", ["unknown", "red x", "redblue" * 20])
 def test_bert_text_with_an_unknown_word_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="lacks"):
         loaded(tmp_path, BERT).encode(text)
@@ -146,16 +147,17 @@ def test_load_vocabulary_in_upper_case_and_other_bytes_are_refused(tmp_path: Pat
         load([])
 
 
+with tempfile.TemporaryDirectory() as _folder:
+    SMALL_CLIP, SMALL_BERT = loaded(Path(_folder), CLIP), loaded(Path(_folder), BERT)
+
+
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(min_size=1, max_size=MOST_CHARACTERS))
-def test_encode_any_text_gives_ids_of_the_vocabulary_or_an_error(
-    text: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    for content in (CLIP, BERT):
+def test_encode_any_text_gives_ids_of_the_vocabulary_or_an_error(text: str) -> None:
+    for tokenizer, content in ((SMALL_CLIP, CLIP), (SMALL_BERT, BERT)):
         known = set(content["model"]["vocab"].values())
         try:
-            ids = loaded(folder, content).encode(text)
+            ids = tokenizer.encode(text)
         except ConfigError:
             continue
         assert known.issuperset(ids)
