@@ -9,10 +9,11 @@ wrong ids would give detections of something else.
     BERT   lower case without accents, split at spaces and punctuation; the longest known pieces of each word, all but
            the first with ##; between [CLS] and [SEP]
 
-The tokenizers library does the same. It is not used because it brings 17 other packages with it, one of them a client
-of a model hub: 25 MB for two vocabularies. Source: its file format, the steps in its Rust sources (BertNormalizer,
-BertPreTokenizer, ByteLevel, BPE, WordPiece), and `tokenization_clip.py` of transformers (commit 01f287b). Ids agree
-with those of tokenizers 0.23.3 for texts in many scripts.
+The tokenizers library does the same. It is not used because it brings 15 other packages with it, one of them a client
+of a model hub: 25 MB for two formats. Source: its file format, `tokenization_clip.py` of transformers (commit 01f287b),
+and comparison with tokenizers 0.23.3. With CLIP's own vocabulary the ids agree in 6880 of 6880 random texts in many
+scripts; with a vocabulary for BERT in 4449 of 4471, the rest of which have characters that are newer than the library's
+tables of Unicode.
 """
 
 from __future__ import annotations

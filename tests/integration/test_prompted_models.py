@@ -16,7 +16,7 @@ from edged.backends.contract import UNOPTIMISED, Recipe
 from edged.cli.app import app
 from edged.engines.plan import batching
 from edged.engines.prompts import with_token_ids
-from edged.errors import ConfigError
+from edged.errors import ConfigError, InvalidInput
 from edged.jobs.inspect import inspect
 from edged.models.entries import SETTINGS_FILE, plain_entry
 from edged.models.huggingface import read_settings
@@ -26,6 +26,7 @@ from edged.store.store import Store
 from edged.verification import golden
 from edged.verification.standard import Standard
 from tests import prompted_models, tokenizer_files
+from tests.integration.daemon import Daemon, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -162,3 +163,22 @@ def test_add_and_set_store_prompts_with_their_ids(home: Path) -> None:
     changed = call("models", "set", "owl", "prompts=red", "--tokenizer", home, "--state", state)
     assert changed.exit_code == 0, changed.output
     assert read_toml(stored.read_bytes())["prompts"] == "red [535 518 536]"
+
+
+def test_daemon_serves_prompts_and_changed_ones(tmp_path: Path) -> None:
+    path, picture = prompted_models.write(tmp_path, "owlv2"), prompted_models.picture()
+    with Daemon(builds=False) as daemon, daemon.client() as client:
+        wanted = ("--set", f"prompts={PROMPTS}", "--set", "thresholds.score=0.5", "--target", daemon.unix)
+        added = call("models", "add", "owl", path, *wanted)
+        assert added.exit_code == 0, added.output
+        daemon.ready("owl")
+
+        def labels() -> set[str]:
+            return {each.label for each in client.infer("owl", picture).detections}
+
+        assert labels() == {"a photo of a red car", "blue"}
+        with pytest.raises(InvalidInput, match="no token ids"):
+            client.set_model("owl", {"prompts": "red"})
+        changed = call("models", "set", "owl", "prompts=red", "--tokenizer", tmp_path, "--target", daemon.unix)
+        assert changed.exit_code == 0, changed.output
+        wait_for("the new prompts are used", lambda: labels() == {"red"})
