@@ -122,6 +122,7 @@ def test_recognise_prompts_are_the_names_unless_names_are_given(family: str) -> 
         ("a cat", "no token ids"),
         (f"{CAT}, a dog", "'a dog' has no token ids"),
         (f"a cat [{'9 ' * 17}]", "has 17 tokens; the model takes 16"),
+        (f"{CAT}, {DOG_BERT}", "'dog' needs the token ids of CLIP"),
     ],
 )
 def test_recognise_owl_without_usable_prompts_is_refused(listed: str | None, words: str) -> None:
