@@ -49,8 +49,10 @@ def see(
     return recognise(inputs, specs, {}, {**SIZE, **given}, frozenset({"Gather"}))
 
 
-def owl(family: str = "owlvit", inputs: tuple[TensorSpec, ...] = OWL_INPUTS, **settings: str) -> Recognition:
-    return see(inputs, OWL, {"family": family, "prompts": f"{CAT}, {DOG}", **settings})
+def owl(
+    family: str = "owlvit", inputs: tuple[TensorSpec, ...] = OWL_INPUTS, given: Mapping[str, str] = {}
+) -> Recognition:
+    return see(inputs, OWL, {"family": family, "prompts": f"{CAT}, {DOG}", **given})
 
 
 def dino(listed: str = f"{CAT_BERT}, {DOG_BERT}", inputs: tuple[TensorSpec, ...] = DINO_INPUTS) -> Recognition:
@@ -110,9 +112,9 @@ def test_recognise_prompts_are_the_names_unless_names_are_given(family: str) -> 
     found = owl(family)
     assert (found.family, found.names, found.reading.classes) == (family, ("a cat", "a dog"), 2)
     assert found.thresholds == Thresholds(0.1)
-    assert owl(family, names="cat,dog").names == ("cat", "dog")
+    assert owl(family, given={"names": "cat,dog"}).names == ("cat", "dog")
     with pytest.raises(ConfigError, match="names lists 1 classes, the model has 2"):
-        owl(family, names="cat")
+        owl(family, given={"names": "cat"})
 
 
 @pytest.mark.parametrize(
@@ -222,20 +224,21 @@ def test_extra_inputs_of_grounding_dino_are_one_text() -> None:
     assert opened(dino(inputs=small)).extra_inputs([SAME])["pixel_mask"].shape == (1, 64, 64)
 
 
-def test_profile_has_exactly_the_shapes_of_one_picture_and_the_prompts() -> None:
-    shapes = {
-        owl: {"pixel_values": (1, 3, HEIGHT, WIDTH), "input_ids": (2, 16), "attention_mask": (2, 16)},
-        dino: {
-            "pixel_values": (1, 3, HEIGHT, WIDTH),
-            "pixel_mask": (1, HEIGHT, WIDTH),
-            **dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), (1, 7)),
-        },
-    }
-    for make, expected in shapes.items():
-        inputs = OWL_INPUTS if make is owl else DINO_INPUTS
-        profile = Profile.of(Signature(inputs, ()), {}, (WIDTH, HEIGHT), make().reading.exact)
-        assert {each.name: each.minimum for each in profile.ranges} == expected
-        assert all(each.minimum == each.optimum == each.maximum for each in profile.ranges)
+@pytest.mark.parametrize(
+    ("found", "inputs", "texts_shape"),
+    [(owl(), OWL_INPUTS, (2, 16)), (dino(), DINO_INPUTS, (1, 7))],
+    ids=["owl", "dino"],
+)
+def test_profile_has_exactly_the_shapes_of_one_picture_and_the_prompts(
+    found: Recognition, inputs: tuple[TensorSpec, ...], texts_shape: tuple[int, int]
+) -> None:
+    expected: dict[str, tuple[int, ...]] = {spec.name: texts_shape for spec in inputs}
+    expected["pixel_values"] = (1, 3, HEIGHT, WIDTH)
+    if "pixel_mask" in expected:
+        expected["pixel_mask"] = (1, HEIGHT, WIDTH)
+    profile = Profile.of(Signature(inputs, ()), {}, (WIDTH, HEIGHT), found.reading.exact)
+    assert {each.name: each.minimum for each in profile.ranges} == expected
+    assert all(each.minimum == each.optimum == each.maximum for each in profile.ranges)
 
 
 # -- decoding, against a second implementation that works box by box ------------------------------------------------
@@ -289,7 +292,7 @@ def test_decode_owlvit_as_transformers(seed: int) -> None:
 def test_decode_owlv2_boxes_are_relative_to_the_padded_square(size: tuple[int, int]) -> None:
     random, side = np.random.default_rng(size[0]), max(size)
     square = {"preprocess.width": "64", "preprocess.height": "64"}
-    found = owl("owlv2", **square)
+    found = owl("owlv2", given=square)
     logits = random.normal(-3, 2, (1, 60, 2)).astype(np.float32)
     boxes = random.random((1, 60, 4), np.float32)
     expected = expected_of(logits[0], boxes[0], [[0], [1]], (side, side), size, 0.1)

@@ -4,7 +4,8 @@ OWLv2 and Grounding DINO, as Optimum and transformers.js export them.
 OWL-ViT and OWLv2: inputs `pixel_values` [N, 3, H, W] FP32, `input_ids` and `attention_mask` [texts, 16] INT64; outputs
 `logits` [N, P, texts], `pred_boxes` [N, P, 4], `text_embeds` and `image_embeds`, with P the patches of the picture.
 Each text is CLIP's token ids, padded with zeros. The graph takes the largest id as the end of the text, and each token
-sees only those before it, so the padding has no effect. Only config.json next to the file says which of the two it is, and their pictures differ:
+sees only those before it, so the padding has no effect. Only config.json next to the file says which of the two it is,
+and their pictures differ:
 
 - OWL-ViT: stretched, usually to 768 x 768; normalised as for CLIP.
 - OWLv2: in the top left corner of a square, the rest grey (0.5); usually 960 x 960; normalised as for CLIP. Boxes are
@@ -227,9 +228,7 @@ def _unfit(prompts: Sequence[Prompt], count: Dim, width: int, classes: Dim) -> s
         return f"prompt {longest.text[:60]!r} has {len(longest.tokens)} tokens; the model takes {width}: shorten it"
     odd = next((prompt.text for prompt in prompts if max(prompt.tokens) != prompt.tokens[-1]), None)
     if odd is not None:
-        return (
-            f"prompt {odd[:60]!r} needs the token ids of CLIP, of which the last, the end of the text, is the largest"
-        )
+        return f"prompt {odd[:60]!r} needs the token ids of CLIP: the last one, the end of the text, is the largest"
     return ""
 
 
