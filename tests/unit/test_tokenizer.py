@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.errors import ConfigError
+from edged.ipc import job_messages as jobs
+from edged.jobs import tasks
 from edged.jobs.tokenizer import Tokenizer, load
 from edged.vision.prompts import MOST_CHARACTERS
 from tests import tokenizer_files
@@ -74,6 +76,12 @@ def test_load_earlier_files_encode_alike(tmp_path: Path) -> None:
     clip = load([tmp_path / "vocab.json", tmp_path / "merges.txt"])
     assert clip.encode(text) == loaded(tmp_path, CLIP).encode(text)
     assert load([tmp_path / "vocab.txt"]).encode(text) == loaded(tmp_path, BERT).encode(text)
+
+
+def test_do_tokenize_answers_with_the_ids_of_each_text(tmp_path: Path) -> None:
+    path = tokenizer_files.write(tmp_path, BERT)
+    answer = tasks.do(jobs.Tokenize((str(path),), ("red car", "blue")), lambda _: None)
+    assert answer == jobs.Tokenized(((101, 2003, 2005, 102), (101, 2004, 102)))
 
 
 def test_load_merges_as_pairs_encode_alike(tmp_path: Path) -> None:

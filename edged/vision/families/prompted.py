@@ -49,6 +49,7 @@ from edged.vision.families.decoding import (
     at_least,
     best_class,
     corners,
+    logit,
     picture_tensor,
     sigmoid,
     to_detections,
@@ -84,8 +85,9 @@ class _Prompted(Family, frozen=True):
         logits = self._logits(outputs, index)
         boxes = picture_tensor(outputs, _BOXES, index, len(logits), 4)
         best, class_ids = best_class(logits.astype(np.float32, copy=False))
-        found = corners(self.in_pixels(boxes))
-        return to_detections(found, sigmoid(best), class_ids, placement, thresholds, needs_nms=False)
+        rows = np.flatnonzero(best > logit(thresholds.score))
+        found = corners(self.in_pixels(boxes[rows]))
+        return to_detections(found, sigmoid(best[rows]), class_ids[rows], placement, thresholds, needs_nms=False)
 
     def _logits(self, outputs: Outputs, index: int) -> Array:
         """Return the logits of one picture, [rows, prompts]."""
@@ -105,8 +107,8 @@ class OwlVit(_Prompted, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        texts = _texts(evidence, cls.own_inputs)
-        if texts is None or not may_be(_shape(evidence, _LOGITS), None, None, None) or not _has_boxes(evidence):
+        texts = _texts(evidence)
+        if texts is None:
             return None
         prompts = setting.read(evidence.settings)
         count, length = texts
@@ -122,7 +124,7 @@ class OwlVit(_Prompted, frozen=True):
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
         """Name both families with these tensors; only the setting decides."""
-        if _texts(evidence, cls.own_inputs) is None or set(evidence.output_names) != {_LOGITS, _BOXES, *_EMBEDDED}:
+        if _texts(evidence) is None or set(evidence.output_names) != {_LOGITS, _BOXES, *_EMBEDDED}:
             return None
         what = f"inputs and outputs of OWL-ViT and OWLv2; its model_type in config.json decides; with {PROMPTS}"
         return undecided(what, cls.name, OwlV2.name)
@@ -155,16 +157,13 @@ class GroundingDino(_Prompted, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        texts = _texts(evidence, (_IDS, _ATTENTION))
-        if texts is None or not may_be(_shape(evidence, _LOGITS), None, None, None) or not _has_boxes(evidence):
+        texts = _texts(evidence)
+        if texts is None or not may_be(texts, 1, None):
             return None
         prompts = setting.read(evidence.settings)
         problem = _lacking(prompts) or _unjoinable(prompts)
         ids = (_START, *(each for prompt in prompts for each in (*prompt.tokens[1:-1], _STOP)), _END)
-        count, length = texts
-        if not may_be((count,), 1):
-            return None
-        width = length if isinstance(length, int) else len(ids)
+        width = texts[1] if isinstance(texts[1], int) else len(ids)
         if not problem and len(ids) > min(width, _MOST):
             problem = f"{PROMPTS} have {len(ids)} tokens together; the model takes {min(width, _MOST)}"
         if problem:
@@ -185,26 +184,23 @@ class GroundingDino(_Prompted, frozen=True):
         return cls.claim(evidence, "inputs of Grounding DINO")
 
 
-def _texts(evidence: Evidence, names: Sequence[str]) -> tuple[Dim, Dim] | None:
-    """Return the declared shape of the token ids; None if an input of these names is missing, or not INT64 and 2-D, or
-    if the model takes several pictures at once."""
+def _texts(evidence: Evidence) -> tuple[Dim, Dim] | None:
+    """Return the declared shape of the token ids; None if inputs or outputs are not those of these families, or if the
+    model takes several pictures at once."""
     there = {spec.name: spec for spec in evidence.inputs}
-    found = [there[name] for name in names if name in there]
-    own = [spec for spec in evidence.inputs if spec.name in (*names, _TYPES)]
-    if len(found) < len(names) or any(spec.datatype != "INT64" or len(spec.shape) != 2 for spec in own):
+    texts = [there[name] for name in (_IDS, _ATTENTION, _TYPES) if name in there]
+    if {_IDS, _ATTENTION} - there.keys() or any(spec.datatype != "INT64" or len(spec.shape) != 2 for spec in texts):
         return None
-    if there[evidence.picture.name].shape[0] != 1 and isinstance(there[evidence.picture.name].shape[0], int):
+    if not may_be(there[evidence.picture.name].shape, 1, None, None, None):
         return None
-    count, length = found[0].shape
+    if not may_be(_shape(evidence, _LOGITS), None, None, None) or not may_be(_shape(evidence, _BOXES), None, None, 4):
+        return None
+    count, length = there[_IDS].shape
     return count, length
 
 
 def _shape(evidence: Evidence, output: str) -> tuple[Dim, ...]:
     return next((spec.shape for spec in evidence.outputs if spec.name == output), ())
-
-
-def _has_boxes(evidence: Evidence) -> bool:
-    return may_be(_shape(evidence, _BOXES), None, None, 4)
 
 
 def _lacking(prompts: Sequence[Prompt]) -> str:
