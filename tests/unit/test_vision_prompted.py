@@ -13,7 +13,7 @@ from edged.backends.profile import Profile
 from edged.errors import ConfigError, EngineUnusable
 from edged.tensors import Array, Dim, TensorSpec
 from edged.vision import prompts
-from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family, recognise
+from edged.vision.family import Family, Recognition, Thresholds, open_family, recognise
 from edged.vision.placement import Fit, place
 from edged.vision.prompts import Prompt
 
@@ -61,7 +61,7 @@ def dino(listed: str = f"{CAT_BERT}, {DOG_BERT}", inputs: tuple[TensorSpec, ...]
 
 def opened(found: Recognition) -> Family:
     family = open_family(found)
-    assert not isinstance(family, Classifier)
+    assert isinstance(family, Family)
     return family
 
 
