@@ -35,6 +35,7 @@ from edged.engines import views
 from edged.engines.builder import Builder, Reserve, Task
 from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.plan import PlannedModel, Planner, is_lowering_due
+from edged.engines.prompts import with_token_ids
 from edged.errors import ConfigError, EdgedError, EngineUnusable, InvalidInput
 from edged.host.pipeline import Outcome, Pipeline, Shot
 from edged.ipc.job_messages import Progress
@@ -121,7 +122,7 @@ def load(
     Engines that are not in the store are first built and verified in child processes; this takes seconds to minutes,
     once. With `build=False` nothing is built: if the store has no engine for the model, the unoptimised model is
     opened. `settings` are the model's settings, as in `edged models add --set`. `cache` is the store's folder, by
-    default the daemon's.
+    default the daemon's. Prompts without token ids are encoded with the tokenizer next to the file.
 
     Raises ModelRefused if the file cannot be served, ConfigError for an invalid setting or an unusable folder.
     """
@@ -131,7 +132,8 @@ def load(
     if build and store.problem:
         raise ConfigError(f"cache directory {folder} cannot be used: {store.problem}; give another folder")
     builder = Builder(store, store.root, Limits())
-    entry = plain_entry(file.stem, file.absolute(), settings or {})
+    encoded = _run(with_token_ids(settings or {}, file.absolute().parent))
+    entry = plain_entry(file.stem, file.absolute(), encoded)
     planned = PlannedModel(entry, Slot(entry.name))
     model = Model.of(entry, _run(builder.inspect(file)))
     planner = Planner(store, probe(), Engines())

@@ -343,6 +343,23 @@ def no_object(batch: Batch) -> Outputs:
     return {"logits": logits, "pred_boxes": boxes}
 
 
+def token_logits(batch: Batch) -> Outputs:
+    """Grounding DINO: cx, cy, w, h in 0..1, and a logit for each token of "[CLS] a a . b b . ... [SEP]".
+
+    The special tokens and full stops have high logits, which must not count.
+    """
+    boxes = np.full((len(batch), MOST, 4), 0.5, np.float32)
+    logits = np.full((len(batch), MOST, 256), -np.inf, np.float32)
+    logits[:, :, : 2 + 3 * CLASSES] = -12
+    logits[:, :, [0, *range(3, 1 + 3 * CLASSES, 3), 1 + 3 * CLASSES]] = 5
+    for number, picture in enumerate(batch):
+        for row, found in enumerate(picture):
+            boxes[number, row] = _relative_centre(found)
+            logits[number, row, 1 + 3 * found.class_id + row % 2] = _logit(found.score)
+            logits[number, row, 1 + 3 * found.class_id + (row + 1) % 2] = _logit(found.score / 2)
+    return {"logits": logits, "pred_boxes": boxes}
+
+
 def scored_boxes(batch: Batch) -> Outputs:
     """mmdeploy: xyxy in pixels and score, and labels; zeros after the last."""
     dets, labels = np.zeros((len(batch), MOST, 5), np.float32), np.zeros((len(batch), MOST), np.int64)

@@ -46,6 +46,7 @@ from tests.vision_encoders import (
     scored_boxes,
     six,
     tflite,
+    token_logits,
     two_heads,
     ultraface_priors,
     yxyx_rows,
@@ -128,6 +129,26 @@ def _counted_specs(names: Sequence[str], classes: str) -> tuple[TensorSpec, ...]
 def _set(family: str) -> dict[str, str]:
     """The setting of a family with a higher default score than most, and the score of these."""
     return {"family": family, "thresholds.score": "0.25"}
+
+
+def _prompts(start: int, end: int) -> str:
+    """Return prompts of two words each, with made-up token ids."""
+    return ", ".join(f"{name} [{start} {7 + number} {20 + number} {end}]" for number, name in NAMES.items())
+
+
+_TEXTS = tuple(TensorSpec(name, "INT64", ("texts", "length")) for name in ("input_ids", "attention_mask"))
+_OWL = (
+    *(spec("logits", "n", MOST, "texts"), spec("pred_boxes", "n", MOST, 4)),
+    *(spec("text_embeds", "n", "texts", 8), spec("image_embeds", "n", 4, 4, 8)),
+)
+
+
+def _owl(batch: Batch) -> Outputs:
+    embedded = {"text_embeds": (len(batch), CLASSES, 8), "image_embeds": (len(batch), 4, 4, 8)}
+    return {
+        **logits(CLASSES, "pred_boxes", "logits")(batch),
+        **{name: np.ones(shape, np.float32) for name, shape in embedded.items()},
+    }
 
 
 def _queries_of(slots: int) -> tuple[TensorSpec, ...]:
@@ -260,6 +281,26 @@ EXPORTS: dict[str, Export] = {
         logits(CLASSES, "pred_boxes", "logits"),
         settings=_set("rtdetr-transformers"),
         inputs=_PIXEL_VALUES,
+    ),
+    **{
+        f"transformers, {family}": Export(
+            family,
+            _OWL,
+            _owl,
+            settings={**_set(family), "prompts": _prompts(49406, 49407)},
+            inputs=(*_PIXEL_VALUES, *_TEXTS),
+        )
+        for family in ("owlvit", "owlv2")
+    },
+    "transformers, grounding dino": Export(
+        "grounding-dino",
+        _queries_of(256),
+        token_logits,
+        settings={"prompts": _prompts(101, 102)},
+        inputs=(
+            *(*_PIXEL_VALUES, *_TEXTS, TensorSpec("token_type_ids", "INT64", ("texts", "length"))),
+            TensorSpec("pixel_mask", "INT64", ("n", "height", "width")),
+        ),
     ),
     "rtmdet, mmdeploy": Export(
         "rtmdet",

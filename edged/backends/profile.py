@@ -65,8 +65,15 @@ class Profile(msgspec.Struct, frozen=True):
     ranges: tuple[Range, ...] = ()
 
     @classmethod
-    def of(cls, signature: Signature, settings: Mapping[str, str], picture: tuple[int, int] | None) -> Profile:
-        """Return the profile of a model; `picture` is the width and height in pixels of its pictures, if known.
+    def of(
+        cls,
+        signature: Signature,
+        settings: Mapping[str, str],
+        picture: tuple[int, int] | None,
+        exact: Mapping[str, Shape] = {},
+    ) -> Profile:
+        """Return the profile of a model; `picture` is the width and height in pixels of its pictures, if known. `exact`
+        are the shapes of the inputs that edged itself fills, if the model gets one picture at a time.
 
         Without a setting, pictures have that size, a batch is 1 to 8 and optimised for 1, and other open dimensions
         take the range of a dimension with the same name. Raises ConfigError if a setting is malformed or does not fit
@@ -81,7 +88,7 @@ class Profile(msgspec.Struct, frozen=True):
         _require_pictures(_one_picture(signature, picture), given)
         known = {name: sizes for name, (_, sizes) in symbols.items()}
         for spec in signature.inputs:
-            for axis, sizes in _defaults(spec, signature, picture):
+            for axis, sizes in _defaults(spec, signature, picture, exact):
                 known.setdefault(_symbol(spec, axis), sizes)
         open_inputs = [spec for spec in signature.inputs if not spec.is_static]
         return cls(tuple(given.get(spec.name) or _filled(spec, known) for spec in open_inputs))
@@ -210,10 +217,16 @@ def _require_pictures(one: tuple[str, Shape] | None, given: Mapping[str, Range])
 # -- what needs no setting ------------------------------------------------------------------------------------------
 
 
-def _defaults(spec: TensorSpec, signature: Signature, picture: tuple[int, int] | None) -> Iterator[tuple[int, Sizes]]:
+def _defaults(
+    spec: TensorSpec, signature: Signature, picture: tuple[int, int] | None, exact: Mapping[str, Shape]
+) -> Iterator[tuple[int, Sizes]]:
     """Yield the axis and sizes of each open dimension of an input whose range needs no setting."""
     one = _one_picture(signature, picture)
     takes_picture = one is not None and one[0] == spec.name
+    known = one[1] if one is not None and takes_picture and exact else exact.get(spec.name)
+    if known is not None:
+        yield from ((axis, (size, size, size)) for axis, size in enumerate(known) if isinstance(spec.shape[axis], str))
+        return
     if one is not None and takes_picture:
         for axis, size in list(enumerate(one[1]))[1:]:
             if isinstance(spec.shape[axis], str):

@@ -62,7 +62,7 @@ def inspect(
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
     As in edged models add, settings are taken from config.json of a Hugging Face detector next to the file,
-    unless family is set.
+    unless family is set, and prompts are encoded with tokenizer.json next to it.
 
     --convert shows the repairs that edged models add --convert would make, whether the repaired model gives the same
     answers, and whether it can be served. The repaired model is not kept.
@@ -78,6 +78,7 @@ def inspect(
     if out is not None and draw is None:
         raise InvalidInput("--out needs --draw PICTURE")
     settings, found = model_options.with_huggingface_settings(file, parse_assignments(setting or []))
+    settings, encoded = model_options.with_token_ids(settings, file.absolute().parent)
     options = RepairOptions.parse(convert, convert_steps or [])
     if options.is_any and draw is not None:
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
@@ -93,7 +94,7 @@ def inspect(
         with common.working(f"running {file.name} on {draw.name}"):
             seen = sample_run.run_on_picture(file, settings, draw, place, admission.model.recognition.family)
     _show(file, admission, record, seen, json)
-    for line in () if json else found:
+    for line in () if json else (*found, *encoded):
         common.show(f"settings {line}")
     if admission.refusal:
         raise typer.Exit(common.USAGE)

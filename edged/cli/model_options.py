@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -11,6 +12,7 @@ from edged.config import child_limits
 from edged.errors import InvalidInput
 from edged.models.huggingface import CONFIG, PROCESSOR, read_settings
 from edged.models.repair import Record
+from edged.vision.prompts import PROMPTS
 
 Convert: TypeAlias = Annotated[
     bool,
@@ -40,6 +42,18 @@ def with_huggingface_settings(file: Path, settings: dict[str, str]) -> tuple[dic
     return {**found, **settings}, lines
 
 
+def with_token_ids(settings: dict[str, str], folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the settings with the token ids of new prompts, and a line that shows them. `folder` has the tokenizer of
+    the model. Raises ConfigError if a prompt cannot be encoded."""
+    if PROMPTS not in settings:
+        return settings, ()
+    from edged.engines import prompts  # starts children
+
+    found = asyncio.run(prompts.with_token_ids(settings, folder))
+    changed = found[PROMPTS] != settings[PROMPTS]
+    return found, (f"with token ids: {PROMPTS} = {found[PROMPTS]}",) if changed else ()
+
+
 def repair_lines(record: Record | None) -> tuple[str, ...]:
     """Return the repairs as lines; empty if no repair was requested."""
     if record is None:
@@ -49,6 +63,15 @@ def repair_lines(record: Record | None) -> tuple[str, ...]:
         return ("no repair was needed", *left_out)
     return (*(done.line() for done in record.steps), *left_out)
 
+
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="DIR",
+        help="For new prompts: the folder with tokenizer.json of the model, from which their token ids are made.",
+    ),
+]
 
 Seconds = Annotated[
     float | None,

@@ -70,9 +70,12 @@ def add(
     edged models add yolo yolo-v2.onnx --replace
 
     If config.json of a Hugging Face detector is next to the file, settings such as family and names are taken from it,
-    unless family is set or --replace is given.
+    unless family is set or --replace is given. The prompts of a zero-shot detector are encoded with tokenizer.json next
+    to the file, or in the folder above:
 
-    Settings: family, names, backends, threads, precisions, performance,
+    edged models add owl onnx/model.onnx --set "prompts=a photo of a cat, a photo of a dog"
+
+    Settings: family, names, prompts, backends, threads, precisions, performance,
     thresholds.{score,iou,max_detections,class_agnostic},
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom,antialias,reduce},
     decode.{activation,anchors,boxes,scores,background}, and
@@ -87,12 +90,13 @@ def add(
     found: tuple[str, ...] = ()
     if not replace:
         settings, found = model_options.with_huggingface_settings(file, settings)
+    settings, encoded = model_options.with_token_ids(settings, file.absolute().parent)
     doing = f"{'repairing' if options.is_any else 'examining'} {file.name}"
 
     def lines_of(added: tuple[str, Record | None]) -> list[str]:
         digest, record = added
         repairs = model_options.repair_lines(record) or (("no repair was needed",) if options.is_any else ())
-        return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in (*found, *repairs))]
+        return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in (*found, *encoded, *repairs))]
 
     def to_json(added: tuple[str, Record | None]) -> dict[str, Any]:
         digest, record = added
@@ -125,6 +129,7 @@ def set_(
     setting: Annotated[
         list[str], typer.Argument(metavar="KEY=VALUE...", help="As --set of models add; KEY= removes a setting.")
     ],
+    tokenizer: model_options.Tokenizer = None,
     targets: Targets = DEFAULT_TARGETS,
     state: StateOption = None,
     json: common.Json = False,
@@ -140,6 +145,8 @@ def set_(
     from edged.models.settings import parse_assignments
 
     changes = parse_assignments(setting)
+    if tokenizer is not None:
+        changes, _ = model_options.with_token_ids(changes, tokenizer.absolute())
     command: RemoteCommand[Mapping[str, str]] = RemoteCommand(
         call=lambda client: client.set_model(name, changes).settings,
         render=lambda settings: [f"model {name}: {_listed(settings)}"],

@@ -389,6 +389,8 @@ def _reads(job: jobs.Job) -> Iterator[str]:
             yield order.artefact.root
     if isinstance(job, (jobs.Inspect, Lower, Simplify)):
         yield from rules.around(job.path)
+    if isinstance(job, jobs.Tokenize):
+        yield from job.files
     if isinstance(job, (jobs.CheckSamples, jobs.MakeGolden, jobs.Build, jobs.CompareLevels, Prove)):
         yield from job.samples
     if isinstance(job, jobs.Check):

@@ -257,6 +257,8 @@ def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
     batch = spec.shape[0]
     if isinstance(batch, int):
         return min(batch, wanted or batch)
+    if recognition.reading.constants:
+        return 1
     if any(output.shape and output.shape[0] == 1 for output in signature.outputs):
         return 1  # the output has one picture, whatever the input declares
     allowed = parsed(recipe.profile).range(spec.name)

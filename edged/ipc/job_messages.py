@@ -111,6 +111,20 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
     path: str
 
 
+class Tokenize(msgspec.Struct, frozen=True, tag=True):
+    """Encode texts with the tokenizer in `files`, paths with the names in `edged.jobs.tokenizer`. Answered by
+    `Tokenized`."""
+
+    files: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """The answer to `Tokenize`: the token ids of each text."""
+
+    ids: tuple[tuple[int, ...], ...]
+
+
 class Check(msgspec.Struct, frozen=True, tag=True):
     """Check whether a backend accepts a model without changes, up to and including stage `through`. Answered by
     `Checked`.
@@ -314,6 +328,7 @@ class LoadedRuntime(msgspec.Struct, frozen=True):
 
 Job = (
     Inspect
+    | Tokenize
     | Check
     | CheckSamples
     | AskPicture

@@ -41,6 +41,11 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         from edged.jobs.inspect import inspect  # imports the onnx package, which the other jobs do not need
 
         return inspect(Path(job.path), lambda stage: report(jobs.Progress(stage.value)))
+    if isinstance(job, jobs.Tokenize):
+        from edged.jobs import tokenizer
+
+        found = tokenizer.load(map(Path, job.files))
+        return jobs.Tokenized(tuple(map(found.encode, job.texts)))
     if isinstance(job, jobs.Check):
         require_same(job.order)
         return trial.attempt(job, registry.load(job.order.recipe.backend), report)

@@ -15,6 +15,7 @@ import msgspec
 
 from edged.decoding import ready
 from edged.files import read_regular
+from edged.models import limits
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 # model_type -> family
@@ -22,7 +23,11 @@ FAMILIES = {
     **dict.fromkeys(("detr", "yolos", "table-transformer"), "detr"),
     **dict.fromkeys(("conditional_detr", "deformable_detr", "dab-detr", "rf_detr"), "deformable-detr"),
     **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine"), "rtdetr-transformers"),
+    "owlvit": "owlvit",
+    "owlv2": "owlv2",
+    **dict.fromkeys(("grounding-dino", "mm-grounding-dino"), "grounding-dino"),
 }
+_PROMPTED = ("owlvit", "owlv2", "grounding-dino")  # families whose classes are the prompts
 _MOST_BYTES = 1 << 20
 
 _T = TypeVar("_T")
@@ -44,18 +49,27 @@ def read_settings(file: Path) -> dict[str, str]:
     """Return the settings for a detector of Hugging Face's transformers; empty if no file next to it
     describes one.
 
-    These are `family`, `names`, `preprocess.mean` and `.std`, and `preprocess.width` and `.height` if the processor
-    resizes all pictures to one size. A file that cannot be read counts as absent.
+    These are `family`, `names` (unless prompts are the classes), `preprocess.mean` and `.std`, `preprocess.width` and
+    `.height` if the processor resizes all pictures to one size, and `outputs.finite` for Grounding DINO. A file that
+    cannot be read counts as absent.
     """
     folder = next((each for each in (file.parent, file.parent.parent) if (each / CONFIG).is_file()), None)
     config = None if folder is None else _read(folder / CONFIG, _Config)
     if folder is None or config is None or config.model_type not in FAMILIES:
         return {}
     settings = {"family": FAMILIES[config.model_type]}
-    names = [" ".join(config.id2label[key].split()) for key in sorted(config.id2label)]
-    if names and sorted(config.id2label) == list(range(len(names))) and not any("," in name for name in names):
-        settings |= {"names": ",".join(name or str(number) for number, name in enumerate(names))}
+    if settings["family"] == "grounding-dino":
+        settings |= {limits.FINITE: "ignore"}  # its logits are minus infinity beyond the last token
+    if settings["family"] not in _PROMPTED:
+        settings |= _names(config)
     return settings | _of_processor(_read(folder / PROCESSOR, _Processor) or _Processor())
+
+
+def _names(config: _Config) -> dict[str, str]:
+    names = [" ".join(config.id2label[key].split()) for key in sorted(config.id2label)]
+    if not names or sorted(config.id2label) != list(range(len(names))) or any("," in name for name in names):
+        return {}
+    return {"names": ",".join(name or str(number) for number, name in enumerate(names))}
 
 
 def _of_processor(processor: _Processor) -> dict[str, str]:
@@ -65,8 +79,11 @@ def _of_processor(processor: _Processor) -> dict[str, str]:
     elif processor.do_normalize and processor.image_mean and processor.image_std:
         pairs = ("mean", processor.image_mean), ("std", processor.image_std)
         settings |= {f"preprocess.{key}": ",".join(map(str, values)) for key, values in pairs}
-    if isinstance(processor.size, dict):
-        sides = {side: processor.size.get(side) for side in ("width", "height")}
+    size = processor.size
+    if isinstance(size, list) and len(size) == 2:  # as early versions write it
+        size = {"height": size[0], "width": size[1]}
+    if isinstance(size, dict):
+        sides = {side: size.get(side) for side in ("width", "height")}
         if all(type(pixels) is int and pixels > 0 for pixels in sides.values()):  # True is no size
             settings |= {f"preprocess.{side}": str(pixels) for side, pixels in sides.items()}
     return settings

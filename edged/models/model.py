@@ -57,7 +57,7 @@ class Model(msgspec.Struct, frozen=True):
         model = cls(entry, inspection, recognition)
         _ = model.sequencing  # raises if the tensors do not match
         try:
-            Profile.of(signature, entry.settings, model.picture)
+            _ = model.configured_profile
         except Unsuitable as error:  # only some engines need a range of shapes; they report the error
             if model.shape_policy.kind == "refuse":
                 raise ConfigError(f"{shapes.POLICY} = refuse needs a range of shapes: {error}") from error
@@ -96,6 +96,8 @@ class Model(msgspec.Struct, frozen=True):
     def may_complete_batch(self) -> bool:
         """Whether the model may have a batch dimension that neither settings nor config.pbtxt mention."""
         if self.sequencing is not None or self.is_decoupled or self.inspection.optional:
+            return False
+        if self.recognition.reading.constants:  # they have a row for each prompt, not for each picture
             return False
         return triton_check.may_be_completed(self.inspection.signature, self.entry.settings, self.triton)
 
@@ -139,7 +141,8 @@ class Model(msgspec.Struct, frozen=True):
     @property
     def configured_profile(self) -> Profile:
         """The range of shapes from settings and picture size. Raises Unsuitable if these do not determine a range."""
-        return Profile.of(self.inspection.signature, self.entry.settings, self.picture)
+        exact = self.recognition.reading.exact
+        return Profile.of(self.inspection.signature, self.entry.settings, self.picture, exact)
 
     @property
     def profile(self) -> Profile:

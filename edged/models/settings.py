@@ -16,7 +16,7 @@ from edged.backends import profile, registry
 from edged.backends.trt import options as trt_options
 from edged.errors import ConfigError
 from edged.models import limits, sequencing, shapes, triton_config
-from edged.vision.settings import KNOWN, integer, nearest, number
+from edged.vision.settings import KNOWN, UNPREFIXED, integer, nearest, number
 
 Settings: TypeAlias = dict[str, str]
 Performance = Literal["auto", "latency", "throughput"]
@@ -101,10 +101,10 @@ def _check_name(key: str) -> None:
     group = next((names for prefix, names in _GROUPS.items() if key.startswith(prefix)), None)
     if group is not None and key not in group:
         raise ConfigError(f"unknown setting {key[:60]!r}; {nearest(key, group)}")
-    if key in _PLAIN or key in ("family", "names") or key.startswith(_PREFIXES):
+    if key in (*_PLAIN, *UNPREFIXED) or key.startswith(_PREFIXES):
         return
     if not key.startswith(_VISION_PREFIXES) or key in _VISION_PREFIXES:
-        every = sorted((*_PLAIN, "family", "names", *(f"{prefix}*" for prefix in (*_PREFIXES, *_VISION_PREFIXES))))
+        every = sorted((*_PLAIN, *UNPREFIXED, *(f"{prefix}*" for prefix in (*_PREFIXES, *_VISION_PREFIXES))))
         close = difflib.get_close_matches(key, [*_PLAIN, *KNOWN, "verify.cosine"], n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(every)}"
         raise ConfigError(f"unknown model setting {key!r}; {hint}")

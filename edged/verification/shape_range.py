@@ -33,13 +33,20 @@ class ShapeRange(msgspec.Struct, frozen=True):
         """Return the range that was learnt from a model's traffic, or else the range of its settings."""
         if model.learnt.ranges:
             return cls(model.learnt, tuple(sorted(each.name for each in model.learnt.ranges)))
-        return cls.read(model.inspection.signature, model.entry.settings, model.picture)
+        exact = model.recognition.reading.exact
+        return cls.read(model.inspection.signature, model.entry.settings, model.picture, exact)
 
     @classmethod
-    def read(cls, signature: Signature, settings: Mapping[str, str], picture: tuple[int, int] | None) -> ShapeRange:
+    def read(
+        cls,
+        signature: Signature,
+        settings: Mapping[str, str],
+        picture: tuple[int, int] | None,
+        exact: Mapping[str, tuple[int, ...]] = {},
+    ) -> ShapeRange:
         """Return the range of `Profile.of`; empty if it is unknown."""
         try:
-            profile = Profile.of(signature, settings, picture)
+            profile = Profile.of(signature, settings, picture, exact)
         except Unsuitable:
             return cls()
         return cls(profile, tuple(sorted(key[len(PREFIX) :] for key in settings if key.startswith(PREFIX))))

@@ -180,7 +180,9 @@ def _golden(model: Model) -> str:
     samples = sorted(map(model.content, model.samples))  # the names of the files do not matter
     shape_range = ShapeRange.of(model)
     shapes = [str(shape_range.profile), shape_range.given]
-    return f"{model.digest}-{_short([_QUESTIONS, model.recognition.preprocess, samples, shapes])}"
+    made_from = [_QUESTIONS, model.recognition.preprocess, samples, shapes]
+    constants = model.recognition.reading.constants
+    return f"{model.digest}-{_short([*made_from, constants] if constants else made_from)}"
 
 
 def _detections(recognition: Recognition) -> str:

@@ -35,6 +35,7 @@ from edged.vision.families.mmdet import MmDet, RtmDet
 from edged.vision.families.movenet import MoveNet
 from edged.vision.families.nanodet import NanoDet, NanoDetPlus
 from edged.vision.families.paddle import PicoDet, PpYoloEPlus
+from edged.vision.families.prompted import GroundingDino, OwlV2, OwlVit
 from edged.vision.families.scrfd import Scrfd
 from edged.vision.families.ssd import Ssd
 from edged.vision.families.topdown import HrNet, RtmPose
@@ -94,6 +95,9 @@ FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
         Detr,
         DeformableDetr,
         RtDetrTransformers,
+        OwlVit,
+        OwlV2,
+        GroundingDino,
         RtmDet,
         MmDet,
         PicoDet,
@@ -165,6 +169,8 @@ _RULES: tuple[Rule, ...] = (
     TorchVision.by_names,
     RtDetr.by_names,
     RfDetr.by_names,
+    OwlVit.by_names,
+    GroundingDino.by_names,  # before Detr, whose outputs it has
     Detr.by_names,
     RtmDet.by_names,
     PicoDet.by_names,

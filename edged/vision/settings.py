@@ -18,7 +18,8 @@ PREPROCESS = tuple(
 )
 THRESHOLDS = tuple(f"thresholds.{k}" for k in ("score", "iou", "max_detections", "class_agnostic"))
 DECODE = tuple(f"decode.{k}" for k in ("activation", "anchors", "background", "boxes", "scores"))
-KNOWN = ("family", "names", *PREPROCESS, *THRESHOLDS, *DECODE)
+UNPREFIXED = ("family", "names", "prompts")
+KNOWN = (*UNPREFIXED, *PREPROCESS, *THRESHOLDS, *DECODE)
 
 _PREFIXES = ("preprocess.", "thresholds.", "decode.")
 _MOST_UNKNOWN, _MOST_SHOWN = 5, 60  # the most unknown keys that an error names, and the most characters of a value

@@ -56,6 +56,7 @@ NOT_RUN = {
     r"edged [\w ]*.*(--inventory|tls:dock)": "needs other boxes; tests/integration/test_remote.py has some",
     r"edged reload|sudo edged reload": "needs a daemon with a file; tests/integration/test_reload.py runs it",
     r"edged config check edged.toml": "shows what is wrong; tests/unit/test_config_command.py runs it",
+    r"edged models (add|set) owl": "needs weights; tests/integration/test_prompted_models.py runs it",
     r"edged models add yolo|edged models add street": "shows a refusal; tests/integration/test_repairs.py runs it",
     r"edged \d|cpu \d|making |[A-Z]{4}|doors  |front|openvino  |open  |\{\"time": "output",
     r"# (Frigate|prometheus)": "a file of another program",

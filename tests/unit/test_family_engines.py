@@ -132,7 +132,11 @@ def test_judge_broken_list_is_rejected(name: str, what: str) -> None:
     answers = as_reported(export, SEEN)
     for output, array in answers.items():
         if array.dtype == np.float32:
-            broken = {"no numbers": array + np.nan, "nothing": array * 0, "another type": array.astype(np.float64)}
+            broken = {
+                "no numbers": array + np.nan,
+                "nothing": np.zeros_like(array),
+                "another type": array.astype(np.float64),
+            }
             answers[output] = broken[what]
     assert not verdict(found, samples, answers, "int8").accepted
 

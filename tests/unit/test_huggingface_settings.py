@@ -56,12 +56,28 @@ def test_settings_of_a_detector(tmp_path: Path, file: str) -> None:
         ({"size": {"shortest_edge": 800, "longest_edge": 1333}}, {}),
         ({"size": 800, "max_size": 1333}, {}),
         ({"size": {"height": "640", "width": None}}, {}),
+        ({"size": [640, 512]}, {"preprocess.height": "640", "preprocess.width": "512"}),
+        ({"size": [640]}, {}),
+        ({"size": [640, True]}, {}),
         ({"image_mean": "grey"}, {}),
         ([], {}),
     ],
 )
 def test_settings_of_a_processor(tmp_path: Path, processor: object, settings: dict[str, str]) -> None:
     assert settings_of(tmp_path, {"model_type": "d_fine"}, processor) == {"family": "rtdetr-transformers", **settings}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("owlvit", {"family": "owlvit"}),
+        ("owlv2", {"family": "owlv2"}),
+        ("grounding-dino", {"family": "grounding-dino", "outputs.finite": "ignore"}),
+        ("mm-grounding-dino", {"family": "grounding-dino", "outputs.finite": "ignore"}),
+    ],
+)
+def test_settings_of_a_zero_shot_detector_have_no_names(tmp_path: Path, kind: str, settings: dict[str, str]) -> None:
+    assert settings_of(tmp_path, {"model_type": kind, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}}) == settings
 
 
 @pytest.mark.parametrize("labels", [{"1": "starts at one"}, {"0": "with, comma"}, {}])

@@ -94,7 +94,9 @@ def test_settings_with_values_are_read_in_their_units_and_order() -> None:
         "verify.fp16.cosine": "0.9",
         "verify.cosine": "0.99",
         "verify.boxes": "1/2",
-        **dict.fromkeys(("family", "names", "preprocess.scale", "thresholds.score"), "x"),  # the family checks these
+        **dict.fromkeys(
+            ("family", "names", "prompts", "preprocess.scale", "thresholds.score"), "x"
+        ),  # the family checks these
     }
     validate(settings)
     assert backends(settings) == ("openvino", "null")

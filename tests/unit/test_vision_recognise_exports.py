@@ -10,6 +10,7 @@ import pytest
 
 from edged.errors import ConfigError
 from edged.tensors import Dim, TensorSpec
+from edged.vision.families.prompted import CLIP_MEAN, CLIP_STD
 from edged.vision.family import Thresholds, open_family
 from edged.vision.metadata import read_metadata
 from edged.vision.placement import Fit
@@ -38,6 +39,9 @@ FED = {
     "transformers, detr": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "transformers, deformable detr": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "transformers, rt-detr": STRETCH,
+    "transformers, owlvit": msgspec.structs.replace(STRETCH, mean=CLIP_MEAN, std=CLIP_STD),
+    "transformers, owlv2": Preprocess(WIDTH, HEIGHT, fit=Fit.TOP_LEFT, pad=128, mean=CLIP_MEAN, std=CLIP_STD),
+    "transformers, grounding dino": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "rtmdet, mmdeploy": Preprocess(
         WIDTH,
         HEIGHT,
@@ -258,7 +262,8 @@ def test_recognise_sizes_of_another_kind_are_not_filled(sizes: tuple[str, str, t
 
 def test_extra_inputs_are_sizes_factors_and_masks_of_the_whole_input() -> None:
     placements = [EXPORTS["rt-detr"].place(1280, 720), EXPORTS["rt-detr"].place(333, 1001)]
-    found = {name: open_family(export.recognition).extra_inputs(placements) for name, export in EXPORTS.items()}
+    plain = {name: export for name, export in EXPORTS.items() if not export.recognition.reading.constants}
+    found = {name: open_family(export.recognition).extra_inputs(placements) for name, export in plain.items()}
     sizes = found.pop("rt-detr")["orig_target_sizes"]
     assert (sizes.dtype.name, sizes.tolist()) == ("int64", [[WIDTH, HEIGHT], [WIDTH, HEIGHT]])
     assert found.pop("transformers, detr")["pixel_mask"].tolist() == np.ones((2, 64, 64)).tolist()

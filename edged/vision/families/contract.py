@@ -33,7 +33,9 @@ class Reading(msgspec.Struct, frozen=True):
     `is_list`: rows are sorted by score, or their number varies, so row i of two engines need not match. `dense` names
     outputs of such a model that can still be compared row by row, such as mask prototypes. `is_suppressed`: the graph
     also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown. `extras`
-    are the inputs besides the picture that the family fills: their names, and their shapes for one picture.
+    are the inputs besides the picture that the family fills: their names, and their shapes for one picture. `constants`
+    are INT64 inputs [rows, columns] that have the same values for every picture, such as the token ids of prompts:
+    their names and rows. A model with constants gets one picture at a time.
     """
 
     outputs: tuple[str, ...] = ()
@@ -45,6 +47,15 @@ class Reading(msgspec.Struct, frozen=True):
     dense: tuple[str, ...] = ()
     classes: int = 0
     extras: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    constants: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
+
+    @property
+    def exact(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all inputs that the family fills, for a model that gets one picture at a time; else empty."""
+        if not self.constants:
+            return {}
+        shapes = {name: (1, *shape) for name, shape in self.extras}
+        return shapes | {name: (len(rows), len(rows[0])) for name, rows in self.constants}
 
     def width(self, besides: int) -> Size:
         """Return the number of values per detection: one per class, and `besides` others."""
@@ -147,7 +158,8 @@ class Opened(msgspec.Struct, frozen=True):
         """Return the inputs besides the picture that the family fills, by name, for a batch of pictures with these
         placements.
 
-        Each has a first dimension of len(placements). Most models have no such inputs.
+        The first dimension of each is len(placements), or a multiple of it if it has several rows for a picture. Most
+        models have no such inputs.
         """
         return {}
 

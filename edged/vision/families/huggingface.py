@@ -84,7 +84,7 @@ class Detr(Family, frozen=True):
         slots, masks = logits[2], [spec for spec in evidence.inputs if spec.name == _MASK]
         if (isinstance(slots, int) and slots <= cls.nothing) or any(len(spec.shape) != 3 for spec in masks):
             return None
-        extras = tuple((_MASK, _mask_size(spec, evidence)) for spec in masks)
+        extras = tuple((_MASK, mask_size(spec, evidence)) for spec in masks)
         reading = Reading((_LOGITS, _BOXES), is_list=True, extras=extras)
         return Claim(cls.name, reason, reading, count_classes(slots, cls.nothing))
 
@@ -99,7 +99,7 @@ class Detr(Family, frozen=True):
         return undecided(what, *families, DeformableDetr.name, RtDetrTransformers.name)
 
 
-def _mask_size(mask: TensorSpec, evidence: Evidence) -> tuple[int, ...]:
+def mask_size(mask: TensorSpec, evidence: Evidence) -> tuple[int, ...]:
     """Return rows and columns of `pixel_mask`; open dimensions are those of the picture."""
     width, height = evidence.size or (0, 0)
     pairs = zip(mask.shape[1:], (height, width), strict=True)

@@ -1,0 +1,244 @@
+"""Zero-shot detectors of Hugging Face's transformers, which look for the texts in the setting `prompts`: OWL-ViT,
+OWLv2 and Grounding DINO, as Optimum and transformers.js export them.
+
+OWL-ViT and OWLv2: inputs `pixel_values` [N, 3, H, W] FP32, `input_ids` and `attention_mask` [texts, 16] INT64; outputs
+`logits` [N, P, texts], `pred_boxes` [N, P, 4], `text_embeds` and `image_embeds`, with P the patches of the picture.
+Each text is CLIP's token ids, padded with zeros. The graph takes the largest id as the end of the text, and each token
+sees only those before it, so the padding has no effect. Only config.json next to the file says which of the two it is,
+and their pictures differ:
+
+- OWL-ViT: stretched, usually to 768 x 768; normalised as for CLIP.
+- OWLv2: in the top left corner of a square, the rest grey (0.5); usually 960 x 960; normalised as for CLIP. Boxes are
+  relative to the square.
+
+Grounding DINO (and MM Grounding DINO): inputs `pixel_values` as above, stretched and normalised as for ImageNet,
+`pixel_mask` INT64 [N, H, W] of ones, and INT64 [N, L] `input_ids`, `token_type_ids` (zeros) and `attention_mask`
+(ones); outputs `logits` [N, 900, 256], a column for each of the L tokens and minus infinity for the rest, and
+`pred_boxes` [N, 900, 4]. One text has all prompts, each closed by a full stop: "a cat. a dog.", in BERT's token ids.
+If L is fixed, the rest is zeros in `input_ids` and `attention_mask`. The graph itself contains the ids 101, 102, 1012
+and 1029 of BERT's uncased vocabulary, which separate the prompts.
+
+Boxes are cx, cy, w, h in 0..1 of the input; no NMS. As in transformers, each patch or query counts once, with the best
+of its prompts, if the sigmoid of the logit is above the threshold: 0.1 for OWL, 0.25 for Grounding DINO. There the
+logit of a prompt is the largest of its tokens. transformers also counts full stops and the start and end tokens, and
+returns the words whose tokens are above a second threshold, so that a label can be a part of a prompt, words of
+several, or empty. Here a label is always a whole prompt.
+
+Source: the processors and image processors of transformers (`processing_owlv2.py` at commit ed921f9,
+`image_processing_owlv2.py` at 06053b8 and its fast version at 0cd6bcd, which is the one that pads with grey,
+`processing_grounding_dino.py` at 7abb76c), the ONNX configurations of optimum-onnx (commit 1939f27), transformers.js
+(commit 5ed4c5c). The inputs of Grounding DINO are known from transformers.js only: Optimum does not export it. Not
+verified on trained weights. The authors resize with other filters: OWL-ViT bicubic, OWLv2 with a Gaussian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from edged.tensors import Array, Dim
+from edged.vision import prompts as setting
+from edged.vision.detections import Detections
+from edged.vision.families.contract import Claim, Evidence, Family, Feed, Reading, may_be, undecided
+from edged.vision.families.decoding import (
+    ANY,
+    Outputs,
+    Thresholds,
+    at_least,
+    best_class,
+    corners,
+    logit,
+    picture_tensor,
+    sigmoid,
+    to_detections,
+)
+from edged.vision.families.huggingface import mask_size
+from edged.vision.placement import Fit, Placement
+from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Triple
+from edged.vision.prompts import PROMPTS, Prompt
+
+_LOGITS, _BOXES, _EMBEDDED = "logits", "pred_boxes", ("text_embeds", "image_embeds")
+_IDS, _ATTENTION, _TYPES, _MASK = "input_ids", "attention_mask", "token_type_ids", "pixel_mask"
+_TOKENS = 16  # of one text of OWL
+_MOST = 256  # tokens of all texts of Grounding DINO
+_START, _END, _STOP, _QUESTION = 101, 102, 1012, 1029  # [CLS], [SEP], "." and "?"
+
+# Mean and standard deviation of the pixels that CLIP was trained on, RGB in 0..1.
+CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
+
+
+class _Prompted(Family, frozen=True):
+    """What the families have in common: the prompts are constants, and each row of the outputs counts once."""
+
+    thresholds = Thresholds(score=0.1)
+
+    def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
+        """Return the token ids and masks, INT64. The picture fills the input, so all pixels of a mask are 1."""
+        n = len(placements)
+        texts = {name: np.tile(np.array(rows, np.int64), (n, 1)) for name, rows in self.reading.constants}
+        return texts | {name: np.ones((n, *shape), np.int64) for name, shape in self.reading.extras}
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        logits = self._logits(outputs, index)
+        boxes = picture_tensor(outputs, _BOXES, index, len(logits), 4)
+        best, class_ids = best_class(logits.astype(np.float32, copy=False))
+        rows = np.flatnonzero(best > logit(thresholds.score))
+        found = corners(self.in_pixels(boxes[rows]))
+        return to_detections(found, sigmoid(best[rows]), class_ids[rows], placement, thresholds, needs_nms=False)
+
+    def _logits(self, outputs: Outputs, index: int) -> Array:
+        """Return the logits of one picture, [rows, prompts]."""
+        raise NotImplementedError
+
+
+class OwlVit(_Prompted, frozen=True):
+    """OWL-ViT: a logit for each patch and prompt."""
+
+    name = "owlvit"
+    needs = f"inputs {_IDS} and {_ATTENTION} INT64, outputs {_LOGITS} [N, P, texts] and {_BOXES} [N, P, 4]"
+    feed: ClassVar[Feed] = {"mean": CLIP_MEAN, "std": CLIP_STD}
+    own_inputs = (_IDS, _ATTENTION)
+
+    def _logits(self, outputs: Outputs, index: int) -> Array:
+        return picture_tensor(outputs, _LOGITS, index, ANY, self.reading.width(0))
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        texts = _texts(evidence)
+        if texts is None:
+            return None
+        prompts = setting.read(evidence.settings)
+        count, length = texts
+        width = length if isinstance(length, int) else _TOKENS
+        problem = _lacking(prompts) or _unfit(prompts, count, width, _shape(evidence, _LOGITS)[2])
+        if problem:
+            return Claim(None, f"{reason}; {problem}")
+        ids = tuple((*prompt.tokens, *[0] * (width - len(prompt.tokens))) for prompt in prompts)
+        mask = tuple(tuple(int(at < len(prompt.tokens)) for at in range(width)) for prompt in prompts)
+        reading = Reading((_LOGITS, _BOXES), constants=((_IDS, ids), (_ATTENTION, mask)))
+        return _claim(cls.name, reason, reading, prompts)
+
+    @classmethod
+    def by_names(cls, evidence: Evidence) -> Claim | None:
+        """Name both families with these tensors; only the setting decides."""
+        if _texts(evidence) is None or set(evidence.output_names) != {_LOGITS, _BOXES, *_EMBEDDED}:
+            return None
+        what = f"inputs and outputs of OWL-ViT and OWLv2; its model_type in config.json decides; with {PROMPTS}"
+        return undecided(what, cls.name, OwlV2.name)
+
+
+class OwlV2(OwlVit, frozen=True):
+    """OWLv2: as `OwlVit`, but the picture is in a corner of a grey square."""
+
+    name = "owlv2"
+    feed: ClassVar[Feed] = {"mean": CLIP_MEAN, "std": CLIP_STD, "fit": Fit.TOP_LEFT, "pad": 128}
+
+
+class GroundingDino(_Prompted, frozen=True):
+    """Grounding DINO: a logit for each query and token."""
+
+    name = "grounding-dino"
+    needs = f"inputs {_IDS} and {_ATTENTION} INT64, outputs {_LOGITS} [N, Q, tokens] and {_BOXES} [N, Q, 4]"
+    feed: ClassVar[Feed] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    thresholds = Thresholds(score=0.25)
+    own_inputs = (_IDS, _TYPES, _ATTENTION, _MASK)
+
+    def _logits(self, outputs: Outputs, index: int) -> Array:
+        rows = dict(self.reading.constants)
+        ids = np.array(rows[_IDS][0][: sum(rows[_ATTENTION][0])])
+        logits = picture_tensor(outputs, _LOGITS, index, ANY, at_least(len(ids)))
+        words = np.flatnonzero((ids != _START) & (ids != _STOP) & (ids != _END))
+        firsts = np.flatnonzero(np.diff(words, prepend=-1) > 1)
+        best: Array = np.maximum.reduceat(logits[:, words], firsts, axis=1)
+        return best
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        texts = _texts(evidence)
+        if texts is None or not may_be(texts, 1, None):
+            return None
+        prompts = setting.read(evidence.settings)
+        problem = _lacking(prompts) or _unjoinable(prompts)
+        ids = (_START, *(each for prompt in prompts for each in (*prompt.tokens[1:-1], _STOP)), _END)
+        width = texts[1] if isinstance(texts[1], int) else len(ids)
+        if not problem and len(ids) > min(width, _MOST):
+            problem = f"{PROMPTS} have {len(ids)} tokens together; the model takes {min(width, _MOST)}"
+        if problem:
+            return Claim(None, f"{reason}; {problem}")
+        there = {spec.name: spec for spec in evidence.inputs}
+        rest = (0,) * (width - len(ids))
+        values = {_IDS: ids + rest, _TYPES: (0,) * width, _ATTENTION: (1,) * len(ids) + rest}
+        constants = tuple((name, (row,)) for name, row in values.items() if name in there)
+        extras = ((_MASK, mask_size(there[_MASK], evidence)),) if _MASK in there else ()
+        reading = Reading((_LOGITS, _BOXES), is_list=True, extras=extras, constants=constants)
+        return _claim(cls.name, reason, reading, prompts)
+
+    @classmethod
+    def by_names(cls, evidence: Evidence) -> Claim | None:
+        names = {spec.name for spec in evidence.inputs}
+        if names.isdisjoint((_TYPES, _MASK)) or set(evidence.output_names) != {_LOGITS, _BOXES}:
+            return None
+        return cls.claim(evidence, "inputs of Grounding DINO")
+
+
+def _texts(evidence: Evidence) -> tuple[Dim, Dim] | None:
+    """Return the declared shape of the token ids; None if inputs or outputs are not those of these families, or if the
+    model takes several pictures at once."""
+    there = {spec.name: spec for spec in evidence.inputs}
+    texts = [there[name] for name in (_IDS, _ATTENTION, _TYPES) if name in there]
+    if {_IDS, _ATTENTION} - there.keys() or any(spec.datatype != "INT64" or len(spec.shape) != 2 for spec in texts):
+        return None
+    if not may_be(there[evidence.picture.name].shape, 1, None, None, None):
+        return None
+    if not may_be(_shape(evidence, _LOGITS), None, None, None) or not may_be(_shape(evidence, _BOXES), None, None, 4):
+        return None
+    count, length = there[_IDS].shape
+    return count, length
+
+
+def _shape(evidence: Evidence, output: str) -> tuple[Dim, ...]:
+    return next((spec.shape for spec in evidence.outputs if spec.name == output), ())
+
+
+def _lacking(prompts: Sequence[Prompt]) -> str:
+    """Return what is missing in the setting `prompts`; empty if it has texts and their token ids."""
+    if not prompts:
+        return f'set {PROMPTS}, for example prompts = "a photo of a cat, a photo of a dog"'
+    text = next((prompt.text for prompt in prompts if not prompt.tokens), None)
+    if text is None:
+        return ""
+    how = "edged models add, edged inspect and edged models set --tokenizer add them, from tokenizer.json of the model"
+    return f"prompt {text[:60]!r} has no token ids; {how}"
+
+
+def _unfit(prompts: Sequence[Prompt], count: Dim, width: int, classes: Dim) -> str:
+    """Return why the texts do not fit OWL's inputs; empty if they do."""
+    fixed = next((dim for dim in (count, classes) if isinstance(dim, int) and dim != len(prompts)), None)
+    if fixed is not None:
+        return f"{PROMPTS} lists {len(prompts)} texts; the model fixes their number to {fixed}"
+    longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+    if len(longest.tokens) > width:
+        return f"prompt {longest.text[:60]!r} has {len(longest.tokens)} tokens; the model takes {width}: shorten it"
+    odd = next((prompt.text for prompt in prompts if max(prompt.tokens) != prompt.tokens[-1]), None)
+    if odd is not None:
+        return f"prompt {odd[:60]!r} needs the token ids of CLIP: the last one, the end of the text, is the largest"
+    return ""
+
+
+def _unjoinable(prompts: Sequence[Prompt]) -> str:
+    """Return why the texts cannot be joined to one text of Grounding DINO; empty if they can."""
+    for prompt in prompts:
+        start, *words, end = prompt.tokens if len(prompt.tokens) > 2 else (0, 0, 0)
+        if (start, end) != (_START, _END):
+            what = f"{_START} at the start and {_END} at the end, as BERT's uncased vocabulary has"
+            return f"prompt {prompt.text[:60]!r} needs the token ids {what}"
+        if not {_START, _END, _STOP, _QUESTION}.isdisjoint(words):
+            return f'prompt {prompt.text[:60]!r} has a "." or "?", which separate prompts; leave it out'
+    return ""
+
+
+def _claim(name: str, reason: str, reading: Reading, prompts: Sequence[Prompt]) -> Claim:
+    return Claim(name, reason, reading, len(prompts), names=tuple(prompt.text for prompt in prompts))
