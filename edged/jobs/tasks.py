@@ -42,6 +42,10 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         from edged.jobs.inspect import inspect  # imports the onnx package, which the other jobs do not need
 
         return inspect(Path(job.path), lambda stage: report(jobs.Progress(stage.value)))
+    if isinstance(job, (jobs.Recognise, jobs.LoadFamilies)):
+        from edged.jobs import families
+
+        return families.recognise(job, report) if isinstance(job, jobs.Recognise) else families.load(job, report)
     if isinstance(job, jobs.Check):
         require_same(job.order)
         return trial.attempt(job, registry.load(job.order.recipe.backend), report)

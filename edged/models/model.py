@@ -34,9 +34,13 @@ class Model(msgspec.Struct, frozen=True):
     batch_gain: float = 0.0
 
     @classmethod
-    def of(cls, entry: ModelEntry, inspection: Inspection) -> Model:
-        """Combine entry and inspection. Raises ConfigError if settings or config.pbtxt do not match the model,
-        ModelRefused if the model cannot be served."""
+    def of(cls, entry: ModelEntry, inspection: Inspection, recognition: Recognition | None = None) -> Model:
+        """Combine entry and inspection. `recognition` is that of a family of another package; None if only edged's own
+        families may decode the model.
+
+        Raises ConfigError if settings or config.pbtxt do not match the model, ModelRefused if the model cannot be
+        served.
+        """
         if entry.problem:
             raise ConfigError(entry.problem)
         if inspection.finding is not None:
@@ -46,7 +50,7 @@ class Model(msgspec.Struct, frozen=True):
             raise ModelRefused(f"model {entry.name} has no outputs")
         if entry.triton is not None:
             triton_check.check(entry.triton, signature, inspection.optional)
-        recognition = recognise(
+        recognition = recognition or recognise(
             signature.inputs,
             signature.outputs,
             inspection.metadata,

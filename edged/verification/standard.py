@@ -147,13 +147,18 @@ def _golden(model: Model) -> str:
     samples = sorted(map(model.content, model.samples))  # the names of the files do not matter
     shape_range = ShapeRange.of(model)
     shapes = [str(shape_range.profile), shape_range.given]
-    return f"{model.digest}-{_short([_QUESTIONS, model.recognition.preprocess, samples, shapes])}"
+    made_of = [_QUESTIONS, model.recognition.preprocess, samples, shapes]
+    # A package's code fills the inputs besides the picture.
+    by_package = [model.recognition.package] if model.recognition.package and model.recognition.reading.extras else []
+    return f"{model.digest}-{_short([*made_of, *by_package])}"
 
 
 def _detections(recognition: Recognition) -> str:
     if recognition.family is None:
         return ""
-    return _short([recognition.family, recognition.reading, recognition.thresholds])
+    decoded = [recognition.family, recognition.reading, recognition.thresholds]
+    # Another package may change at any time, and a verdict by its earlier code is out of date.
+    return _short([*decoded, recognition.package] if recognition.package is not None else decoded)
 
 
 def _short(content: object) -> str:
