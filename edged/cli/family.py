@@ -146,16 +146,14 @@ def write_project(name: str, into: Path | None = None) -> Path:
 
 def _require_name(name: str) -> None:
     from edged.family_packages import NAME
-    from edged.vision.family import FAMILIES
+    from edged.vision.family import FAMILIES, RAW
 
-    if name in FAMILIES or name == "raw":
+    if name in FAMILIES or name == RAW:
         raise InvalidInput(f"{name!r} is a family of edged; choose another name")
     is_plain = name[:1].isalpha() and "." not in name and not any(mark * 2 in name for mark in "-_")
     if not NAME.fullmatch(name) or not is_plain or len(name) > _LONGEST_NAME:
-        raise InvalidInput(
-            f"invalid family name {name[:80]!r}; use up to {_LONGEST_NAME} lower-case letters, digits, and single - or _ between"
-            " them, a letter first"
-        )
+        allowed = f"up to {_LONGEST_NAME} lower-case letters, digits, and single - or _ between them, a letter first"
+        raise InvalidInput(f"invalid family name {name[:80]!r}; use {allowed}")
 
 
 def _files(folder: Traversable, path: Path) -> Iterator[tuple[Path, str]]:

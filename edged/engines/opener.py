@@ -181,7 +181,7 @@ class Opener:
     ) -> ServingSession:
         apart, kind = engine.apart, _kind(model, engine)
         link = await self._hosts.get(kind, Path(model.entry.path))
-        tenant = Tenant(EngineId(model.name, engine.digest), model.limits, _other_family(model))
+        tenant = Tenant(EngineId(model.name, engine.digest), model.limits, model.recognition.other_family)
         edition, artefact = engine.edition, self._artefact(engine)
         order, batches = model.order(engine.recipe, artefact, parallelism=parallelism), batching(model, engine.recipe)
         ref = EngineRef(
@@ -296,12 +296,6 @@ def _kind(model: Model | None, engine: PlannedEngine) -> HostKind:
     backend, package = engine.recipe.backend, model.recognition.package if model is not None else None
     own = f"{engine.apart} {package} {package.digest} " if package is not None else engine.apart
     return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "", own)
-
-
-def _other_family(model: Model) -> str:
-    """Return words for the family if it is from another package; otherwise an empty text."""
-    found = model.recognition
-    return f"family {found.family} of package {found.package}" if found.package is not None else ""
 
 
 def _may_serve(engine: PlannedEngine) -> bool:

@@ -14,7 +14,7 @@ from edged.models.inspection import Inspection
 from edged.models.repair import Record
 from edged.models.samples import content, is_tensors
 from edged.models.triton_config import TritonConfig
-from edged.vision.family import Recognition, recognise
+from edged.vision.family import RAW, Recognition, recognise
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -126,8 +126,11 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each field of config.pbtxt without effect, and for each TOML file that is not read."""
-        return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread)
+        """A line for each field of config.pbtxt without effect, for each TOML file that is not read, and for a family
+        that the settings name, but that may not run."""
+        is_asked = self.entry.settings.get("family", RAW) != RAW and self.recognition.family is None
+        refused = (self.recognition.reason,) if is_asked else ()
+        return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread, *refused)
 
     @property
     def picture(self) -> tuple[int, int] | None:

@@ -48,6 +48,9 @@ from edged.vision.preprocess import Preprocess, find_picture, input_size, prepro
 __all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
 
 
+RAW = "raw"  # the setting `family` of a model that serves raw tensors
+
+
 class Recognition(msgspec.Struct, frozen=True):
     """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to hosts.
 
@@ -65,6 +68,11 @@ class Recognition(msgspec.Struct, frozen=True):
     reading: Reading = Reading()
     is_set: bool = False  # the family is set by the user, not recognised from the file
     package: Package | None = None  # the other package that the family is from; None for a family of edged
+
+    @property
+    def other_family(self) -> str:
+        """Words for the family and its package if it is from another package; otherwise empty."""
+        return f"family {self.family} of package {self.package}" if self.package is not None else ""
 
     @property
     def output(self) -> str:
@@ -270,7 +278,7 @@ def _claim(
     others: Sequence[ThirdParty],
 ) -> Claim:
     wanted = settings.get("family")
-    if wanted == "raw":
+    if wanted == RAW:
         return Claim(None, "the setting family=raw")
     if wanted is not None:
         return _claim_by_setting(wanted, evidence, outputs, others)
@@ -285,7 +293,7 @@ def _claim_by_setting(
     other = next((each for each in others if each.name == wanted), None)
     family = FAMILIES.get(wanted) if other is None else other.kind
     if family is None:
-        raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*FAMILIES, 'raw'))}")
+        raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*FAMILIES, RAW))}")
     claim = None
     if evidence is not None:
         claim = (other or family).claim(evidence, f"the setting family={wanted}")
