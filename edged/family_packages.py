@@ -59,7 +59,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 def offers() -> tuple[Offer, ...]:
     """Return every family that an installed package offers, by name. Reads the disk and runs no code of a package."""
-    found = sorted(map(_offer, _points()), key=lambda offer: offer.family)
+    found = sorted(map(_offer, _points()), key=lambda offer: (offer.family, offer.package.name))
     times = Counter(offer.family for offer in found)
     return tuple(_unambiguous(offer, found) if times[offer.family] > 1 else offer for offer in found)
 
@@ -69,10 +69,10 @@ def folders(family: str) -> tuple[str, ...]:
     return tuple(str(place) for point in _points() if point.name == family for place in _places(point.value))
 
 
-def permit() -> None:
-    """Allow this process to run the code of packages."""
+def permit(is_permitted: bool = True) -> None:
+    """Allow this process to run the code of packages, or forbid it again."""
     global _is_permitted
-    _is_permitted = True
+    _is_permitted = is_permitted
 
 
 def is_permitted() -> bool:
@@ -95,7 +95,7 @@ def load(family: str, package: Package) -> object:
     module, _, name = offer.target.partition(":")
     try:
         found: object = getattr(importlib.import_module(module), name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a thread of a host would end silently
         raise failed(family, package, error, f"cannot import {offer.target}") from error
     _current(family, package)  # its files may have been replaced meanwhile
     if _imported.setdefault(module, package) != package:

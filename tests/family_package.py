@@ -34,14 +34,14 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.replace("_", "-").split("-"))
 
 
-def describe(site: Path, name: str, version: str = "0.1.0", target: str = "") -> None:
-    """Write the metadata of a package with one family."""
+def describe(site: Path, name: str, version: str = "0.1.0", target: str = "", entry: str = "") -> None:
+    """Write the metadata of a package with one family. `entry` and `target` are the two sides of its entry point."""
     module = f"edged_family_{name}".replace("-", "_")
     about = site / f"{module}-{version}.dist-info"
     about.mkdir(parents=True, exist_ok=True)
     about.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: edged-family-{name}\nVersion: {version}\n")
     target = target or f"{module}:{class_name(name)}"
-    about.joinpath("entry_points.txt").write_text(f"[edged.families]\n{name} = {target}\n")
+    about.joinpath("entry_points.txt").write_text(f"[edged.families]\n{entry or name} = {target}\n")
 
 
 def environment(site: Path) -> dict[str, str]:

@@ -66,7 +66,7 @@ class ThirdParty(msgspec.Struct, frozen=True):
             return None if claim is None else _checked_claim(claim, self.name, evidence, str(self.package))
         except ConfigError:  # a setting of the user
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _failed(self.name, self.package, error, "recognising a model") from error
 
 
@@ -82,9 +82,6 @@ def _checked_class(found: object, family: str, package: Package) -> Kind:
     _require_contract(found, family, package)
     try:
         _require_attributes(found, family)
-        for rule in ("claim", *RULES):
-            if not callable(getattr(found, rule, found)):
-                raise ValueError(f"{rule} is not a class method")
         return _guarded(found, package)
     except Exception as error:
         raise _failed(family, package, error, "its class cannot be used") from error
@@ -106,17 +103,21 @@ def _require_contract(found: Kind, family: str, package: Package) -> None:
 def _require_attributes(found: Kind, family: str) -> None:
     """Raise an error if a class attribute is missing or of another type."""
     if getattr(found, "name", None) != family:
-        raise ValueError(f"its name is {getattr(found, 'name', None)!r}, its entry point is {family!r}")
+        raise _Invalid(f"its name is {getattr(found, 'name', None)!r}, its entry point is {family!r}")
     if not isinstance(getattr(found, "needs", None), str):
-        raise ValueError("needs is missing; it is a text that names the model's tensors")
+        raise _Invalid("needs is missing; it is a text that names the model's tensors")
     if not isinstance(found.thresholds, Thresholds):
-        raise ValueError("thresholds is not a Thresholds")
+        raise _Invalid("thresholds is not a Thresholds")
     if not isinstance(found.own_inputs, tuple):
-        raise ValueError("own_inputs is not a tuple of names")
+        raise _Invalid("own_inputs is not a tuple of names")
+    for rule in ("claim", *RULES):
+        method = getattr(found, rule, None)
+        if not callable(method) and (method is not None or rule == "claim"):
+            raise _Invalid(f"{rule} is not a class method")
     size = {"width": 1, "height": 1}
     unknown = set(found.feed) - set(Preprocess.__struct_fields__) | set(found.feed) & set(size)
     if unknown:
-        raise ValueError(f"feed has {', '.join(sorted(unknown))}; it may have fields of Preprocess except the size")
+        raise _Invalid(f"feed has {', '.join(sorted(unknown))}; it may have fields of Preprocess except the size")
     msgspec.convert({**size, **msgspec.to_builtins(found.feed)}, ready(Preprocess))
 
 
@@ -136,7 +137,7 @@ def _guard(found: Kind, name: str, package: Package) -> Callable[..., object]:
             return check(self, inner(self, *arguments, **named), (*arguments, *named.values()))
         except (FamilyFailed, MemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a thread of a host would end silently
             raise _failed(self.name, package, error, name) from error
 
     return guarded
