@@ -37,7 +37,7 @@ _LOG = logging.getLogger("edged.engines")
 _FORMAT = 1  # of the cached answers; raise it when `jobs.families` or `vision.family.recognise` changes
 _KEPT = 1000  # cached answers
 _LIMITS = Limits(seconds=30.0, memory_mb=4096, stall_seconds=30.0)  # packages may import large libraries
-_STARVED = 8.0  # a child that waits for a processor gets up to this many times the limit as extra time
+_STARVED = 4.0  # a child that waits for a processor gets up to this many times the limit as extra time
 
 
 class Families:
