@@ -71,9 +71,9 @@ def list_(
     ] = None,
     json: common.Json = False,
 ) -> None:
-    """List the families of installed packages and of edged, and whether a daemon may use them.
+    """List the families of other packages and of edged.
 
-    The code of a package runs only if families.allow in the configuration names the family. This command loads the
+    The code of a package runs only if families.allow in the configuration names its family. This command loads the
     allowed families in a child process, as a daemon does, and shows why one cannot be used.
 
     Exit status: 0 every allowed family can be used, 1 one cannot.
