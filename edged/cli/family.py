@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _TEMPLATE, _ENDING = "family_template", ".in"
 _PREFIX = "edged-family-"
 _LONGEST_NAME = 40  # the lines of the template stay short enough
-_PACKAGE_FOLDER = "package"  # its name in the template; in a project it is the module's
+# Folders of the template with another name in a project; the Debian package leaves out folders that are called tests.
+_FOLDERS = {"package": "@MODULE@", "checks": "tests"}
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -135,7 +136,7 @@ def write_project(name: str, into: Path | None = None) -> Path:
         raise EdgedError(common.refused_by_system(error, folder)) from error
     try:
         for path, text in _files(resources.files("edged.cli").joinpath(_TEMPLATE), Path()):
-            place = folder / str(path).replace(_PACKAGE_FOLDER, values["@MODULE@"], 1)
+            place = folder / _filled("/".join(_FOLDERS.get(part, part) for part in path.parts), values)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(_filled(text, values), encoding="utf-8")
     except OSError as error:

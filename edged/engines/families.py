@@ -184,7 +184,7 @@ def _problem(offer: Offer) -> str:
 def _not_allowed(offer: Offer, raw: Recognition) -> Recognition:
     """Return the recognition of a model whose family is installed, but may not run."""
     why = (
-        f"raw tensors are served, because family {offer.family} of package {offer.package} is not allowed:"
+        f"family {offer.family} of package {offer.package} is not allowed;"
         f' add "{offer.family}" to families.allow in the configuration'
     )
     return msgspec.structs.replace(raw, reason=why)

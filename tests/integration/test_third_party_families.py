@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
@@ -98,6 +101,32 @@ def test_package_recognises_by_names_and_its_new_version_is_used(site: Path) -> 
             return all(now[key] and now[key] != standard for key, standard in before.items())
 
         wait_for("engines are verified with the new code", is_verified_again, 120)
+
+
+_LOADS = """
+import sys
+import edged
+
+_, file, cache, *families = sys.argv
+settings = {"family": "car-plates"}
+with edged.load(file, settings=settings, build=False, families=families, cache=cache) as model:
+    found = model.infer(file.replace(".onnx", ".png"))
+    print([(round(d.x1), round(d.y1), round(d.x2), round(d.y2)) for d in found.detections], sorted(found.outputs))
+"""
+
+
+@pytest.mark.parametrize(
+    ("families", "expected"), [([NAME], "[(32, 16, 96, 48)] []"), ([], "[] ['centres', 'scores', 'sizes']")]
+)
+def test_package_in_a_users_program_runs_if_the_program_names_it(
+    site: Path, tmp_path: Path, families: list[str], expected: str
+) -> None:
+    install(site, NAME)
+    file = save_model(tmp_path / "gate.onnx")
+    cv2.imwrite(str(tmp_path / "gate.png"), PICTURE)
+    command = [sys.executable, "-c", _LOADS, str(file), str(tmp_path / "cache"), *families]
+    done = subprocess.run(command, env=environment(site), capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout.strip() == expected, done.stderr
 
 
 # -- bad code --------------------------------------------------------------------------------------------------------
