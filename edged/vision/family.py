@@ -20,7 +20,15 @@ from edged.tensors import TensorSpec
 from edged.vision import settings as keys
 from edged.vision.families.centerface import CenterFace
 from edged.vision.families.classification import Classification, UltralyticsClassification
-from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, undecided
+from edged.vision.families.contract import (
+    Claim,
+    ContentFamily,
+    Evidence,
+    Family,
+    Reading,
+    Rule,
+    undecided,
+)
 from edged.vision.families.damo_yolo import DamoYolo
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
@@ -45,7 +53,7 @@ from edged.vision.families.yunet import YuNet
 from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import Preprocess, find_picture, input_size, preprocess_for
 
-__all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
+__all__ = ["ContentFamily", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
 
 
 RAW = "raw"  # the setting `family` of a model that serves raw tensors
@@ -80,7 +88,7 @@ class Recognition(msgspec.Struct, frozen=True):
         return self.reading.outputs[0] if self.reading.outputs else ""
 
 
-FAMILIES: dict[str, type[Family] | type[Classifier]] = {
+FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
     family.name: family
     for family in (
         Ultralytics,
@@ -261,7 +269,7 @@ def is_decoded_here(recognition: Recognition) -> bool:
     return recognition.family is not None and (recognition.package is None or family_packages.is_permitted())
 
 
-def open_family(recognition: Recognition) -> Family | Classifier:
+def open_family(recognition: Recognition) -> Family | ContentFamily:
     """Return the decoder of a recognised model. Raises Unsupported if it has no family, and the errors of
     `ThirdParty.load` if the family is from another package."""
     family, package, preprocess = recognition.family, recognition.package, recognition.preprocess

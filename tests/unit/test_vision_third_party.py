@@ -13,8 +13,9 @@ from edged import family_packages
 from edged.errors import ConfigError, EngineUnusable, FamilyFailed, Unsupported
 from edged.family_packages import Package
 from edged.tensors import TensorSpec
-from edged.vision.detections import Classes, Detections
-from edged.vision.families.contract import CONTRACT, Claim, Classifier, Evidence, Family, Reading
+from edged.vision.content import Classes, Content, Depth, Embedding, Text, ValueMap
+from edged.vision.detections import Detections
+from edged.vision.families.contract import CONTRACT, Claim, ContentFamily, Evidence, Family, Reading
 from edged.vision.families.decoding import Outputs, Thresholds, picture_tensor
 from edged.vision.families.testing import FamilyTest
 from edged.vision.families.third_party import ThirdParty
@@ -49,14 +50,14 @@ class Good(Family, frozen=True):
         return cls.claim(evidence, "by its shape")
 
 
-class GoodClassifier(Classifier, frozen=True):
+class GoodContent(ContentFamily, frozen=True):
     contract = 1
-    name = "good-classifier"
+    name = "good-content"
     needs = "an output found"
-    answer: ClassVar[object] = Classes(CLASS, SCORE)
+    answer: ClassVar[object] = Classes((1,), (0.5,))
 
-    def classify(self, outputs: Outputs, index: int, thresholds: Thresholds) -> Classes:
-        return self.answer  # type: ignore[return-value]
+    def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Content:
+        return self.answer() if callable(self.answer) else self.answer  # type: ignore[no-any-return, return-value]
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
@@ -259,7 +260,7 @@ def test_decode_valid_answer_is_packed(answer: Detections) -> None:
     [
         (None, "NoneType"),
         ([[1, 2, 3, 4]], "list"),
-        (Classes(CLASS, SCORE), "Classes"),
+        (Classes((1,), (0.5,)), "Classes"),
         (Detections(BOX * np.nan, SCORE, CLASS), "boxes holds NaN"),
         (Detections(BOX, SCORE * np.inf, CLASS), "scores holds NaN"),
         (Detections(BOX[:, :3], SCORE, CLASS), r"boxes has shape \[1, 3\]"),
@@ -308,20 +309,31 @@ def test_boxes_of_a_package_are_checked_too() -> None:
         family.boxes({}, 0, Placement(1, 1, 0, 0, 64, 64), Thresholds())
 
 
+_MAP = ValueMap.of(np.array([[0.0, 1.0]]))
+
+
+@pytest.mark.parametrize("answer", [Classes((1,), (0.5,)), Depth(_MAP, True), Text("x", 0.5), Embedding.of([3.0, 4.0])])
+def test_content_valid_answer_is_returned(answer: Content) -> None:
+    kind = changed(GoodContent, answer=answer)
+    assert FamilyTest(kind, INPUTS, OUTPUTS).content({}, width=64, height=64) == answer
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
+        (None, "NoneType"),
         (GOOD, "Detections"),
-        (Classes(CLASS, SCORE * np.nan), "scores holds NaN"),
-        (Classes(CLASS[:0], SCORE), "class_ids has shape"),
-        (Classes(SCORE, SCORE), "class_ids is float32"),  # type: ignore[arg-type]
+        (lambda: Classes((1,), (float("nan"),)), "not finite"),
+        (lambda: Classes((1, 2), (0.5,)), "2 classes with 1 scores"),
+        (Classes(("one",), (0.5,)), "Expected `int`"),  # type: ignore[arg-type]
+        (lambda: Text(3, 0.5), "TypeError"),  # type: ignore[arg-type]
+        (Depth(3, True), "Expected"),  # type: ignore[arg-type]
     ],
 )
-def test_classify_invalid_answer_names_the_package(answer: object, words: str) -> None:
-    good = FamilyTest(GoodClassifier, INPUTS, OUTPUTS).classify({})
-    assert (good.class_ids.tolist(), good.scores.tolist()) == ([1], [0.5])
-    with pytest.raises(FamilyFailed, match=f"classify: .*{words}"):
-        FamilyTest(changed(GoodClassifier, answer=answer), INPUTS, OUTPUTS).classify({})
+def test_content_invalid_answer_names_the_package(answer: object, words: str) -> None:
+    answer = staticmethod(answer) if callable(answer) else answer
+    with pytest.raises(FamilyFailed, match=f"family good-content of package under-test 0: content: .*{words}"):
+        FamilyTest(changed(GoodContent, answer=answer), INPUTS, OUTPUTS).content({}, width=64, height=64)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from edged.family_packages import Package
 from edged.tensors import Array, TensorSpec
-from edged.vision.detections import Classes, Detections
-from edged.vision.families.contract import Classifier, Family
+from edged.vision.content import Content
+from edged.vision.detections import Detections
+from edged.vision.families.contract import ContentFamily, Family
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.third_party import Kind, ThirdParty
 from edged.vision.family import recognise
-from edged.vision.placement import place
+from edged.vision.placement import Placement, place
 
 _PACKAGE = Package("under-test", "0", "")
 
@@ -48,19 +49,22 @@ class FamilyTest:
     ) -> Detections:
         """Decode picture `index` of the model's outputs, for a picture of width x height pixels. Raises FamilyFailed if
         the family raises an error or returns something invalid."""
-        preprocess, family = self.recognition.preprocess, self._open()
-        assert preprocess is not None
+        family, placement = self._open(), self._place(width, height)
         assert isinstance(family, Family), f"{family.name} is no detector"
-        placement = place(width, height, preprocess.width, preprocess.height, preprocess.fit, preprocess.zoom)
         return family.decode(outputs, index, placement, thresholds or self.recognition.thresholds)
 
-    def classify(self, outputs: Mapping[str, Array], *, index: int = 0) -> Classes:
-        """Like `detect`, for a classifier."""
-        family = self._open()
-        assert isinstance(family, Classifier), f"{family.name} is no classifier"
-        return family.classify(outputs, index, self.recognition.thresholds)
+    def content(self, outputs: Mapping[str, Array], *, width: int, height: int, index: int = 0) -> Content:
+        """Like `detect`, for a family that says something about the whole picture."""
+        family, placement = self._open(), self._place(width, height)
+        assert isinstance(family, ContentFamily), f"{family.name} is a detector"
+        return family.content(outputs, index, placement, self.recognition.thresholds)
 
-    def _open(self) -> Family | Classifier:
+    def _place(self, width: int, height: int) -> Placement:
+        wanted = self.recognition.preprocess
+        assert wanted is not None
+        return place(width, height, wanted.width, wanted.height, wanted.fit, wanted.zoom)
+
+    def _open(self) -> Family | ContentFamily:
         found = self.recognition
         assert found.family == self._kind.name, f"the model is not recognised: {found.reason}"
         assert found.preprocess is not None

@@ -19,12 +19,14 @@ from edged.decoding import ready
 from edged.errors import ConfigError, EngineUnusable, FamilyFailed
 from edged.family_packages import Package
 from edged.version import __version__
-from edged.vision.detections import Classes, Detections
-from edged.vision.families.contract import CONTRACT, Claim, Classifier, Evidence, Family, Opened
+from edged.vision import content as contents
+from edged.vision.content import Content
+from edged.vision.detections import Detections
+from edged.vision.families.contract import CONTRACT, Claim, ContentFamily, Evidence, Family, Opened
 from edged.vision.families.decoding import Thresholds
 from edged.vision.preprocess import Preprocess
 
-Kind: TypeAlias = type[Family] | type[Classifier]
+Kind: TypeAlias = type[Family] | type[ContentFamily]
 
 RULES = ("by_metadata", "by_names", "by_shape")  # in the order in which they are asked
 _LONGEST = 400  # characters of a reason
@@ -77,8 +79,8 @@ def _loaded(family: str, package: Package) -> Kind:
 
 def _checked_class(found: object, family: str, package: Package) -> Kind:
     """Return a subclass of a family's class whose methods check their answers."""
-    if not (inspect.isclass(found) and issubclass(found, (Family, Classifier))):
-        raise _failed(family, package, "its entry point names no subclass of Family or Classifier")
+    if not (inspect.isclass(found) and issubclass(found, (Family, ContentFamily))):
+        raise _failed(family, package, "its entry point names no subclass of Family or ContentFamily")
     _require_contract(found, family, package)
     try:
         _require_attributes(found, family)
@@ -203,12 +205,10 @@ def _detections(family: Opened, found: object, arguments: Arguments) -> Detectio
     return Detections.of(found.boxes, found.scores, found.class_ids, **fields)
 
 
-def _classes(family: Opened, found: object, arguments: Arguments) -> Classes:
-    if not isinstance(found, Classes):
-        raise _Invalid(f"it returned {type(found).__name__}, not Classes")
-    n = len(_array("scores", found.scores, "f", None))
-    _array("class_ids", found.class_ids, "iu", n)
-    return Classes(found.class_ids.astype(np.int32, copy=False), found.scores.astype(np.float32, copy=False))
+def _content(family: Opened, found: object, arguments: Arguments) -> Content:
+    if not isinstance(found, Content):
+        raise _Invalid(f"it returned {type(found).__name__}, not a content")
+    return contents.unpack(contents.pack(found))  # checks all fields
 
 
 def _inputs(family: Opened, found: object, arguments: Arguments) -> Mapping[str, Any]:
@@ -226,7 +226,7 @@ def _inputs(family: Opened, found: object, arguments: Arguments) -> Mapping[str,
 _CHECKS: dict[str, Callable[[Opened, object, Arguments], object]] = {
     "decode": _detections,
     "boxes": _detections,
-    "classify": _classes,
+    "content": _content,
     "extra_inputs": _inputs,
 }
 
