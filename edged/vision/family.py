@@ -275,8 +275,8 @@ def open_family(recognition: Recognition) -> Family | ContentFamily:
     family, package, preprocess = recognition.family, recognition.package, recognition.preprocess
     if family is None or preprocess is None or (package is None and family not in FAMILIES):
         raise Unsupported(f"no family decodes this model: {recognition.reason}")
-    kind = FAMILIES[family] if package is None else ThirdParty.load(family, package).kind
-    return kind(preprocess, recognition.names, recognition.reading)
+    about = preprocess, recognition.names, recognition.reading
+    return FAMILIES[family](*about) if package is None else ThirdParty.load(family, package).open(*about)
 
 
 def _claim(

@@ -119,7 +119,13 @@ def test_built_in_families_name_no_contract() -> None:
         changed(name="other"),
         changed(needs=3),
         changed(thresholds=0.5),
+        changed(thresholds=Thresholds(score="high")),  # type: ignore[arg-type]
+        changed(thresholds=Thresholds(iou=float("nan"))),
+        changed(thresholds=Thresholds(max_detections=5000)),
         changed(own_inputs="x"),
+        changed(own_inputs=(1,)),
+        changed(feed={"scale": float("inf")}),
+        changed(feed={"std": (1.0, 0.0, 1.0)}),
         changed(feed={"size": 3}),
         changed(feed={"width": 3}),
         changed(feed={"mean": "red"}),
@@ -191,6 +197,9 @@ def _raise() -> Claim:
         _claims(reading=Reading(("found",), dense=("missing",))),
         _claims(reading=Reading(("found",), anchors="x")),  # type: ignore[arg-type]
         _claims(reading=3),
+        _claims(reading=Reading(("found",), anchors=((float("nan"),),))),
+        _claims(reading=Reading(("found",), extras=(("images", (2,)),))),
+        _claims(reading=Reading(("\ud800",))),
         _claims(classes=-1),
         _claims(classes=2.5),
         _claims(background=-1),
@@ -356,6 +365,24 @@ def test_extra_inputs_invalid_answer_names_the_package(inputs: object) -> None:
     family = other.kind(found.preprocess, (), Reading(("found",), extras=(("sizes", (2,)),)))
     with pytest.raises(FamilyFailed, match="extra_inputs"):
         family.extra_inputs([Placement(1, 1, 0, 0, 64, 64)])
+
+
+def test_open_error_names_the_package() -> None:
+    def refuse(self: object) -> None:
+        raise ValueError("no anchors")
+
+    with pytest.raises(FamilyFailed, match=r"family good of package under-test 0: opening .*no anchors"):
+        detect(changed(__post_init__=refuse))
+
+
+def test_recognise_own_input_is_filled_if_the_reading_has_it() -> None:
+    inputs = (*INPUTS, TensorSpec("sizes", "INT64", (1, 2)))
+    reading = Reading(("found",), extras=(("sizes", (2,)),))
+    claim = classmethod(lambda cls, evidence, reason: _claims(reading=reading)())
+    filling = changed(own_inputs=("sizes",), claim=claim)
+    assert FamilyTest(filling, inputs, OUTPUTS).recognition.reading.extras == (("sizes", (2,)),)
+    with pytest.raises(FamilyFailed, match="own_inputs"):
+        FamilyTest(changed(own_inputs=("sizes",)), inputs, OUTPUTS)
 
 
 def test_family_test_of_a_model_that_is_not_recognised_says_why() -> None:

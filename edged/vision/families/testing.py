@@ -33,10 +33,9 @@ class FamilyTest:
         settings: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        other = ThirdParty.of(kind, kind.name, _PACKAGE)
+        self._other = ThirdParty.of(kind, kind.name, _PACKAGE)
         wanted = {"family": kind.name} if settings is None else settings
-        self.recognition = recognise(inputs, outputs, metadata or {}, wanted, others=(other,))
-        self._kind = other.kind
+        self.recognition = recognise(inputs, outputs, metadata or {}, wanted, others=(self._other,))
 
     def detect(
         self,
@@ -66,6 +65,6 @@ class FamilyTest:
 
     def _open(self) -> Family | ContentFamily:
         found = self.recognition
-        assert found.family == self._kind.name, f"the model is not recognised: {found.reason}"
+        assert found.family == self._other.name, f"the model is not recognised: {found.reason}"
         assert found.preprocess is not None
-        return self._kind(found.preprocess, found.names, found.reading)
+        return self._other.open(found.preprocess, found.names, found.reading)

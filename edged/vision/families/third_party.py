@@ -9,7 +9,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from edged.version import __version__
 from edged.vision import content as contents
 from edged.vision.content import Content
 from edged.vision.detections import Detections
-from edged.vision.families.contract import CONTRACT, Claim, ContentFamily, Evidence, Family, Opened
+from edged.vision.families.contract import CONTRACT, Claim, ContentFamily, Evidence, Family, Opened, Reading
 from edged.vision.families.decoding import Thresholds
 from edged.vision.preprocess import Preprocess
 
@@ -31,6 +31,8 @@ Kind: TypeAlias = type[Family] | type[ContentFamily]
 RULES = ("by_metadata", "by_names", "by_shape")  # in the order in which they are asked
 _LONGEST = 400  # characters of a reason
 _MOST_NAMES = 1 << 16
+_MOST_DETECTIONS = 4096  # as the setting thresholds.max_detections
+_T = TypeVar("_T")
 
 
 class ThirdParty(msgspec.Struct, frozen=True):
@@ -53,6 +55,13 @@ class ThirdParty(msgspec.Struct, frozen=True):
     def name(self) -> str:
         return self.kind.name
 
+    def open(self, preprocess: Preprocess, names: tuple[str, ...], reading: Reading) -> Family | ContentFamily:
+        """Open the family for a model. Raises FamilyFailed."""
+        try:
+            return self.kind(preprocess, names, reading)
+        except (Exception, SystemExit) as error:
+            raise _failed(self.name, self.package, error, "opening it for a model") from error
+
     def claim(self, evidence: Evidence, reason: str) -> Claim | None:
         """Match a model by its tensors only. Raises FamilyFailed."""
         return self._ask(evidence, lambda: self.kind.claim(evidence, reason))
@@ -65,7 +74,7 @@ class ThirdParty(msgspec.Struct, frozen=True):
     def _ask(self, evidence: Evidence, ask: Callable[[], object]) -> Claim | None:
         try:
             claim = ask()
-            return None if claim is None else _checked_claim(claim, self.name, evidence, str(self.package))
+            return None if claim is None else _checked_claim(claim, self.kind, evidence, str(self.package))
         except ConfigError:  # a setting of the user
             raise
         except (Exception, SystemExit) as error:
@@ -110,7 +119,9 @@ def _require_attributes(found: Kind, family: str) -> None:
         raise _Invalid("needs is missing; it is a text that names the model's tensors")
     if not isinstance(found.thresholds, Thresholds):
         raise _Invalid("thresholds is not a Thresholds")
-    if not isinstance(found.own_inputs, tuple):
+    if not 1 <= _plain(found.thresholds, Thresholds).max_detections <= _MOST_DETECTIONS:
+        raise _Invalid(f"thresholds.max_detections is not in 1..{_MOST_DETECTIONS}")
+    if not (isinstance(found.own_inputs, tuple) and all(isinstance(name, str) for name in found.own_inputs)):
         raise _Invalid("own_inputs is not a tuple of names")
     for rule in ("claim", *RULES):
         method = getattr(found, rule, None)
@@ -120,7 +131,8 @@ def _require_attributes(found: Kind, family: str) -> None:
     unknown = set(found.feed) - set(Preprocess.__struct_fields__) | set(found.feed) & set(size)
     if unknown:
         raise _Invalid(f"feed has {', '.join(sorted(unknown))}; it may have fields of Preprocess except the size")
-    msgspec.convert({**size, **msgspec.to_builtins(found.feed)}, ready(Preprocess))
+    if 0.0 in _plain({**size, **found.feed}, Preprocess).std:
+        raise _Invalid("feed has a zero in std; every value is divided by it")
 
 
 def _guarded(found: Kind, package: Package) -> Kind:
@@ -163,12 +175,18 @@ class _Invalid(ValueError):
 Arguments: TypeAlias = Sequence[Any]
 
 
-def _checked_claim(claim: object, family: str, evidence: Evidence, package: str) -> Claim:
+def _plain(value: object, kind: type[_T]) -> _T:
+    """Return a value with fields of the right types. Raises msgspec.ValidationError, also for NaN and infinity, which
+    become null in JSON."""
+    return msgspec.json.decode(msgspec.json.encode(value), type=ready(kind))
+
+
+def _checked_claim(claim: object, kind: Kind, evidence: Evidence, package: str) -> Claim:
     """Return a claim as plain data of the right types. Its reason names the package."""
     if not isinstance(claim, Claim):
         raise _Invalid(f"it returned {type(claim).__name__}, not a Claim")
-    found = msgspec.convert(msgspec.to_builtins(claim), ready(Claim))
-    if found.family not in (None, family):
+    found = _plain(claim, Claim)
+    if found.family not in (None, kind.name):
         raise _Invalid(f"it claims the model for family {found.family!r}")
     outputs = set(evidence.output_names)
     unknown = [name for name in (*found.reading.outputs, *found.reading.dense) if name not in outputs]
@@ -176,6 +194,12 @@ def _checked_claim(claim: object, family: str, evidence: Evidence, package: str)
         raise _Invalid(f"it reads output {unknown[0]!r}, which the model does not have")
     if found.family is not None and not found.reading.outputs:
         raise _Invalid("its reading names no outputs")
+    filled = {name for name, _ in found.reading.extras}
+    own = {spec.name for spec in evidence.inputs if spec.name in kind.own_inputs}
+    if found.family is not None and filled != own:
+        raise _Invalid(
+            f"extras of its reading has inputs {sorted(filled)}, of its own_inputs the model has {sorted(own)}"
+        )
     if (found.classes or 0) < 0 or found.background < 0 or len(found.names) > _MOST_NAMES:
         raise _Invalid("its number of classes is negative, or it has too many names")
     reason = " ".join(found.reason.split())[:_LONGEST]
