@@ -197,9 +197,7 @@ def _checked_claim(claim: object, kind: Kind, evidence: Evidence, package: str) 
     filled = {name for name, _ in found.reading.extras}
     own = {spec.name for spec in evidence.inputs if spec.name in kind.own_inputs}
     if found.family is not None and filled != own:
-        raise _Invalid(
-            f"extras of its reading has inputs {sorted(filled)}, of its own_inputs the model has {sorted(own)}"
-        )
+        raise _Invalid(f"the extras of its reading are {sorted(filled)}, the model has {sorted(own)} of its own_inputs")
     if (found.classes or 0) < 0 or found.background < 0 or len(found.names) > _MOST_NAMES:
         raise _Invalid("its number of classes is negative, or it has too many names")
     reason = " ".join(found.reason.split())[:_LONGEST]
