@@ -90,21 +90,26 @@ class Families:
         ChildLost if the child exceeds its limits, and Superseded if the package changes meanwhile.
         """
         wanted = settings.get("family")
-        if wanted == RAW or wanted in FAMILIES or (wanted is None and not self.allowed):
+        if wanted is None:
+            return await self._by_rules(inspection, settings) if self.allowed else None
+        return None if wanted in (*FAMILIES, RAW) else await self._by_setting(wanted, inspection, settings)
+
+    async def _by_rules(self, inspection: Inspection, settings: Mapping[str, str]) -> Recognition | None:
+        own = _recognise(inspection, settings)
+        if own.family is not None or not own.input:
             return None
-        if wanted is None:
-            own = _recognise(inspection, settings)
-            if own.family is not None or not own.input:
-                return None
         found = await asyncio.to_thread(family_packages.offers)
-        if wanted is None:
-            usable = tuple(offer for offer in found if offer.family in self.allowed and not _problem(offer))
-            return await self._ask(usable, inspection, settings, own) if usable else None
+        allowed = (offer for offer in found if offer.family in self.allowed)
+        usable = tuple(offer for offer in allowed if not self.obstacle(offer.family, found))
+        return await self._ask(usable, inspection, settings, own) if usable else None
+
+    async def _by_setting(self, wanted: str, inspection: Inspection, settings: Mapping[str, str]) -> Recognition | None:
+        found = await asyncio.to_thread(family_packages.offers)
         offer = next((each for each in found if each.family == wanted), None)
         if wanted in self.allowed and (why := self.obstacle(wanted, found)):
             raise ConfigError(f"family={wanted[:60]}: {why}; or set family={RAW}")
         if offer is None:
-            return None  # a name that nobody knows: `vision.family.recognise` suggests the closest one
+            return None  # an unknown name: `vision.family.recognise` suggests the closest one
         if wanted not in self.allowed:
             return _not_allowed(offer, _recognise(inspection, {**settings, "family": RAW}))
         return await self._ask((offer,), inspection, settings, None)
@@ -175,10 +180,6 @@ class Families:
 
 def _named(offers: tuple[Offer, ...]) -> str:
     return ", ".join(f"family {offer.family} of package {offer.package}" for offer in offers)
-
-
-def _problem(offer: Offer) -> str:
-    return offer.problem or ("its name is that of a family of edged" if offer.family in (*FAMILIES, RAW) else "")
 
 
 def _not_allowed(offer: Offer, raw: Recognition) -> Recognition:
