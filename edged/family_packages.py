@@ -8,11 +8,13 @@ Format: https://packaging.python.org/en/latest/specifications/entry-points/.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +35,7 @@ _UNKNOWN = "unknown"
 _DIGITS = 16  # of a package's digest
 _WHOLE = 16 << 20  # bytes; of a larger file, only size and time count
 _SKIPPED = "__pycache__"
+_KNOWN = 1 << 13  # digests of files that are kept: the daemon looks at the packages once a minute
 
 
 class Package(msgspec.Struct, frozen=True):
@@ -187,11 +190,16 @@ def _content(file: Path) -> bytes:
     """Return a digest of a file's content, or of what else is known of the file."""
     try:
         about = file.stat()
-        if about.st_size <= _WHOLE and file.is_file():
-            return hashlib.sha256(file.read_bytes()).digest()
+        if about.st_size <= _WHOLE and stat.S_ISREG(about.st_mode):
+            return _digest(file, about.st_size, about.st_mtime_ns, about.st_ino)
         return f"{about.st_size}\0{about.st_mtime_ns}".encode()
     except OSError as error:
         return f"{error.errno}".encode()
+
+
+@functools.lru_cache(_KNOWN)
+def _digest(file: Path, size: int, mtime_ns: int, inode: int) -> bytes:
+    return hashlib.sha256(file.read_bytes()).digest()
 
 
 def _unambiguous(offer: Offer, every: list[Offer]) -> Offer:
