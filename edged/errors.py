@@ -41,6 +41,7 @@ class ErrorCode(str, Enum):
     ENGINE_FAILED = "ENGINE_FAILED"
     ENGINE_REJECTED = "ENGINE_REJECTED"
     ENGINE_CORRUPT = "ENGINE_CORRUPT"
+    FAMILY_FAILED = "FAMILY_FAILED"
     BUILD_FAILED = "BUILD_FAILED"
     OUTPUT_NOT_FINITE = "OUTPUT_NOT_FINITE"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
@@ -204,6 +205,15 @@ class NotTaken(EngineUnusable, code=ErrorCode.MODEL_UNSUPPORTED):
 
 class OutOfMemory(EngineUnusable, code=ErrorCode.OUT_OF_MEMORY):
     """A device or engine host without enough memory for an engine or a request; the engine itself may be good."""
+
+
+class FamilyFailed(EngineUnusable, code=ErrorCode.FAMILY_FAILED):
+    """A family of another package that cannot be loaded or used, that raised, or that returned something invalid. The
+    message names the package; `family` is the name of the family, if known."""
+
+    def __init__(self, message: str, family: str = "") -> None:
+        super().__init__(message)
+        self.family = family
 
 
 class NotFinite(EngineUnusable, code=ErrorCode.OUTPUT_NOT_FINITE):

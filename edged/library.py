@@ -15,7 +15,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edged import paths
+from edged import family_packages, paths
 from edged.backends import registry
 from edged.backends.contract import ONE_INSTANCE
 from edged.client.frames import Picture, read_picture
@@ -116,13 +116,16 @@ def load(
     settings: Mapping[str, str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     build: bool = True,
+    families: Iterable[str] = (),
 ) -> LoadedModel:
     """Open the fastest verified engine of an ONNX model.
 
     Engines that are not in the store are first built and verified in child processes; this takes seconds to minutes,
     once. With `build=False` nothing is built: if the store has no engine for the model, the unoptimised model is
     opened. `settings` are the model's settings, as in `edged models add --set`. `cache` is the store's folder, by
-    default the daemon's. Prompts without token ids are encoded with the tokenizer next to the file.
+    default the daemon's. Prompts without token ids are encoded with the tokenizer next to the file. `families` are
+    families of other packages whose code may run in this process, as in the configuration's `families.allow`
+    (docs/third-party-families.md).
 
     Raises ModelRefused if the file cannot be served, ConfigError for an invalid setting or an unusable folder.
     """
@@ -131,11 +134,13 @@ def load(
     store = Store(folder)
     if build and store.problem:
         raise ConfigError(f"cache directory {folder} cannot be used: {store.problem}; give another folder")
-    builder = Builder(store, store.root, Limits())
     encoded = _run(with_token_ids(settings or {}, file.absolute().parent))
+    builder = Builder(store, store.root, Limits(), families=families)
+    if builder.families.allowed:
+        family_packages.permit()
     entry = plain_entry(file.stem, file.absolute(), encoded)
     planned = PlannedModel(entry, Slot(entry.name))
-    model = Model.of(entry, _run(builder.inspect(file)))
+    model = _run(builder.model(entry, _run(builder.inspect(file))))
     planner = Planner(store, probe(), Engines())
     planner.plan(planned, model)
     if build:

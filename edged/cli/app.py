@@ -43,6 +43,13 @@ def _group(name: str, text: str | None, *functions: _Command, callback: _Command
     return group
 
 
+def _family() -> typer.Typer:
+    from edged.cli import family
+
+    text = "Model families of other packages: start one, and list all."
+    return _group("family", text, family.new, family.list_)
+
+
 def _config() -> typer.Typer:
     from edged.cli import config
 
@@ -103,6 +110,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "serve": _function("serve", "serve"),
     "config": _config,
     "models": _models,
+    "family": _family,
     "inspect": _function("inspect", "inspect"),
     "infer": _function("infer", "infer"),
     "stream": _function("stream", "stream"),

@@ -57,7 +57,7 @@ def check(file: _File = None) -> None:
     from edged.config.keys import dotted
     from edged.daemon.preflight import preflight
 
-    reading, name = _read(file)
+    reading, name = read_usual(file)
     problems = list(reading.problems)
     problems += [Problem(reading.origin(path), dotted(path), why) for path, why in preflight(reading.config)]
     _warn(reading)
@@ -84,7 +84,7 @@ def show(
     """
     from edged.config import template
 
-    reading, name = _read(config)
+    reading, name = read_usual(config)
     _warn(reading)
     reading.required()
     if json:
@@ -94,9 +94,9 @@ def show(
         typer.echo(line)
 
 
-def _read(file: Path | None) -> tuple[Reading, str]:
-    """Read a configuration file and the environment; also return the file's name for messages. The default file may be
-    missing."""
+def read_usual(file: Path | None = None) -> tuple[Reading, str]:
+    """Read a configuration file, by default the one that edged serve or the service reads, and the environment; also
+    return the file's name for messages. The default file may be missing."""
     from edged import config as configuration
 
     own = paths.default_config()

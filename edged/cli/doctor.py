@@ -95,6 +95,7 @@ def check_options(
         engines=settings.engines,
         arena_mb=settings.hosts.arena_mb,
         models={name: Path(path).absolute() for name, path in settings.models.items()},
+        families=settings.families.allow,
     )
 
 

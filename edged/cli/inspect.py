@@ -92,7 +92,8 @@ def inspect(
     seen = None
     if draw is not None and place is not None and admission.model is not None and not admission.refusal:
         with common.working(f"running {file.name} on {draw.name}"):
-            seen = sample_run.run_on_picture(file, settings, draw, place, admission.model.recognition.family)
+            family = admission.model.recognition.family
+            seen = sample_run.run_on_picture(file, settings, draw, place, family, box.families)
     _show(file, admission, record, seen, json)
     for line in () if json else (*found, *encoded):
         common.show(f"settings {line}")

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,7 +28,7 @@ from edged.engines.plan import PlannedModel, Planner
 from edged.engines.repairer import Repaired, repair
 from edged.errors import AlreadyExists, EdgedError, ModelNotFound
 from edged.models import samples as model_samples
-from edged.models.entries import check_name, plain_entry
+from edged.models.entries import ModelEntry, check_name, plain_entry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.repair import Record, RepairOptions
@@ -44,10 +44,15 @@ class LocalBox:
     """This box's folders, used as a daemon with the same settings would use them."""
 
     def __init__(
-        self, state: Path | None = None, cache: Path | None = None, admission: AdmissionLimits | None = None
+        self,
+        state: Path | None = None,
+        cache: Path | None = None,
+        admission: AdmissionLimits | None = None,
+        families: Iterable[str] = (),
     ) -> None:
-        """`admission` limits the examination of models; by default the limits are read from the environment."""
-        self._admission = admission or admission_limits()
+        """`admission` limits the examination of models; by default the limits are read from the environment. `families`
+        are the families of other packages that models may use."""
+        self._admission, self.families = admission or admission_limits(), tuple(families)
         self.repository = Repository((state or paths.default_state_dir()) / "models")
         self._cache = cache or paths.default_cache_dir()
         self.fingerprint = probe()
@@ -204,7 +209,7 @@ class LocalBox:
         validate(given)
         entry = msgspec.structs.replace(entry, settings={**entry.settings, **given})
         with self._examiner() as builder:
-            return Model.of(entry, asyncio.run(builder.inspect(Path(entry.path))))
+            return asyncio.run(_read(builder, entry))
 
     async def build_ahead(
         self, model: Model, engine: DesiredEngine, on: Target, on_progress: OnProgress
@@ -234,7 +239,7 @@ class LocalBox:
     @functools.cached_property
     def _builder(self) -> Builder:
         with _using(self._cache):
-            return Builder(self._store, self._cache, _LIMITS, self._admission)
+            return Builder(self._store, self._cache, _LIMITS, self._admission, families=self.families)
 
     @contextlib.contextmanager
     def _examiner(self) -> Iterator[Builder]:
@@ -243,7 +248,7 @@ class LocalBox:
             builder = self._builder
         except EdgedError:
             with tempfile.TemporaryDirectory(prefix="edged-") as folder:
-                yield Builder(Store(Path(folder)), Path(folder), _LIMITS, self._admission)
+                yield Builder(Store(Path(folder)), Path(folder), _LIMITS, self._admission, families=self.families)
         else:
             yield builder
 
@@ -254,6 +259,10 @@ class LocalBox:
     def present(self) -> tuple[str, ...]:
         """Return the backends that have a runtime on this box."""
         return registry.installed(self.fingerprint.facts)
+
+
+async def _read(builder: Builder, entry: ModelEntry) -> Model:
+    return await builder.model(entry, await builder.inspect(Path(entry.path)))
 
 
 @contextlib.contextmanager

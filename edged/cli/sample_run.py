@@ -72,15 +72,22 @@ def place_for(picture: Path, model: Path, out: Path | None) -> Path:
 
 
 def run_on_picture(
-    model: Path, settings: Mapping[str, str], picture: Path, place: Path, family: str | None
+    model: Path,
+    settings: Mapping[str, str],
+    picture: Path,
+    place: Path,
+    family: str | None,
+    families: tuple[str, ...] = (),
 ) -> PictureResult:
-    """Open the model as edged would serve it, without building engines, and run it once.
+    """Open the model as edged would serve it, without building engines, and run it once. `family` is the model's;
+    `families` are as in `edged.load`.
 
     Raises the errors of `edged.load` and `LoadedModel.infer`, and EngineUnusable if the child crashes.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_look, args=(theirs, model, dict(settings), picture, place, family), daemon=True)
+    about = (theirs, model, dict(settings), picture, place, family, families)
+    child = context.Process(target=_look, args=about, daemon=True)
     child.start()
     theirs.close()
     try:
@@ -104,14 +111,20 @@ def _ended(status: int | None) -> str:
 
 
 def _look(
-    answer: Connection, model: Path, settings: Mapping[str, str], picture: Path, place: Path, family: str | None
+    answer: Connection,
+    model: Path,
+    settings: Mapping[str, str],
+    picture: Path,
+    place: Path,
+    family: str | None,
+    families: tuple[str, ...],
 ) -> None:
     """Run the model in the child; send a PictureResult, or the class name and text of an error."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the child silently; its parent reports
     try:
         from edged import library
 
-        with library.load(model, settings=settings, build=False) as loaded:
+        with library.load(model, settings=settings, build=False, families=families) as loaded:
             result = loaded.infer(picture)
         drawn = ""
         if family is not None:

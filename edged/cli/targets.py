@@ -161,11 +161,14 @@ def local_box(
     state: Path | None = None, cache: Path | None = None, seconds: float | None = None, memory_mb: int | None = None
 ) -> LocalBox:
     """Return this box's folders. `seconds` and `memory_mb` limit the examination of models; by default the limits come
-    from the environment.
+    from the environment. Models may use the families that the usual configuration allows.
 
     The modules that read models and build engines are imported here, since their import takes long.
     """
+    from edged.cli.config import read_usual
     from edged.cli.local import LocalBox
     from edged.config import child_limits
 
-    return LocalBox(state, cache, child_limits.admission_limits(seconds, memory_mb))
+    reading, _ = read_usual()
+    limits = child_limits.admission_limits(seconds, memory_mb)
+    return LocalBox(state, cache, limits, reading.config.families.allow)

@@ -85,6 +85,19 @@ class Health(Table, frozen=True):
     ] = True
 
 
+class Families(Table, frozen=True):
+    """Model families of other Python packages (docs/third-party-families.md)."""
+
+    allow: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Families whose code may run in engine hosts and in the children that examine models; edged"
+            " family list shows the installed ones.",
+            examples=[["my-detector"]],
+        ),
+    ] = ()
+
+
 class Frigate(Table, frozen=True):
     """The endpoint for Frigate's ZMQ detector. It is open if this table exists, even if the table is empty."""
 
@@ -343,6 +356,7 @@ class Config(Table, frozen=True):
     build: Annotated[Limits, Reload.NEXT_PROCESS] = Limits()
     hosts: Annotated[HostLimits, Reload.NEXT_PROCESS] = HostLimits()
     health: Annotated[Health, Reload.NOW] = Health()
+    families: Annotated[Families, Reload.NOW] = Families()
     frigate: Annotated[Frigate | None, Reload.REOPEN] = None
     zmq: Zmq = Zmq()
     http: Annotated[Http, Reload.REOPEN] = Http()

@@ -94,7 +94,8 @@ async def _serve(
     # If the store cannot be used, an alarm reports it, and models are served without it.
     disk = Background()
     store = Store(locations.cache_dir(config), locations.accepts_foreign(config), disk.put)
-    builder = Builder(store, locations.cache_dir(config), config.build, config.admission, disk.put)
+    about = config.build, config.admission, disk.put, config.families.allow
+    builder = Builder(store, locations.cache_dir(config), *about)
     fingerprint = await asyncio.to_thread(probe)
     shelf = ModelSelection(models, config.model_control, config.startup_models)
     controller = Controller(

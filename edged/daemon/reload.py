@@ -114,6 +114,9 @@ class Reloader:
                 self._builder.reconfigure(wanted.build, wanted.admission)
             case "engines" | "hosts" | "health":
                 self._controller.reconfigure(wanted.engines, wanted.hosts, wanted.health)
+            case "families":
+                self._builder.families.allow(wanted.families.allow)
+                await self._controller.look_at_families()
             case "log":
                 logs.reconfigure(wanted.log)
                 inference.log_again()

@@ -66,7 +66,7 @@ class StoreView:
     async def plan(self, builder: Builder, entry: ModelEntry) -> PlannedModel:
         """Plan the engines of a model. Raises EdgedError if the model cannot be served."""
         planned = PlannedModel(entry, Slot(entry.name))
-        self._planner.plan(planned, Model.of(entry, await builder.inspect(Path(entry.path))))
+        self._planner.plan(planned, await builder.model(entry, await builder.inspect(Path(entry.path))))
         return planned
 
     def engines(self, planned: PlannedModel) -> tuple[EngineInfo, ...]:
@@ -92,10 +92,11 @@ class ModelChecks:
         fingerprint: Fingerprint,
         scratch: Path,
         only: str = "",
+        families: tuple[str, ...] = (),
     ) -> None:
         self._view, self._daemon, self._runtimes, self._only = view, daemon, runtimes, only
         self._installed = registry.usable(fingerprint.facts)
-        self._builder = Builder(view.store, scratch, _LIMITS)
+        self._builder = Builder(view.store, scratch, _LIMITS, families=families)
         self.left_out: list[str] = []
         entries = view.entries()
         reported = {model.name: model for model in daemon.models} if daemon is not None else {}
@@ -160,7 +161,7 @@ class ModelChecks:
     async def _compare_levels(self, name: str) -> list[Check]:
         """Compare all levels in one child process. Raises EdgedError if the unoptimised model does not answer."""
         entry = self._entries[name]
-        model = Model.of(entry, await self._builder.inspect(Path(entry.path)))
+        model = await self._builder.model(entry, await self._builder.inspect(Path(entry.path)))
         job = jobs.CompareLevels(
             model.order(REFERENCE),
             model.recognition,

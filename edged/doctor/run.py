@@ -33,7 +33,7 @@ class CheckOptions(msgspec.Struct, frozen=True):
 
     `target` is the daemon to ask, empty for none; `is_named`: the user named it, so it is wrong if it does not answer.
     `seconds` limits all checks together. `models` are the models of a configuration, by name; `with_models`: also check
-    models.
+    models. `families` are the families of other packages that models may use.
     """
 
     state: Path
@@ -47,6 +47,7 @@ class CheckOptions(msgspec.Struct, frozen=True):
     arena_mb: int = 512
     models: dict[str, Path] = {}
     with_models: bool = True
+    families: tuple[str, ...] = ()
 
 
 async def run_checks(wanted: CheckOptions, tell: Tell) -> Report:
@@ -87,7 +88,7 @@ async def _check_live(
             lambda: StoreView(wanted.state, wanted.cache, fingerprint, wanted.engines, scratch, wanted.models)
         )
         reported = state if isinstance(state, DaemonState) else None
-        models = ModelChecks(view, reported, runtimes, fingerprint, scratch, wanted.model)
+        models = ModelChecks(view, reported, runtimes, fingerprint, scratch, wanted.model, wanted.families)
         if wanted.model and not models.names:
             raise InvalidInput(f"no model or file {wanted.model!r} (models folder: {view.repository.root})")
         steps = [

@@ -82,7 +82,8 @@ async def examine(
         own = tuple(str(sample.absolute()) for sample in samples)
         plain = await asyncio.to_thread(plain_entry, path.stem, path, settings)
         entry = msgspec.structs.replace(plain, samples=own)
-        model = await asyncio.to_thread(Model.of(entry, inspection).with_contents)
+        model = await builder.model(entry, inspection)
+        model = await asyncio.to_thread(model.with_contents)
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(backend: str) -> jobs.Checked | str:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Set
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -21,6 +21,7 @@ from edged.config.child_limits import AdmissionLimits, Limits
 from edged.engines import child_watch, trials
 from edged.engines.child import in_thread, run
 from edged.engines.child_watch import Patience
+from edged.engines.families import Families
 from edged.engines.trials import Outcomes, Unread
 from edged.errors import (
     BuildFailed,
@@ -34,6 +35,7 @@ from edged.errors import (
 )
 from edged.files import disk_fault, unwritable
 from edged.ipc import job_messages as jobs
+from edged.models.entries import ModelEntry
 from edged.models.finding import Finding
 from edged.models.identity import file_digest
 from edged.models.inspection import Inspection, too_large
@@ -88,11 +90,14 @@ class Builder:
         limits: Limits,
         admission: AdmissionLimits = _DEFAULT_ADMISSION,
         later: Later = at_once,
+        families: Iterable[str] = (),
     ) -> None:
-        """`later` runs deletions in the background."""
+        """`later` runs deletions in the background. `families` are the families of other packages that models may
+        use."""
         self._later = later
         self._store, self._limits, self.admission = store, limits, admission
         self._outcomes = Outcomes(cache.absolute())
+        self.families = Families(cache.absolute(), families)
         self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
         self._trials: dict[str, float] = {}  # by model digest, seconds that the reference took at admission
         self._timings = cache.absolute() / "timings"  # timing caches of builders for this device
@@ -134,6 +139,13 @@ class Builder:
             with contextlib.suppress(OSError):  # without the cache, the next start only takes longer
                 await asyncio.to_thread(self._keep, inspection)
         return inspection
+
+    async def model(self, entry: ModelEntry, inspection: Inspection) -> Model:
+        """Combine entry and inspection into a model. Raises the errors of `Model.of` and `Families.recognise`."""
+        recognition = None
+        if not entry.problem and inspection.finding is None:
+            recognition = await self.families.recognise(inspection, entry.settings)
+        return Model.of(entry, inspection, recognition)
 
     async def check(self, job: jobs.Check, size_mb: float, tries: int = 1) -> jobs.Checked | str:
         """Try a model of `size_mb` MiB on a runtime, unless the outcome is cached. Return the outcome, or a text that
@@ -253,6 +265,7 @@ class Builder:
 
     def _forget(self, digest: str) -> None:
         self._outcomes.forget(digest)
+        self.families.forget(digest)
         self._trials.pop(digest, None)
         for place in (*self._golden.glob(f"{digest}*{SUFFIX}"), *self._inspections.glob(f"{digest}-*.json")):
             with contextlib.suppress(OSError):

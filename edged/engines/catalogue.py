@@ -215,6 +215,13 @@ class Catalogue:
             else:
                 self.read_again(planned)
 
+    def recognise_again(self) -> None:
+        """Read again every model that a family of another package may decode, because these families changed."""
+        for planned in self.models.values():
+            read = planned.model if planned.problem is None else None
+            if read is None or read.recognition.package is not None or not read.recognition.family:
+                self._read(planned)
+
     def replan(self, planned: PlannedModel) -> None:
         """Plan a model again, because it should have other engines now."""
         if planned.model is not None:
@@ -238,7 +245,7 @@ class Catalogue:
             async with self._readers:
                 inspection = await self._builder.inspect(Path(entry.path), tries)
                 external = external_files(entry, inspection)
-                model = Model.of(entry, inspection)
+                model = await self._builder.model(entry, inspection)
                 if model.samples:
                     model = await asyncio.to_thread(model.with_contents)
                 planned.examined = model.digest

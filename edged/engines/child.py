@@ -24,7 +24,7 @@ from typing import IO, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from edged import errors, process
+from edged import errors, family_packages, process
 from edged.backends.contract import Order
 from edged.config.child_limits import Limits
 from edged.confinement import rules
@@ -47,6 +47,7 @@ _MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # progress messages; `chann
 _NOISE_BYTES = 1 << 16  # how much of standard error is kept; the last lines say why the child failed
 _CRASH = "Fatal Python error: "  # the first words of a crash's traceback, which is only logged
 _WORKER = (sys.executable, "-m", "edged.jobs.main")
+_EXAMINATIONS = (jobs.Inspect, jobs.Recognise, jobs.LoadFamilies, jobs.Check, jobs.AskPicture)
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _T = TypeVar("_T")
@@ -144,7 +145,7 @@ class OneShotChild:
         self._starved = 0.0  # seconds spent waiting for a processor
         self._granted = 0.0  # extra seconds for phases that the child began
         self._extra_seconds = 0.0  # granted once the child reports a fraction
-        niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check, jobs.AskPicture)) else process.BUILD
+        niceness = process.EXAMINE if isinstance(job, _EXAMINATIONS) else process.BUILD
         if isinstance(job, jobs.Time):
             niceness = process.MEASURE
         numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
@@ -395,10 +396,23 @@ def _reads(job: jobs.Job) -> Iterator[str]:
         yield from job.samples
     if isinstance(job, jobs.Check):
         yield from job.given.values()
+    yield from _packages(job)
     if isinstance(job, jobs.AskPicture) and job.picture:
         yield job.picture
     if isinstance(job, jobs.Verify):
         yield job.golden
+
+
+def _packages(job: jobs.Job) -> Iterator[str]:
+    """Yield what is read to import the families of other packages. Most packages are in folders that every child may
+    read; a checkout need not be."""
+    if isinstance(job, (jobs.Recognise, jobs.LoadFamilies)):
+        families = [offer.family for offer in job.families]
+    else:
+        recognition = getattr(job, "recognition", None)
+        families = [recognition.family] if recognition is not None and recognition.package is not None else []
+    for family in families:
+        yield from family_packages.folders(family)
 
 
 def _writes(job: jobs.Job) -> Iterator[str]:

@@ -149,7 +149,7 @@ class Controller:
         self.models = self.catalogue.models
         self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts)
         self.learning = Learning(self._planner.book, self._tasks)
-        self.surveyor = Surveyor(fingerprint, self.events, self._device_changed)
+        self.surveyor = Surveyor(fingerprint, self.events, self._device_changed, self.look_at_families)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._quarantine.forgive)
         self.overrides = Overrides(repository.root.parent / "overrides", repository)
         self.loader = Loader(
@@ -167,7 +167,7 @@ class Controller:
                 found.append(str(root))
         for planned in tuple(self.catalogue.models.values()):
             found += confinement.around(planned.entry.path)
-        return tuple(found)
+        return (*found, *self.builder.families.folders())
 
     async def run(self) -> None:
         """Reconcile until cancelled: at start, after every change, and on a timer."""
@@ -214,11 +214,19 @@ class Controller:
 
     async def watch(self) -> None:
         """Call `refresh` whenever drivers or libraries may have changed on disk. Runs until cancelled."""
+        await self.look_at_families()
         await self.surveyor.watch()
 
     async def refresh(self) -> tuple[Change, ...]:
         """Read the device's facts again and, if they changed, plan all engines again. Returns the changes."""
+        await self.look_at_families()
         return await self.surveyor.refresh()
+
+    async def look_at_families(self) -> None:
+        """Recognise models again if families of other packages were allowed, installed, changed or removed."""
+        if await self.builder.families.look():
+            self.catalogue.recognise_again()
+            self.wake()
 
     @property
     def fingerprint(self) -> Fingerprint:

@@ -21,7 +21,6 @@ from edged.engines.probe import require_data
 from edged.engines.readiness import Readiness, ReadyState, held_up
 from edged.errors import EdgedError, ModelNotFound, NotFound, NotReady, Refused
 from edged.models.entries import ModelEntry, check_name, split_name
-from edged.models.model import Model
 from edged.models.repository import Overrides, Repository
 
 _LOG = logging.getLogger("edged.engines")
@@ -152,7 +151,8 @@ class Loader:
         if entry.problem:
             raise NotReady(f"model {entry.name!r} cannot be served: {entry.problem}")
         admission = await admit(self._builder, Path(entry.path), entry.settings, self._installed())
-        await asyncio.to_thread(require_data, Model.of(entry, admission.inspection))
+        model = await self._builder.model(entry, admission.inspection)
+        await asyncio.to_thread(require_data, model)
 
     def _try_again(self, names: Iterable[str]) -> None:
         """Read refused models again: the box may have changed, although the model on disk has not."""

@@ -26,7 +26,7 @@ async def plans(repository: Repository, store: Store, builder: Builder, planner:
         planned[name] = PlannedModel(entry, Slot(name))
         try:
             inspection = await builder.inspect(Path(entry.path))
-            planner.plan(planned[name], Model.of(entry, inspection))
+            planner.plan(planned[name], await builder.model(entry, inspection))
         except EdgedError as error:
             planned[name].problem = error
     return planned

@@ -100,7 +100,7 @@ class Opener:
 
     def tidy(self, models: Mapping[str, PlannedModel]) -> None:
         """Stop empty hosts that no planned engine needs."""
-        wanted = {_kind(engine) for planned in models.values() for engine in planned.engines.values()}
+        wanted = {_kind(planned.model, engine) for planned in models.values() for engine in planned.engines.values()}
         for link in self._hosts.empty(wanted):
             self._tasks.start(link.stop())
 
@@ -123,7 +123,7 @@ class Opener:
                 engine.lose()
                 engine.reason, engine.open_at = str(error), 0.0
         except (HostLost, NotReady, Superseded) as error:
-            engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self._hosts.retry_in(_kind(engine)))
+            engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self._hosts.retry_in(_kind(model, engine)))
             if isinstance(error, Superseded):
                 engine.open_at = max(engine.open_at, time.monotonic() + _REPLACED_SECONDS)
                 planned.is_superseded = True
@@ -179,9 +179,9 @@ class Opener:
     async def _open_session(
         self, planned: PlannedModel, model: Model, engine: PlannedEngine, parallelism: Parallelism = ONE_INSTANCE
     ) -> ServingSession:
-        apart, kind = engine.apart, _kind(engine)
+        apart, kind = engine.apart, _kind(model, engine)
         link = await self._hosts.get(kind, Path(model.entry.path))
-        tenant = Tenant(EngineId(model.name, engine.digest), model.limits)
+        tenant = Tenant(EngineId(model.name, engine.digest), model.limits, model.recognition.other_family)
         edition, artefact = engine.edition, self._artefact(engine)
         order, batches = model.order(engine.recipe, artefact, parallelism=parallelism), batching(model, engine.recipe)
         ref = EngineRef(
@@ -290,9 +290,12 @@ def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
     return engine.state is EngineState.READY and not is_final and engine.refusals < _PATIENCE
 
 
-def _kind(engine: PlannedEngine) -> HostKind:
-    backend = engine.recipe.backend
-    return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "", engine.apart)
+def _kind(model: Model | None, engine: PlannedEngine) -> HostKind:
+    """Return the host for an engine. The code of another package runs in a host of its own: it reaches only frames of
+    its models, harms no other model if it hangs or crashes, and a new version of it gets a new process."""
+    backend, package = engine.recipe.backend, model.recognition.package if model is not None else None
+    own = f"{engine.apart} {package} {package.digest} " if package is not None else engine.apart
+    return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "", own)
 
 
 def _may_serve(engine: PlannedEngine) -> bool:

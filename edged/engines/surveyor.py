@@ -11,7 +11,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 from watchfiles import awatch
@@ -41,11 +41,18 @@ SYSTEM_FOLDERS = (
 
 
 class Surveyor:
-    """Keeps the device's facts. `changed` is called with the new facts if engines must be planned again."""
+    """Keeps the device's facts. `changed` is called with the new facts if engines must be planned again, `looked` after
+    each look at the disk."""
 
-    def __init__(self, fingerprint: Fingerprint, events: EventLog, changed: Callable[[Fingerprint], None]) -> None:
+    def __init__(
+        self,
+        fingerprint: Fingerprint,
+        events: EventLog,
+        changed: Callable[[Fingerprint], None],
+        looked: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._planned_for = self._seen = fingerprint
-        self._events, self._changed = events, changed
+        self._events, self._changed, self._looked = events, changed, looked
         self._refreshing = asyncio.Lock()
 
     @property
@@ -64,6 +71,8 @@ class Surveyor:
         async with contextlib.aclosing(changes(library_folders())) as notifications:
             async for _ in notifications:
                 await self.refresh(patient=True)
+                if self._looked is not None:
+                    await self._looked()
 
     async def refresh(self, patient: bool = False) -> tuple[Change, ...]:
         """Read the device's facts again and, if they changed, plan engines again. Returns the changes.

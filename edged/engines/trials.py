@@ -82,9 +82,14 @@ def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: in
     return Finding(Stage.MEMORY, Category.TOO_MUCH_MEMORY, message, remedy, node)
 
 
-def lost(error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float, runtime: str) -> Finding:
-    """Return the finding for a child that was lost at a stage. `runtime`: its name, empty for the child that reads."""
+def lost(
+    error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float, runtime: str, family: str = ""
+) -> Finding:
+    """Return the finding for a child that was lost at a stage. `runtime`: its name, empty for the child that reads.
+    `family`: the family whose code also ran, if it is from another package."""
     where = _WHERE[stage].format(runtime=runtime or "edged")
+    if family and stage is Stage.INFERENCE:
+        where = f"{where} and reading its outputs with {family}"
     if error.how == "late":
         message = f"{where} did not end within {seconds:.3g} s"
         return Finding(
@@ -93,6 +98,7 @@ def lost(error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float
     if error.how == "too large":
         return Finding(stage, Category.TOO_MUCH_MEMORY, f"{where} used more memory than allowed", _raise_memory(limits))
     remedy = "try a newer version of the runtime" if runtime else "export the model again"
+    remedy = f"{remedy}, or set family=raw" if family else remedy
     return Finding(stage, Category.CRASHED, f"{where} crashed: {error}", remedy)
 
 
@@ -189,7 +195,8 @@ async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> j
     except ChildLost as error:
         if error.how == "killed":
             raise
-        finding = lost(error, stages.now, limits, granted.seconds, TITLES.get(backend, backend))
+        family = job.recognition.other_family if job.recognition is not None else ""
+        finding = lost(error, stages.now, limits, granted.seconds, TITLES.get(backend, backend), family)
         return jobs.Checked(job.support or _UNKNOWN, finding)
     return msgspec.structs.replace(found, finding=completed(found.finding, limits))
 

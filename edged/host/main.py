@@ -13,7 +13,7 @@ import sys
 
 import msgspec
 
-from edged import errors, process
+from edged import errors, family_packages, process
 from edged.backends import registry
 from edged.confinement import confine
 from edged.confinement.rules import Reach
@@ -62,6 +62,7 @@ def main() -> None:
     process.go_before_the_daemon(int(memory_mb))
     reach = Reach.parsed(text)
     confine.confine_files(reach)
+    family_packages.permit()
     serve(backend, HostEnd(socket.socket(fileno=int(daemon))), int(arena), reach)
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from edged.backends.artefact import Artefact
 from edged.backends.contract import Composition, Order, Signature
+from edged.family_packages import Offer
 from edged.models.finding import Finding, Stage
 from edged.store.record import Speed, Verdict
 from edged.verification.shape_range import ShapeRange
@@ -123,6 +124,37 @@ class Tokenized(msgspec.Struct, frozen=True):
     """The answer to `Tokenize`: the token ids of each text."""
 
     ids: tuple[tuple[int, ...], ...]
+
+
+class Recognise(msgspec.Struct, frozen=True, tag=True):
+    """Recognise a model with families of other packages. Answered by `Recognised`. The other fields are the arguments
+    of `vision.family.recognise`."""
+
+    families: tuple[Offer, ...]
+    signature: Signature
+    metadata: dict[str, str]
+    settings: dict[str, str]
+    operators: tuple[str, ...]
+    heads: dict[str, str]
+
+
+class Recognised(msgspec.Struct, frozen=True):
+    """The answer to `Recognise`. `problems` has a line for each family that failed."""
+
+    recognition: Recognition
+    problems: tuple[str, ...] = ()
+
+
+class LoadFamilies(msgspec.Struct, frozen=True, tag=True):
+    """Load families of other packages. Answered by `LoadedFamilies`."""
+
+    families: tuple[Offer, ...]
+
+
+class LoadedFamilies(msgspec.Struct, frozen=True):
+    """The answer to `LoadFamilies`: for each family, in order, why it cannot be used; empty if it can."""
+
+    problems: tuple[str, ...]
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
@@ -329,6 +361,8 @@ class LoadedRuntime(msgspec.Struct, frozen=True):
 Job = (
     Inspect
     | Tokenize
+    | Recognise
+    | LoadFamilies
     | Check
     | CheckSamples
     | AskPicture

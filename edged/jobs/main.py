@@ -66,12 +66,14 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
     # with which it started.
     import msgspec
 
+    from edged import family_packages
     from edged.decoding import ready
     from edged.errors import EdgedError
     from edged.ipc import job_messages as jobs
     from edged.ipc.job_channel import JobReporter
     from edged.jobs import tasks
 
+    family_packages.permit()
     reporter = JobReporter(pipe)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ready(jobs.Job))
     try:

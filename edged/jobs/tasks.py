@@ -46,6 +46,10 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
 
         found = tokenizer.load(map(Path, job.files))
         return jobs.Tokenized(tuple(map(found.encode, job.texts)))
+    if isinstance(job, (jobs.Recognise, jobs.LoadFamilies)):
+        from edged.jobs import families
+
+        return families.recognise(job, report) if isinstance(job, jobs.Recognise) else families.load(job, report)
     if isinstance(job, jobs.Check):
         require_same(job.order)
         return trial.attempt(job, registry.load(job.order.recipe.backend), report)

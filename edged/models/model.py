@@ -14,7 +14,7 @@ from edged.models.inspection import Inspection
 from edged.models.repair import Record
 from edged.models.samples import content, is_tensors
 from edged.models.triton_config import TritonConfig
-from edged.vision.family import Recognition, recognise
+from edged.vision.family import RAW, Recognition, recognise
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -34,9 +34,13 @@ class Model(msgspec.Struct, frozen=True):
     batch_gain: float = 0.0
 
     @classmethod
-    def of(cls, entry: ModelEntry, inspection: Inspection) -> Model:
-        """Combine entry and inspection. Raises ConfigError if settings or config.pbtxt do not match the model,
-        ModelRefused if the model cannot be served."""
+    def of(cls, entry: ModelEntry, inspection: Inspection, recognition: Recognition | None = None) -> Model:
+        """Combine entry and inspection. `recognition` is that of a family of another package; None if only edged's own
+        families may decode the model.
+
+        Raises ConfigError if settings or config.pbtxt do not match the model, ModelRefused if the model cannot be
+        served.
+        """
         if entry.problem:
             raise ConfigError(entry.problem)
         if inspection.finding is not None:
@@ -46,7 +50,7 @@ class Model(msgspec.Struct, frozen=True):
             raise ModelRefused(f"model {entry.name} has no outputs")
         if entry.triton is not None:
             triton_check.check(entry.triton, signature, inspection.optional)
-        recognition = recognise(
+        recognition = recognition or recognise(
             signature.inputs,
             signature.outputs,
             inspection.metadata,
@@ -124,8 +128,11 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each field of config.pbtxt without effect, and for each TOML file that is not read."""
-        return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread)
+        """A line for each field of config.pbtxt without effect, for each TOML file that is not read, and for a family
+        that the settings name, but that may not run."""
+        is_asked = self.entry.settings.get("family", RAW) != RAW and self.recognition.family is None
+        refused = (f"raw tensors are served: {self.recognition.reason}",) if is_asked else ()
+        return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread, *refused)
 
     @property
     def picture(self) -> tuple[int, int] | None:

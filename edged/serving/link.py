@@ -53,10 +53,12 @@ Reply = m.Answer | m.Detected
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """The engine that a session is opened for, and the limits of its requests."""
+    """The engine that a session is opened for, and the limits of its requests. `family` names the family and package
+    whose code decodes the outputs; empty if that code is edged's own."""
 
     suspect: EngineId = EngineId("", "")
     bounds: Bounds = Bounds()
+    family: str = ""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -210,7 +212,7 @@ class HostLink:
         bounds = msgspec.structs.replace(tenant.bounds, seconds=seconds, output_mb=output_mb)
         self._send(m.Open(number, order, recognition, batch, bounds))
         opening: asyncio.Future[None] = self._loop.create_future()
-        tenant, instances = Tenant(tenant.suspect, bounds), order.parallelism.instances
+        tenant, instances = msgspec.structs.replace(tenant, bounds=bounds), order.parallelism.instances
         self.sessions[number] = HostSession(number, tenant, opening, time.monotonic(), instances)
         await opening
         return number
@@ -428,12 +430,14 @@ class HostLink:
         self._is_over = True
         if self._socket is not None:
             self._socket.drain()  # answers that the host sent before it ended are still valid
-        self.lost = why
-        busy = [
-            (session.tenant.suspect, session.has_answered)
+        suspected = [
+            session
             for number, session in self.sessions.items()
             if (session.jobs or session.opening if suspects is None else number in suspects)
         ]
+        why += next(filter(None, map(_by, suspected)), "")
+        self.lost = why
+        busy = [(session.tenant.suspect, session.has_answered) for session in suspected]
         self.loss = Loss(why, tuple(busy), end)
         error = HostLost(f"engine host {self.backend} {why}", is_outside=end.is_outside)
         for job in self._jobs.values():
@@ -462,8 +466,13 @@ def _too_long(session: HostSession) -> DeadlineExceeded:
     bounds = session.tenant.bounds
     return DeadlineExceeded(
         f"a request of model {bounds.model!r} ran longer than the {bounds.seconds:g} s that it may;"
-        f" send less at a time, or raise {SECONDS} of the model"
+        f" send less at a time, or raise {SECONDS} of the model{_by(session)}"
     )
+
+
+def _by(session: HostSession) -> str:
+    """Return the end of an error: whose code also ran, if that is another package's."""
+    return f"; its outputs are decoded by {session.tenant.family}" if session.tenant.family else ""
 
 
 def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None] | None, value: Reply | None) -> None:

@@ -65,17 +65,20 @@ class Matcher:
     If the outputs are lists (`Reading.is_list`), two engines may put the same detections in different rows, so only the
     sorted scores (`scores`) can be compared element by element. If the graph also suppresses boxes, the last bit of a
     score can add or remove a detection, so not even the sorted scores can be compared.
+
+    Without a family, because its code does not run in this process, only outputs that are no lists are compared.
     """
 
-    def __init__(self, recognition: Recognition, family: Family, slack: float) -> None:
+    def __init__(self, recognition: Recognition, family: Family | None, slack: float) -> None:
         """`slack` is how far below the threshold the score of a found box may be. Half the threshold is always
         required."""
-        self._decode = family.boxes
+        self._decode = family.boxes if family is not None else None
         self._read = recognition.reading.outputs
         self.lists = frozenset(self._read) - frozenset(recognition.reading.dense)
         if not recognition.reading.is_list:
             self.lists = frozenset()
-        size = family.preprocess.width, family.preprocess.height
+        preprocess = recognition.preprocess
+        size = (preprocess.width, preprocess.height) if preprocess is not None else (1, 1)
         self.ranks = recognition.reading.is_list and not recognition.reading.is_suppressed
         self._whole = place(*size, *size, Fit.STRETCH)
         thresholds = recognition.thresholds
@@ -88,11 +91,12 @@ class Matcher:
 
     def compare(self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement) -> Agreement:
         """Compare the detections in one picture. The outputs of reference and engine must have the same shapes."""
-        if not set(self._read) <= set(expected):  # an output that differs between runs is left out
+        decode = self._decode
+        if decode is None or not set(self._read) <= set(expected):  # an output that differs between runs is left out
             return Agreement()
-        ours, theirs = (self._decode(outputs, 0, placement, self._seen) for outputs in (expected, found))
-        kept = _differences(ours, self._decode(found, 0, placement, self._offered))
-        known = _differences(theirs, self._decode(expected, 0, placement, self._offered))
+        ours, theirs = (decode(outputs, 0, placement, self._seen) for outputs in (expected, found))
+        kept = _differences(ours, decode(found, 0, placement, self._offered))
+        known = _differences(theirs, decode(expected, 0, placement, self._offered))
         worst = max(_largest(kept), _largest(known))
         return Agreement(len(ours), _count(kept), len(theirs), _count(known), worst)
 
@@ -102,7 +106,7 @@ class Matcher:
         The order of the rows has no effect. None if an output is missing, or if scores cannot be compared (`ranks` is
         false).
         """
-        if not self.ranks or not set(self._read) <= set(outputs):
+        if self._decode is None or not self.ranks or not set(self._read) <= set(outputs):
             return None
         found = self._decode(outputs, 0, self._whole, self._all).scores
         padded = np.zeros(_MOST_SEEN, np.float32)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edged.errors import EngineUnusable
 from edged.tensors import Array
 from edged.vision.content import Anomaly, Classes, ClassMap, Content, Depth, Embedding, Text
 from edged.vision.family import ContentFamily, Recognition
@@ -55,8 +56,9 @@ def compare(expected: Content, found: Content) -> tuple[str, float]:
         return "embedding", expected.similarity(found)
     if isinstance(expected, Text) and isinstance(found, Text):
         return "text", SequenceMatcher(None, expected.text, found.text, autojunk=False).ratio()
-    assert isinstance(expected, Anomaly)
-    assert isinstance(found, Anomaly)
+    if not (isinstance(expected, Anomaly) and isinstance(found, Anomaly)):  # a family of another package
+        kinds = " and ".join(type(each).__name__ for each in (expected, found))
+        raise EngineUnusable(f"the family gives contents of two kinds, {kinds}, which cannot be compared")
     return "anomaly", abs(expected.score - found.score) / max(abs(expected.score), abs(found.score), _TINY)
 
 

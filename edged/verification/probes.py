@@ -23,7 +23,7 @@ from edged.models.samples import check_size
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from edged.verification import pictures
 from edged.verification.shape_range import ShapeRange, Shapes
-from edged.vision.family import Recognition, open_family
+from edged.vision.family import Recognition, is_decoded_here, open_family
 from edged.vision.placement import Fit, Placement, place
 
 if TYPE_CHECKING:
@@ -122,10 +122,11 @@ class Pictures:
 
 class _Companions:
     """The inputs other than the picture that a model's family fills (`Family.extra_inputs`), such as the size of the
-    picture. They cannot be random."""
+    picture. They cannot be random, except in the daemon if the family is from another package: the engine may then
+    refuse the probe, as it may refuse any probe."""
 
     def __init__(self, recognition: Recognition) -> None:
-        self._family = open_family(recognition) if recognition.family else None
+        self._family = open_family(recognition) if is_decoded_here(recognition) else None
 
     def of(self, placements: Sequence[Placement]) -> dict[str, Array]:
         return dict(self._family.extra_inputs(placements)) if self._family is not None else {}

@@ -180,15 +180,19 @@ def _golden(model: Model) -> str:
     samples = sorted(map(model.content, model.samples))  # the names of the files do not matter
     shape_range = ShapeRange.of(model)
     shapes = [str(shape_range.profile), shape_range.given]
-    made_from = [_QUESTIONS, model.recognition.preprocess, samples, shapes]
-    constants = model.recognition.reading.constants
-    return f"{model.digest}-{_short([*made_from, constants] if constants else made_from)}"
+    reading, package = model.recognition.reading, model.recognition.package
+    made_of: list[object] = [_QUESTIONS, model.recognition.preprocess, samples, shapes]
+    made_of += [reading.constants] if reading.constants else []
+    made_of += [package] if package and reading.extras else []  # the package's code fills these inputs
+    return f"{model.digest}-{_short(made_of)}"
 
 
 def _detections(recognition: Recognition) -> str:
     if recognition.family is None:
         return ""
-    return _short([recognition.family, recognition.reading, recognition.thresholds])
+    decoded = [recognition.family, recognition.reading, recognition.thresholds]
+    # Another package may change at any time, and a verdict by its earlier code is out of date.
+    return _short([*decoded, recognition.package] if recognition.package is not None else decoded)
 
 
 def _short(content: object) -> str:

@@ -18,7 +18,7 @@ from edged.verification.golden import Sample
 from edged.verification.noise import Noise, without
 from edged.verification.probes import WIDE
 from edged.verification.standard import DECODED, Tolerance
-from edged.vision.family import Family, Recognition, open_family
+from edged.vision.family import Family, Recognition, is_decoded_here, open_family
 from edged.vision.placement import Placement
 
 _Floats = npt.NDArray[np.float64]
@@ -64,10 +64,12 @@ def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | Conten
 
 def matcher_for(recognition: Recognition, slack: float) -> Matcher | ContentMatcher | None:
     """Return the matcher for a model; None for a model without a family. `slack` is that of `Matcher`."""
-    family = open_family(recognition) if recognition.family else None
-    if family is None:
+    if recognition.family is None:
         return None
-    return Matcher(recognition, family, slack) if isinstance(family, Family) else ContentMatcher(recognition, family)
+    family = open_family(recognition) if is_decoded_here(recognition) else None
+    if family is None or isinstance(family, Family):
+        return Matcher(recognition, family, slack)
+    return ContentMatcher(recognition, family)
 
 
 class _Tally:

@@ -3,15 +3,19 @@
 The order is: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or if the claimed format
 is not decoded, the family is None with a reason, and the model serves raw tensors. To add a family, add it to
 `FAMILIES` and its rules to `_RULES`.
+
+Families of other packages come after all of these rules: installing a package changes no model that edged recognises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from edged import family_packages
 from edged.errors import ConfigError, Unsupported
+from edged.family_packages import Package
 from edged.tensors import TensorSpec
 from edged.vision import settings as keys
 from edged.vision.families.centerface import CenterFace
@@ -38,6 +42,7 @@ from edged.vision.families.paddle import PicoDet, PpYoloEPlus
 from edged.vision.families.prompted import GroundingDino, OwlV2, OwlVit
 from edged.vision.families.scrfd import Scrfd
 from edged.vision.families.ssd import Ssd
+from edged.vision.families.third_party import RULES, ThirdParty
 from edged.vision.families.topdown import HrNet, RtmPose
 from edged.vision.families.torchvision import TorchVision
 from edged.vision.families.ultraface import UltraFace
@@ -50,6 +55,9 @@ from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import Preprocess, find_picture, input_size, preprocess_for
 
 __all__ = ["ContentFamily", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
+
+
+RAW = "raw"  # the setting `family` of a model that serves raw tensors
 
 
 class Recognition(msgspec.Struct, frozen=True):
@@ -68,6 +76,12 @@ class Recognition(msgspec.Struct, frozen=True):
     input: str = ""
     reading: Reading = Reading()
     is_set: bool = False  # the family is set by the user, not recognised from the file
+    package: Package | None = None  # the other package that the family is from; None for a family of edged
+
+    @property
+    def other_family(self) -> str:
+        """Words for the family and its package if it is from another package; otherwise empty."""
+        return f"family {self.family} of package {self.package}" if self.package is not None else ""
 
     @property
     def output(self) -> str:
@@ -215,12 +229,14 @@ def recognise(
     settings: Mapping[str, str],
     operators: Iterable[str] | None = None,
     heads: Mapping[str, str] | None = None,
+    others: Sequence[ThirdParty] = (),
 ) -> Recognition:
     """Recognise a model by its tensors, metadata and settings (see `settings.KNOWN`). Raises ConfigError if a setting
     is invalid.
 
     `operators` are the names of the graph's operators, `heads` is the operator that computes each output; None if
-    unknown. Invalid metadata and settings of other modules are ignored.
+    unknown. Invalid metadata and settings of other modules are ignored. `others` are families of other packages; if one
+    of them fails, FamilyFailed is raised.
     """
     keys.check(settings)
     exported = read_metadata(metadata)
@@ -230,12 +246,14 @@ def recognise(
         size = input_size(picture, settings, exported.size)
         used = None if operators is None else frozenset(operators)
         evidence = Evidence(inputs, outputs, exported, picture, size, settings, used, heads)
-    claim = _readable(_claim(evidence, outputs, settings), outputs)
-    family = FAMILIES[claim.family] if claim.family is not None else None
+    claim = _readable(_claim(evidence, outputs, settings, others), outputs)
+    other = next((each for each in others if each.name == claim.family), None)
+    known = FAMILIES.get(claim.family or "")
+    family = known if other is None else other.kind
     filled, feed = (family.own_inputs, family.feed) if family is not None else ((), {})
     preprocess, why = preprocess_for(tuple(i for i in inputs if i.name not in filled), settings, exported.size, feed)
     if family is not None and preprocess is None:
-        claim, family = Claim(None, f"looks like {claim.family}, but {why}"), None
+        claim, family, other = Claim(None, f"looks like {claim.family}, but {why}"), None, None
     names = _names(settings, exported, claim)
     return Recognition(
         family=claim.family,
@@ -247,31 +265,68 @@ def recognise(
         input=picture.name if picture else "",
         reading=msgspec.structs.replace(claim.reading, classes=claim.classes or len(names)),
         is_set=family is not None and "family" in settings,
+        package=None if other is None else other.package,
     )
 
 
+def is_decoded_here(recognition: Recognition) -> bool:
+    """Whether `open_family` can open the model's family in this process: it has one, and the daemon runs no code of
+    other packages."""
+    return recognition.family is not None and (recognition.package is None or family_packages.is_permitted())
+
+
 def open_family(recognition: Recognition) -> Family | ContentFamily:
-    """Return the decoder of a recognised model. Raises Unsupported if it has no family."""
-    if recognition.family not in FAMILIES or recognition.preprocess is None:
+    """Return the decoder of a recognised model. Raises Unsupported if it has no family, and the errors of
+    `ThirdParty.load` if the family is from another package."""
+    family, package, preprocess = recognition.family, recognition.package, recognition.preprocess
+    if family is None or preprocess is None or (package is None and family not in FAMILIES):
         raise Unsupported(f"no family decodes this model: {recognition.reason}")
-    return FAMILIES[recognition.family](recognition.preprocess, recognition.names, recognition.reading)
+    about = preprocess, recognition.names, recognition.reading
+    return FAMILIES[family](*about) if package is None else ThirdParty.load(family, package).open(*about)
 
 
-def _claim(evidence: Evidence | None, outputs: tuple[TensorSpec, ...], settings: Mapping[str, str]) -> Claim:
+def _claim(
+    evidence: Evidence | None,
+    outputs: tuple[TensorSpec, ...],
+    settings: Mapping[str, str],
+    others: Sequence[ThirdParty],
+) -> Claim:
     wanted = settings.get("family")
-    if wanted == "raw":
+    if wanted == RAW:
         return Claim(None, "the setting family=raw")
     if wanted is not None:
-        if wanted not in FAMILIES:
-            raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*FAMILIES, 'raw'))}")
-        claim = None if evidence is None else FAMILIES[wanted].claim(evidence, f"the setting family={wanted}")
-        if claim is None:
-            needs = "one picture input" if evidence is None else FAMILIES[wanted].needs
-            found = ", ".join(map(_shape_text, outputs))
-            raise ConfigError(f"family={wanted} needs {needs}; the model has {found[:200]}; set family=raw")
-        if claim.family is None:
-            raise ConfigError(claim.reason)
-        return claim
+        return _claim_by_setting(wanted, evidence, outputs, others)
+    claim = _claim_by_rules(evidence)
+    return claim if claim.family is not None or evidence is None else _claim_by_others(evidence, others) or claim
+
+
+def _claim_by_setting(
+    wanted: str, evidence: Evidence | None, outputs: tuple[TensorSpec, ...], others: Sequence[ThirdParty]
+) -> Claim:
+    """Return the claim of the family that the setting names. Raises ConfigError if it does not fit the model."""
+    other = next((each for each in others if each.name == wanted), None)
+    family = FAMILIES.get(wanted) if other is None else other.kind
+    if family is None:
+        raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*FAMILIES, RAW))}")
+    claim = None
+    if evidence is not None:
+        claim = (other or family).claim(evidence, f"the setting family={wanted}")
+    if claim is None:
+        needs = "one picture input" if evidence is None else family.needs
+        found = ", ".join(map(_shape_text, outputs))
+        raise ConfigError(f"family={wanted} needs {needs}; the model has {found[:200]}; set family=raw")
+    if claim.family is None:
+        raise ConfigError(claim.reason)
+    return claim
+
+
+def _claim_by_others(evidence: Evidence, others: Sequence[ThirdParty]) -> Claim | None:
+    """Return the first claim of a family of another package."""
+    claims = (other.by_rule(rule, evidence) for rule in RULES for other in others)
+    return next((claim for claim in claims if claim is not None and claim.family is not None), None)
+
+
+def _claim_by_rules(evidence: Evidence | None) -> Claim:
     claims = (rule(evidence) for rule in _RULES) if evidence is not None else iter(())
     unknown = (
         "metadata, names and shapes match no known detector; raw tensors are served;"

@@ -60,6 +60,7 @@ NOT_RUN = {
     r"edged models add yolo|edged models add street": "shows a refusal; tests/integration/test_repairs.py runs it",
     r"edged \d|cpu \d|making |[A-Z]{4}|doors  |front|openvino  |open  |\{\"time": "output",
     r"# (Frigate|prometheus)": "a file of another program",
+    r"\[project": "a file of another package; tests/integration/test_third_party_families.py writes one",
     r".*--mqtt": "needs a broker; tests/unit/test_sink_mqtt.py has one",
     r"from edged.client import Client\nfrom edged.client.credentials": "needs another box",
     r"from edged.client import Client, open_source\n.*Preview\(8090\)": "takes a port that another test may have",

@@ -194,6 +194,9 @@ class FakeBuilder:
     async def inspect(self, path: Path, tries: int = 1) -> Inspection:
         raise NotImplementedError
 
+    async def model(self, entry: ModelEntry, inspection: Inspection) -> Model:
+        return Model.of(entry, inspection)
+
     def expected_seconds(self, task: Task) -> float | None:
         return self.estimate
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_architecture_names_only_paths_that_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    paths = set(re.findall(r"[\w./-]+/[\w.]*|\w+\.(?:py|toml|md)", text)) - {"w/"}
+    paths = set(re.findall(r"[\w./-]+/[\w.-]*|\w+\.(?:py|toml|md)", text)) - {"w/"}
     missing = []
     for path in sorted(paths):
         homes = (ROOT, ROOT / "edged", ROOT / "edged" / "api", ROOT / "edged" / "client" / "sources")

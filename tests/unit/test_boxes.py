@@ -11,6 +11,7 @@ import pytest
 
 from edged.backends import registry
 from edged.backends.contract import UNOPTIMISED, Recipe
+from edged.family_packages import Package
 from edged.jobs.inspect import inspect
 from edged.models.entries import plain_entry
 from edged.models.model import Model
@@ -18,12 +19,12 @@ from edged.shapes import MODEL_PATH, Scene
 from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import golden
-from edged.verification.boxes import Agreement
+from edged.verification.boxes import Agreement, Matcher
 from edged.verification.contents import ContentMatcher
 from edged.verification.golden import Sample
 from edged.verification.standard import TOLERANCES, Tolerance, tolerance
 from edged.verification.verify import Pair, judge, matcher_for
-from edged.vision.family import Recognition, Thresholds, recognise
+from edged.vision.family import Reading, Recognition, Thresholds, recognise
 from edged.vision.placement import Fit, place
 from tests import models
 from tests.drift import as_bf16, as_fp16
@@ -135,6 +136,17 @@ def test_compare_very_many_detections_is_bounded() -> None:
 
 def test_matcher_for_model_without_family_returns_none() -> None:
     assert matcher_for(Recognition(None, "", None, "", (), Thresholds()), 0.1) is None
+
+
+def test_matcher_for_family_of_another_package_compares_no_boxes_in_the_daemon() -> None:
+    sorted_rows = Reading(("y",), is_list=True)
+    known = msgspec.structs.replace(known_as(), package=Package("p", "1", "digest"), reading=sorted_rows)
+    matcher = matcher_for(known, 0.1)
+    assert isinstance(matcher, Matcher)
+    rows, turned = np.array([[[1, 2, 3], [4, 5, 6]]], np.float32), np.array([[[4, 5, 6], [1, 2, 3]]], np.float32)
+    whole = place(32, 32, 32, 32, Fit.STRETCH)
+    assert judge([Pair({"y": rows}, {"y": turned}, "picture", whole)], TOLERANCES["fp32"], matcher).accepted
+    assert not judge([Pair({"y": rows}, {"y": turned * np.nan}, "", whole)], TOLERANCES["fp32"], matcher).accepted
 
 
 def classifier() -> Recognition:

@@ -20,6 +20,7 @@ from edged.engines.views import actual
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, ModelNotFound, NotFound, NotReady
 from edged.errors import ModelRefused as Refusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
+from edged.family_packages import Package
 from edged.models.entries import ModelEntry
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import Inspection
@@ -37,6 +38,7 @@ class Readers:
     def __init__(self) -> None:
         self.files: dict[str, Inspection | Exception] = {}
         self.now = self.most = self.reads = 0
+        self.asked: list[str] = []
         self.forgotten: list[str] = []
         self.tidied: list[set[str]] = []
         self.gate = asyncio.Event()
@@ -44,6 +46,7 @@ class Readers:
 
     async def inspect(self, path: Path, tries: int = 1) -> Inspection:
         self.reads += 1
+        self.asked.append(path.stem)
         self.now += 1
         self.most = max(self.most, self.now)
         try:
@@ -54,6 +57,9 @@ class Readers:
         if isinstance(found, Exception):
             raise found
         return found
+
+    async def model(self, entry: ModelEntry, inspection: Inspection) -> Model:
+        return Model.of(entry, inspection)
 
     def forget(self, digest: str) -> None:
         self.forgotten.append(digest)
@@ -468,6 +474,21 @@ async def test_plan_all_plans_every_model_again(house: House) -> None:
     house.catalogue.plan_all()
     assert [len(set(planned.engines) - old) for planned, old in zip(models, before, strict=True)] == [1, 1]
     assert house.readers.reads == 2, "models are not read again"
+
+
+async def test_recognise_again_reads_models_that_another_package_may_decode(house: House) -> None:
+    known, by_package = await house.add("known"), await house.add("by_package")
+    await house.add("raw")
+    refused = await house.holds("refused", Refusal("no"), "1")
+    for planned, package in ((known, None), (by_package, Package("p", "1", "digest"))):
+        assert planned.model is not None
+        recognition = msgspec.structs.replace(planned.model.recognition, family="tiles", package=package)
+        planned.model = msgspec.structs.replace(planned.model, recognition=recognition)
+    assert refused.problem is not None
+    house.readers.asked.clear()
+    house.catalogue.recognise_again()
+    await house.look()
+    assert sorted(house.readers.asked) == ["by_package", "raw", "refused"]
 
 
 async def test_engine_move_is_an_event_with_its_model(house: House) -> None:

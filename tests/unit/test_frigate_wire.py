@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from edged.api.endpoints import frigate_wire as wire
 from edged.api.endpoints.frigate_wire import MODEL_TYPES, Form, Reader
 from edged.backends.contract import Signature
 from edged.errors import InvalidInput, Unsupported
+from edged.family_packages import Package
 from edged.ipc import messages as m
 from edged.models.entries import check_name, plain_entry
 from edged.models.inspection import Inspection
@@ -189,6 +191,20 @@ def model(
 
 def reader(of: Model, model_type: str = "yologeneric", score: float | None = None, labels: int = 0) -> Reader:
     return Reader(of, model_type, "rgb", score, labels)
+
+
+def test_reader_of_another_packages_family_lets_the_host_decode() -> None:
+    """The daemon does not run the package's code, so it must not get raw outputs."""
+    own = model(family="ultralytics")
+    known = msgspec.structs.replace(own.recognition, family="tiles", package=Package("p", "1", "digest"))
+    other = msgspec.structs.replace(own, recognition=known)
+    floats = tensor((1, 3, 64, 64), "float32")
+    assert reader(own).form(floats).spec is not None
+    form = reader(other).form(floats)
+    assert (form.spec, form.pixel_format, form.width, form.height) == (None, "rgb", 64, 64)
+    assert isinstance(work(form), FrameWork)
+    with pytest.raises(Unsupported):
+        reader(other).read(answered(other, None, (table(1, 1, 1, 1),)), form)
 
 
 def work(form: Form) -> FrameWork | TensorWork:

@@ -406,12 +406,13 @@ async def test_loss_names_the_engines_with_work(box: Box) -> None:
 async def test_loss_by_a_request_over_its_models_limit_names_only_that_model(box: Box) -> None:
     link = await box.host()
     slow, endless = EngineId("slow", "1"), order(milliseconds=ENDLESS)
-    hung = await link.open(endless, recognition(), 1, Tenant(slow, Bounds("slow", seconds=0.2)))
+    family = "family tiles of package p 1.0"
+    hung = await link.open(endless, recognition(), 1, Tenant(slow, Bounds("slow", seconds=0.2), family))
     patient = await link.open(endless, recognition(), 1, Tenant(EngineId("other", "2")))
     jobs = [link.submit(lambda job, n=n: m.Infer(job, n, (BYTE,), None, None)) for n in (hung, patient)]
-    with pytest.raises(DeadlineExceeded, match=r"model 'slow' ran longer than the 0\.2 s"):
+    with pytest.raises(DeadlineExceeded, match=rf"model 'slow' ran longer than the 0\.2 s .*{family}"):
         await asyncio.wait_for(jobs[0], 20)
-    with pytest.raises(HostLost):
+    with pytest.raises(HostLost, match=family):
         await asyncio.wait_for(jobs[1], 20)
     assert link.loss.suspects == ((slow, False),)
 

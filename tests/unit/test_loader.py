@@ -40,10 +40,11 @@ def ready(planned: PlannedModel) -> Readiness:
 def loader_of(house: House, mode: ModelControl = "poll", *startup: str) -> Loader:
     """Return a loader for the house's catalogue. In modes other than poll, the repository has one model."""
     repository: Any = Repository()
-    selection, nothing = ModelSelection(repository, mode, startup), repository
+    selection = ModelSelection(repository, mode, startup)
     if mode != "poll":
         house.catalogue._selection = selection
-    return Loader(selection, house.catalogue, repository, nothing, lambda: (), lambda: None, ready)
+    builder: Any = house.readers
+    return Loader(selection, house.catalogue, repository, builder, lambda: (), lambda: None, ready)
 
 
 @pytest.fixture

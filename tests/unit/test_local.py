@@ -61,7 +61,7 @@ class Recorded(Exception):
     ("words", "environment", "seconds"),
     [((), {}, 18.0), (("--seconds", "60"), {}, 60.0), ((), {"EDGED_ADMISSION_SECONDS": "40"}, 40.0)],
 )
-def test_add_uses_the_given_limits(
+def test_add_uses_the_given_limits_and_allowed_families(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: tuple[str, ...],
@@ -76,9 +76,10 @@ def test_add_uses_the_given_limits(
 
     monkeypatch.setattr(local, "LocalBox", box)
     folders = ("--state", str(tmp_path), "--cache", str(tmp_path / "c"))
+    environment = {**environment, "EDGED_FAMILIES_ALLOW": "tiles"}
     result = add("m", "m.onnx", *folders, "--memory-mb", "512", *words, environment=environment)
     assert isinstance(result.exception, Recorded)
-    assert made == [(tmp_path, tmp_path / "c", AdmissionLimits(seconds=seconds, memory_mb=512))]
+    assert made == [(tmp_path, tmp_path / "c", AdmissionLimits(seconds=seconds, memory_mb=512), ("tiles",))]
 
 
 def test_add_to_a_daemon_with_limits_is_refused(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from edged.errors import (
     WrongAnswers,
 )
 from edged.events import EngineServes
+from edged.family_packages import Package
 from edged.jobs.tasks import load_graphs
 from edged.serving.hosts import HostKind
 from tests import models
@@ -320,6 +321,25 @@ async def test_open_engine_rejected_while_its_host_starts_is_not_opened(gate: Ga
     await gate.idle()
     assert (gate.serving, gate.host().opened, gate.engine.state) == (None, [], S.REJECTED)
     assert gate.engine.digest in gate.store.records(), "its verdict prevents another build after a restart"
+
+
+async def test_open_model_of_another_packages_family_uses_a_host_of_its_own(gate: Gate) -> None:
+    asked: list[HostKind] = []
+    get = gate.hosts.get
+
+    async def noted(kind: HostKind, model: object = None) -> FakeHost:
+        asked.append(kind)
+        return await get(kind)
+
+    gate.hosts.get = noted  # type: ignore[method-assign]
+    assert gate.planned.model is not None
+    for digest in ("", "one", "two"):
+        package = Package("tiles-package", "1.0", digest) if digest else None
+        known = msgspec.structs.replace(gate.planned.model.recognition, family="tiles", package=package)
+        gate.planned.model = msgspec.structs.replace(gate.planned.model, recognition=known)
+        await gate.open()
+    assert asked[0].apart == ""
+    assert len({kind.apart for kind in asked}) == 3
 
 
 @pytest.mark.parametrize("error", [EngineDamaged("it does not match its record"), EngineUnusable("it is refused")])

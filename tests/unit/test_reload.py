@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from edged.config import Access, Config, Engines, Frigate, Health, Http, Metrics, Page, Tls, Zmq
+from edged.config import Access, Config, Engines, Families, Frigate, Health, Http, Metrics, Page, Tls, Zmq
 from edged.config.cameras import Camera
 from edged.config.changes import RELOADS, value, with_value
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
@@ -32,6 +32,7 @@ OTHER = Config(
     build=Limits(1.0),
     hosts=HostLimits(1),
     health=Health(probe_seconds=1.0),
+    families=Families(allow=("x",)),
     frigate=Frigate(),
     zmq=Zmq(frames="ipc:///f", publish="ipc:///p"),
     http=Http(listen="localhost:2"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edged.family_packages import Package
 from edged.jobs.inspect import inspect
 from edged.models import samples
 from edged.models.model import Model
@@ -198,3 +199,21 @@ def test_standard_sample_that_could_not_be_read_is_tried_again(folder: Path, mon
         patched.setattr(samples, "read_regular", refuse)
         refused = Standard.of(model, "fp32")
     assert Standard.of(model, "fp32") != refused
+
+
+def test_standard_of_a_family_of_another_package_depends_on_its_code(folder: Path) -> None:
+    model = read(folder)
+
+    def by(package: Package | None, reading: Reading) -> Standard:
+        known = msgspec.structs.replace(model.recognition, family="tiles", package=package, reading=reading)
+        return Standard.of(msgspec.structs.replace(model, recognition=known), "fp32")
+
+    first, changed, updated = Package("p", "1", "a"), Package("p", "1", "b"), Package("p", "2", "a")
+    plain, filled = Reading(("y",)), Reading(("y",), extras=(("sizes", (2,)),))
+    own = by(None, plain)
+    for reading in (plain, filled):
+        digests = {by(package, reading).digest for package in (None, first, changed, updated)}
+        assert len(digests) == 4
+        assert by(first, reading).digest == by(first, reading).digest
+    assert {by(package, plain).golden for package in (first, changed, updated)} == {own.golden}
+    assert len({by(package, filled).golden for package in (first, changed, updated)}) == 3

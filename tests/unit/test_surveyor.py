@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 import pytest
 
 from edged.device.fingerprint import Fingerprint
@@ -42,3 +44,20 @@ async def test_refresh_plans_for_changed_facts_unless_a_reboot_is_pending(
     reported = emitted(events, DeviceChanged)
     assert [len(each.changes) for each in reported] == [2] * reports
     assert reported[0].changes[0] == FactChange("nvidia.driver", "550", "560")
+
+
+async def test_watch_calls_looked_after_each_look_at_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Fingerprint] = []
+
+    async def ticks(folders: object) -> AsyncGenerator[None, None]:
+        for _ in range(2):
+            yield
+
+    async def look() -> None:
+        looked.append(surveyor.fingerprint)
+
+    monkeypatch.setattr(surveyor_module, "changes", ticks)
+    monkeypatch.setattr(surveyor_module, "probe", lambda: _OLD)
+    surveyor = Surveyor(_OLD, EventLog(), lambda _: None, look)
+    await surveyor.watch()
+    assert looked == [_OLD, _OLD]

@@ -82,6 +82,16 @@ def test_outcome_of_a_dead_child_is_a_finding_of_its_stage(how: How, category: C
     assert words in finding.remedy
 
 
+def test_outcome_of_a_child_that_ran_another_packages_family_names_it() -> None:
+    family = "family tiles of package tiles-package 1.0"
+    for how in ("late", "crashed"):
+        finding = trials.lost(ChildLost("it went", how), Stage.INFERENCE, LIMITS, 10.0, "ONNX Runtime", family)  # type: ignore[arg-type]
+        assert family in finding.message
+    assert "family=raw" in finding.remedy
+    opening = trials.lost(ChildLost("it went", "late"), Stage.SESSION, LIMITS, 10.0, "ONNX Runtime", family)
+    assert family not in opening.message
+
+
 def test_outcome_the_box_may_have_caused_is_not_cached() -> None:
     assert trials.is_lasting(None)
     assert trials.is_lasting(found(Stage.SESSION, Category.CRASHED))

@@ -213,7 +213,8 @@ class Reader:
 
     def form(self, tensor: Tensor) -> Form:
         """Return the form that the model accepts. Raises InvalidInput if it accepts none."""
-        if tensor.pixels.dtype == np.float32:
+        # The daemon does not run the code of a family of another package, so the host has to decode the outputs.
+        if tensor.pixels.dtype == np.float32 and self._model.recognition.package is None:
             spec = self._takes(tensor)
             if spec is not None:
                 return self._unchanged(tensor, spec)
@@ -278,7 +279,9 @@ def _shapes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _family(model: Model, model_type: str) -> Family | None:
     """Return the family that decodes the outputs: the family that edged recognised, otherwise the first that fits
-    Frigate's model type. None if none fits, or if the model is no detector."""
+    Frigate's model type. None if none fits, if the model is no detector, or if the family is from another package."""
+    if model.recognition.package is not None:
+        return None
     if model.recognition.family is not None:
         found = open_family(model.recognition)
         return found if isinstance(found, Family) else None

@@ -39,6 +39,7 @@ _CODES: tuple[tuple[type[EdgedError], Status], ...] = (
     (errors.Unsupported, Status.UNIMPLEMENTED),
     (errors.Superseded, Status.ABORTED),  # files or libraries changed meanwhile; a retry uses the new ones
     (errors.FrameSkipped, Status.ABORTED),  # in a unary call: the client reused the picture's shared memory
+    (errors.FamilyFailed, Status.INTERNAL),  # another package is at fault, not the request
     # The runtime failed on these inputs, nearly always because of values (an index out of range, a division by zero).
     (errors.EngineUnusable, Status.INVALID_ARGUMENT),
 )

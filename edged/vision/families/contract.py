@@ -4,6 +4,10 @@ A family is a class with the tensors that it needs, its preprocessing, `claim`, 
 `decode` (detections) or `content` (the whole picture). `Ssd` is a short example. Its optional rules `by_metadata`,
 `by_names` and `by_shape` are listed in `edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if
 it does not apply. If the setting `family` names the family, `claim` is called without any rule.
+
+Families of other packages fulfil the same contract (docs/third-party-families.md). Such a class names the version of
+the contract that it was written for, as a number: `contract = 1`. Raise `CONTRACT` if a correct family of the version
+before would no longer work; add to the contract what old families need not know without raising it.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from edged.vision.families.decoding import Floats, Outputs, Size, Thresholds, at
 from edged.vision.metadata import ExportMetadata
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import PictureInput, Preprocess
+
+CONTRACT = 1
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -139,6 +145,7 @@ Feed: TypeAlias = Mapping[str, object]  # fields of `Preprocess`
 class Opened(msgspec.Struct, frozen=True):
     """A family opened for one model. Stateless, safe to share between threads."""
 
+    contract: ClassVar[int]  # the version of this contract; only families of other packages name it
     name: ClassVar[str]
     needs: ClassVar[str]  # the tensors, for the error if `claim` returns None
     feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX}  # how pictures are fed; see `preprocess.preprocess_for`

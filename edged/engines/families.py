@@ -1,0 +1,196 @@
+"""Recognition of models with families of other packages.
+
+The daemon recognises edged's own families itself. For other families it starts a child, because their code must not run
+in the daemon. It sends the facts about the model, and gets a `Recognition`, which is plain data. It only asks families
+that the configuration allows.
+
+CACHE/recognitions/DIGEST-KEY.json contains one answer. KEY is a digest of the question, which includes a digest of each
+package's files, so that a changed package is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from edged import family_packages
+from edged.config.child_limits import Limits
+from edged.engines.child import ChildLost, run
+from edged.engines.child_watch import Patience
+from edged.errors import ConfigError, FamilyFailed
+from edged.family_packages import Offer
+from edged.ipc import job_messages as jobs
+from edged.models.inspection import Inspection
+from edged.store import atomic, sealed
+from edged.version import __version__
+from edged.vision.families.contract import CONTRACT
+from edged.vision.family import FAMILIES, RAW, Recognition, recognise
+
+_LOG = logging.getLogger("edged.engines")
+_FORMAT = 1  # of the cached answers; raise it when `jobs.families` or `vision.family.recognise` changes
+_KEPT = 1000  # cached answers
+_LIMITS = Limits(seconds=30.0, memory_mb=4096, stall_seconds=30.0)  # packages may import large libraries
+_STARVED = 4.0  # a child that waits for a processor gets up to this many times the limit as extra time
+
+
+class Families:
+    """The families of other packages that models may use. `allowed` are their names in the configuration."""
+
+    def __init__(self, cache: Path, allowed: Iterable[str] = (), limits: Limits = _LIMITS) -> None:
+        """`limits` are those of a child that recognises a model."""
+        self._folder, self._limits = cache / "recognitions", limits
+        self.allowed = frozenset(allowed)
+        self._seen: tuple[Offer, ...] | None = None  # what packages offer of `allowed`; None before the first look
+        self._is_changed = False  # whether `allowed` was replaced since the last look
+
+    def allow(self, names: Iterable[str]) -> None:
+        """Replace the allowed families. Models that are read from now on use them."""
+        before, self.allowed = self.allowed, frozenset(names)
+        self._is_changed = self._is_changed or before != self.allowed
+
+    async def look(self) -> bool:
+        """Whether models have to be recognised again, because the allowed families, or the packages that offer them,
+        changed since the last look. Log the allowed families that cannot be used."""
+        before, is_changed = self._seen, self._is_changed
+        if not self.allowed and not before and not is_changed:
+            return False  # nothing to look at
+        found = await asyncio.to_thread(family_packages.offers)
+        self._seen, self._is_changed = tuple(offer for offer in found if offer.family in self.allowed), False
+        if is_changed or self._seen != before:
+            for why in filter(None, (self.obstacle(name, found) for name in sorted(self.allowed))):
+                _LOG.warning("families.allow: %s", why)
+        return is_changed or (before is not None and self._seen != before)
+
+    def folders(self) -> tuple[str, ...]:
+        """Return what a process has to read to import the allowed families. Reads the disk."""
+        return tuple(path for name in sorted(self.allowed) for path in family_packages.folders(name))
+
+    async def load(self, offers: Iterable[Offer]) -> tuple[str, ...]:
+        """Load families in a child. Return for each why it cannot be used; empty if it can."""
+        asked = tuple(offers)
+        try:
+            return (await run(jobs.LoadFamilies(asked), jobs.LoadedFamilies, self._limits)).problems
+        except ChildLost as error:
+            if len(asked) == 1:
+                return (f"{_named(asked)}: the {error}",)
+            return tuple([problem for offer in asked for problem in await self.load((offer,))])
+
+    async def recognise(self, inspection: Inspection, settings: Mapping[str, str]) -> Recognition | None:
+        """Recognise a model, if a family of another package may decide; otherwise return None.
+
+        A model whose setting names a family that is not allowed is served raw; the reason says how to allow the family.
+        Raises ConfigError if the family cannot be used or does not fit the model, FamilyFailed if its code fails,
+        ChildLost if the child exceeds its limits, and Superseded if the package changes meanwhile.
+        """
+        wanted = settings.get("family")
+        if wanted is None:
+            return await self._by_rules(inspection, settings) if self.allowed else None
+        return None if wanted in (*FAMILIES, RAW) else await self._by_setting(wanted, inspection, settings)
+
+    async def _by_rules(self, inspection: Inspection, settings: Mapping[str, str]) -> Recognition | None:
+        own = _recognise(inspection, settings)
+        if own.family is not None or not own.input:
+            return None
+        found = await asyncio.to_thread(family_packages.offers)
+        allowed = (offer for offer in found if offer.family in self.allowed)
+        usable = tuple(offer for offer in allowed if not self.obstacle(offer.family, found))
+        return await self._ask(usable, inspection, settings, own) if usable else None
+
+    async def _by_setting(self, wanted: str, inspection: Inspection, settings: Mapping[str, str]) -> Recognition | None:
+        found = await asyncio.to_thread(family_packages.offers)
+        offer = next((each for each in found if each.family == wanted), None)
+        if wanted in self.allowed and (why := self.obstacle(wanted, found)):
+            raise ConfigError(f"family={wanted[:60]}: {why}; or set family={RAW}")
+        if offer is None:
+            return None  # an unknown name: `vision.family.recognise` suggests the closest one
+        if wanted not in self.allowed:
+            return _not_allowed(offer, _recognise(inspection, {**settings, "family": RAW}))
+        return await self._ask((offer,), inspection, settings, None)
+
+    def forget(self, digest: str) -> None:
+        """Remove the cached answers of a removed model."""
+        for place in self._folder.glob(f"{digest}-*.json"):
+            with contextlib.suppress(OSError):
+                place.unlink()
+
+    def obstacle(self, name: str, found: Iterable[Offer]) -> str:
+        """Return why a family of another package cannot be used, whether or not it is allowed; empty if it can."""
+        offer = next((each for each in found if each.family == name), None)
+        if name in FAMILIES or name == RAW:
+            return f"{name!r} is a family of edged, which cannot be replaced and needs no permission"
+        if offer is None:
+            return f"no package offers family {name!r}; install its package for {sys.executable}, or remove the name"
+        return f"family {name} of package {offer.package}: {offer.problem}" if offer.problem else ""
+
+    async def _ask(
+        self, offers: tuple[Offer, ...], inspection: Inspection, settings: Mapping[str, str], own: Recognition | None
+    ) -> Recognition:
+        """Return the cached answer, or ask a child. `own` is what edged's own families say; None if the settings name
+        the family."""
+        operators, heads = tuple(inspection.operators), inspection.heads
+        job = jobs.Recognise(offers, inspection.signature, inspection.metadata, dict(settings), operators, heads)
+        parts = f"{_FORMAT}\0{__version__}\0{CONTRACT}\0".encode() + msgspec.json.encode(job)
+        place = self._folder / f"{inspection.digest}-{hashlib.sha256(parts).hexdigest()[:16]}.json"
+        known = await asyncio.to_thread(sealed.read, place, Recognition, "recognitions")
+        if known is not None:
+            return known
+        found = await self._ask_child(job, own)
+        if not found.problems:  # what failed may work after another package was installed
+            await asyncio.to_thread(self._keep, place, found.recognition)
+            return found.recognition
+        if found.recognition.family is not None:
+            return found.recognition
+        return msgspec.structs.replace(found.recognition, reason="; ".join((found.recognition.reason, *found.problems)))
+
+    async def _ask_child(self, job: jobs.Recognise, own: Recognition | None) -> jobs.Recognised:
+        phase = ""
+
+        def note(progress: jobs.Progress) -> None:
+            nonlocal phase
+            phase = f"{progress.phase}: "
+
+        patience = Patience(starved_seconds=self._limits.seconds * _STARVED)
+        try:
+            found = await run(job, jobs.Recognised, self._limits, on_progress=note, patience=patience)
+        except ChildLost as error:
+            if error.how == "killed":
+                raise
+            why = f"{_named(job.families)}: {phase}the {error}"
+            if own is not None:  # the model need not be one of these families
+                return jobs.Recognised(own, (why,))
+            raise (FamilyFailed(why) if error.how == "crashed" else ChildLost(why, error.how)) from error
+        answer = found.recognition
+        asked = [(offer.family, offer.package) for offer in job.families]
+        if answer.package is not None and (answer.family, answer.package) not in asked:
+            raise FamilyFailed(f"{_named(job.families)}: the child named another family, {str(answer.family)[:60]!r}")
+        return found
+
+    def _keep(self, place: Path, found: Recognition) -> None:
+        with contextlib.suppress(OSError):  # without the cache, the next start takes longer
+            sealed.write(place, found)
+            atomic.prune(self._folder, _KEPT)
+
+
+def _named(offers: tuple[Offer, ...]) -> str:
+    return ", ".join(f"family {offer.family} of package {offer.package}" for offer in offers)
+
+
+def _not_allowed(offer: Offer, raw: Recognition) -> Recognition:
+    """Return the recognition of a model whose family is installed, but may not run."""
+    why = (
+        f"family {offer.family} of package {offer.package} is not allowed;"
+        f' add "{offer.family}" to families.allow in the configuration'
+    )
+    return msgspec.structs.replace(raw, reason=why)
+
+
+def _recognise(inspection: Inspection, settings: Mapping[str, str]) -> Recognition:
+    about, signature = inspection, inspection.signature
+    return recognise(signature.inputs, signature.outputs, about.metadata, settings, about.operators, about.heads)

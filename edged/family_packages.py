@@ -1,0 +1,211 @@
+"""Installed Python packages that offer model families, as entry points of the group `edged.families`.
+
+Finding them reads files and runs none of their code. `load` runs their code. Only a process that called `permit` may do
+that: an engine host, a one-shot child, or a user's own program. The daemon never does.
+
+Format: https://packaging.python.org/en/latest/specifications/entry-points/.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edged.errors import FamilyFailed, Superseded, Unsupported
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "edged.families"
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,58}[a-z0-9])?")
+TARGET = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+_UNKNOWN = "unknown"
+_DIGITS = 16  # of a package's digest
+_WHOLE = 16 << 20  # bytes; of a larger file, only size and time count
+_SKIPPED = "__pycache__"
+_KNOWN = 1 << 13  # digests of files that are kept: the daemon looks at the packages once a minute
+
+
+class Package(msgspec.Struct, frozen=True):
+    """An installed package as it is now: name and version of the distribution, and a digest of the files from which
+    its family is imported. An edited checkout keeps its version but not its digest."""
+
+    name: str
+    version: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A family that a package offers. `target` is MODULE:CLASS. `problem` says why edged cannot use it; empty if it
+    can."""
+
+    family: str
+    package: Package
+    target: str
+    problem: str = ""
+
+
+def offers() -> tuple[Offer, ...]:
+    """Return every family that an installed package offers, by name. Reads the disk and runs no code of a package."""
+    found = sorted(map(_offer, _points()), key=lambda offer: (offer.family, offer.package.name))
+    times = Counter(offer.family for offer in found)
+    return tuple(_unambiguous(offer, found) if times[offer.family] > 1 else offer for offer in found)
+
+
+def folders(family: str) -> tuple[str, ...]:
+    """Return the folders and files from which a family is imported; empty if no package offers it. Reads the disk."""
+    return tuple(str(place) for point in _points() if point.name == family for place in _places(point.value))
+
+
+def permit(is_permitted: bool = True) -> None:
+    """Allow this process to run the code of packages, or forbid it again."""
+    global _is_permitted
+    _is_permitted = is_permitted
+
+
+def is_permitted() -> bool:
+    """Whether this process may run the code of packages."""
+    return _is_permitted
+
+
+_is_permitted = False
+
+
+def load(family: str, package: Package) -> object:
+    """Import a family and return what its entry point names.
+
+    Raises Unsupported in a process without permission, Superseded if the installed package is not `package`, and
+    FamilyFailed if it cannot be imported.
+    """
+    if not _is_permitted:
+        raise Unsupported(f"family {family} of package {package} is loaded in engine hosts only")
+    offer = _current(family, package)
+    module, _, name = offer.target.partition(":")
+    try:
+        found: object = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # a thread of a host would end silently
+        raise failed(family, package, error, f"cannot import {offer.target}") from error
+    _current(family, package)  # its files may have been replaced meanwhile
+    if _imported.setdefault(module, package) != package:
+        raise Superseded(f"package {package} of family {family} changed after this process had imported it")
+    return found
+
+
+_imported: dict[str, Package] = {}  # by module
+
+
+def failed(family: str, package: Package, error: BaseException | str, what: str = "") -> FamilyFailed:
+    """Return the error that names a family and its package as the cause. `error`: its exception, or what is wrong."""
+    reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    text = ": ".join(filter(None, (f"family {family} of package {package}", what, reason)))
+    return FamilyFailed(text[:_LONGEST], family)
+
+
+_LONGEST = 1000  # characters of an error: a package's message may be anything
+
+
+def _current(family: str, package: Package) -> Offer:
+    installed = [offer for offer in offers() if offer.family == family and not offer.problem]
+    if not installed:
+        raise Superseded(f"package {package} of family {family} is not installed, or not where engine hosts find it")
+    if installed[0].package != package:
+        raise Superseded(f"package {package} of family {family} changed on disk")
+    return installed[0]
+
+
+def _points() -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # imports much that most processes do not need
+
+    importlib.invalidate_caches()  # a package may have been installed since this process started
+    try:
+        return tuple(entry_points(group=GROUP))
+    except (OSError, ValueError) as error:
+        raise Unsupported(f"cannot read the entry points of installed packages: {error}") from error
+
+
+def _offer(point: EntryPoint) -> Offer:
+    family, target = point.name, point.value.split("[")[0].strip()
+    package = _package(point)
+    if not NAME.fullmatch(family):
+        allowed = "1 to 60 lower-case letters, digits, dots, dashes and underscores"
+        return Offer(family[:80], package, target, f"invalid family name; a name has {allowed}")
+    if not TARGET.fullmatch(target):
+        return Offer(family, package, target, f"{target[:80]!r} is not MODULE:CLASS; correct its entry point")
+    return Offer(family, package, target)
+
+
+def _package(point: EntryPoint) -> Package:
+    points = point.dist.entry_points if point.dist is not None else ()
+    about = point.dist.metadata if point.dist is not None else None
+    lines = ((about.get_all(key, None) if about is not None else None) or [_UNKNOWN] for key in ("Name", "Version"))
+    name, version = (" ".join(str(line[0]).split())[:80] for line in lines)
+    hasher = hashlib.sha256(f"{name}\0{version}\0".encode())
+    hasher.update("".join(sorted(f"{p.name}\0{p.value}\0" for p in points if p.group == GROUP)).encode())
+    for place in _places(point.value):
+        for file in _files(place):
+            hasher.update(f"{file.relative_to(place.parent)}\0".encode(errors="surrogateescape"))
+            hasher.update(_content(file))
+    return Package(name, version, hasher.hexdigest()[:_DIGITS])
+
+
+def _places(target: str) -> list[Path]:
+    """Return the folders of a target's top-level package, or the file of its module. No code of it is run: finding a
+    module inside a package would import the package."""
+    top = re.split(r"[.:\s]", target.strip(), maxsplit=1)[0]
+    try:
+        spec = importlib.util.find_spec(top) if top else None
+    except (ImportError, ValueError, AttributeError):
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return sorted(Path(place) for place in spec.submodule_search_locations)
+    return [Path(spec.origin)] if spec.has_location and spec.origin else []
+
+
+def _files(place: Path) -> Iterator[Path]:
+    if place.is_file():
+        yield place
+    for folder, inner, names in os.walk(place):
+        inner[:] = sorted(name for name in inner if name != _SKIPPED)
+        yield from (Path(folder, name) for name in sorted(names))
+
+
+def _content(file: Path) -> bytes:
+    """Return a digest of a file's content, or of what else is known of the file."""
+    try:
+        about = file.stat()
+        if about.st_size <= _WHOLE and stat.S_ISREG(about.st_mode):
+            return _digest(file, about.st_size, about.st_mtime_ns, about.st_ino)
+        return f"{about.st_size}\0{about.st_mtime_ns}".encode()
+    except OSError as error:
+        return f"{error.errno}".encode()
+
+
+@functools.lru_cache(_KNOWN)
+def _digest(file: Path, size: int, mtime_ns: int, inode: int) -> bytes:
+    return hashlib.sha256(file.read_bytes()).digest()
+
+
+def _unambiguous(offer: Offer, every: list[Offer]) -> Offer:
+    """Return the offer with a problem: another package offers a family of the same name, and edged does not guess."""
+    others = {str(each.package) for each in every if each.family == offer.family and each != offer}
+    others = others or {str(offer.package)}
+    return msgspec.structs.replace(
+        offer, problem=f"{', '.join(sorted(others))} offers it too; uninstall one of the packages"
+    )

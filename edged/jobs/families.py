@@ -1,0 +1,54 @@
+"""Loads families of other packages and recognises models with them, in a child: their code may hang or crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from edged.errors import EdgedError, FamilyFailed
+from edged.family_packages import Offer
+from edged.ipc import job_messages as jobs
+from edged.vision.families.third_party import ThirdParty
+from edged.vision.family import recognise as recognise_with
+
+Report: TypeAlias = Callable[[jobs.Progress], None]
+
+
+def recognise(job: jobs.Recognise, report: Report) -> jobs.Recognised:
+    """Recognise a model. If the settings name a family, raises what is wrong with that family. Otherwise a family that
+    fails claims nothing, because the model need not be one of its own."""
+    is_set = "family" in job.settings
+    usable, problems = list[ThirdParty](), list[str]()
+    for _, found in _loaded(job.families, report):
+        if isinstance(found, ThirdParty):
+            usable.append(found)
+        elif is_set:
+            raise found
+        else:
+            problems.append(str(found))
+    about = job.signature.inputs, job.signature.outputs, job.metadata, job.settings, job.operators, job.heads
+    report(jobs.Progress("recognising"))
+    while True:
+        try:
+            return jobs.Recognised(recognise_with(*about, usable), tuple(problems))
+        except FamilyFailed as error:
+            if is_set:
+                raise
+            problems.append(str(error))
+            usable = [other for other in usable if other.name != error.family]
+
+
+def load(job: jobs.LoadFamilies, report: Report) -> jobs.LoadedFamilies:
+    """Load families, and report why each cannot be used."""
+    found = [each for _, each in _loaded(job.families, report)]
+    return jobs.LoadedFamilies(tuple("" if isinstance(each, ThirdParty) else str(each) for each in found))
+
+
+def _loaded(offers: Sequence[Offer], report: Report) -> Iterator[tuple[Offer, ThirdParty | EdgedError]]:
+    """Yield each family, or why it cannot be loaded. The progress names the family, because loading it may hang."""
+    for offer in offers:
+        report(jobs.Progress(f"loading {offer.family}"))
+        try:
+            yield offer, ThirdParty.load(offer.family, offer.package)
+        except EdgedError as error:
+            yield offer, error

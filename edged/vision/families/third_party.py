@@ -1,0 +1,271 @@
+"""Families of other packages: the classes that edged accepts, and checks of everything that their code returns.
+
+Whatever such code does wrong becomes a FamilyFailed that names its package.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import msgspec
+import numpy as np
+
+from edged import family_packages
+from edged.decoding import ready
+from edged.errors import ConfigError, EngineUnusable, FamilyFailed
+from edged.family_packages import Package
+from edged.version import __version__
+from edged.vision import content as contents
+from edged.vision.content import Content
+from edged.vision.detections import Detections
+from edged.vision.families.contract import CONTRACT, Claim, ContentFamily, Evidence, Family, Opened, Reading
+from edged.vision.families.decoding import Thresholds
+from edged.vision.preprocess import Preprocess
+
+Kind: TypeAlias = type[Family] | type[ContentFamily]
+
+RULES = ("by_metadata", "by_names", "by_shape")  # in the order in which they are asked
+_LONGEST = 400  # characters of a reason
+_MOST_NAMES = 1 << 16
+_MOST_DETECTIONS = 4096  # as the setting thresholds.max_detections
+_T = TypeVar("_T")
+
+
+class ThirdParty(msgspec.Struct, frozen=True):
+    """A family of another package, loaded in this process. `kind` answers only with checked values."""
+
+    package: Package
+    kind: Kind
+
+    @classmethod
+    def load(cls, family: str, package: Package) -> ThirdParty:
+        """Load a family. Raises FamilyFailed if its class cannot be used, and the errors of `family_packages.load`."""
+        return cls(package, _loaded(family, package))
+
+    @classmethod
+    def of(cls, found: object, family: str, package: Package) -> ThirdParty:
+        """Check a class that is loaded already. Raises FamilyFailed if it cannot be used."""
+        return cls(package, _checked_class(found, family, package))
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    def open(self, preprocess: Preprocess, names: tuple[str, ...], reading: Reading) -> Family | ContentFamily:
+        """Open the family for a model. Raises FamilyFailed."""
+        try:
+            return self.kind(preprocess, names, reading)
+        except (Exception, SystemExit) as error:
+            raise _failed(self.name, self.package, error, "opening it for a model") from error
+
+    def claim(self, evidence: Evidence, reason: str) -> Claim | None:
+        """Match a model by its tensors only. Raises FamilyFailed."""
+        return self._ask(evidence, lambda: self.kind.claim(evidence, reason))
+
+    def by_rule(self, rule: str, evidence: Evidence) -> Claim | None:
+        """Ask one of `RULES`; None if the family does not have it. Raises FamilyFailed."""
+        found = getattr(self.kind, rule, None)
+        return None if found is None else self._ask(evidence, lambda: found(evidence))
+
+    def _ask(self, evidence: Evidence, ask: Callable[[], object]) -> Claim | None:
+        try:
+            claim = ask()
+            return None if claim is None else _checked_claim(claim, self.kind, evidence, str(self.package))
+        except ConfigError:  # a setting of the user
+            raise
+        except (Exception, SystemExit) as error:
+            raise _failed(self.name, self.package, error, "recognising a model") from error
+
+
+@functools.cache  # each probe of a verification opens the family again
+def _loaded(family: str, package: Package) -> Kind:
+    return _checked_class(family_packages.load(family, package), family, package)
+
+
+def _checked_class(found: object, family: str, package: Package) -> Kind:
+    """Return a subclass of a family's class whose methods check their answers."""
+    if not (inspect.isclass(found) and issubclass(found, (Family, ContentFamily))):
+        raise _failed(family, package, "its entry point names no subclass of Family or ContentFamily")
+    _require_contract(found, family, package)
+    try:
+        _require_attributes(found, family)
+        return _guarded(found, package)
+    except Exception as error:
+        raise _failed(family, package, error, "its class cannot be used") from error
+
+
+def _require_contract(found: Kind, family: str, package: Package) -> None:
+    """Raise FamilyFailed unless the class was written for this version of the contract."""
+    version = getattr(found, "contract", None)
+    if version == CONTRACT and type(version) is int:
+        return
+    if type(version) is not int:
+        why = f"its class names no version of the family contract; add `contract = {CONTRACT}` to it"
+    else:
+        remedy = "update edged" if version > CONTRACT else f"install a newer version of {package.name}"
+        why = f"it is for version {version} of the family contract, edged {__version__} has {CONTRACT}; {remedy}"
+    raise _failed(family, package, why)
+
+
+def _require_attributes(found: Kind, family: str) -> None:
+    """Raise an error if a class attribute is missing or of another type."""
+    if getattr(found, "name", None) != family:
+        raise _Invalid(f"its name is {getattr(found, 'name', None)!r}, its entry point is {family!r}")
+    if not isinstance(getattr(found, "needs", None), str):
+        raise _Invalid("needs is missing; it is a text that names the model's tensors")
+    if not isinstance(found.thresholds, Thresholds):
+        raise _Invalid("thresholds is not a Thresholds")
+    if not 1 <= _plain(found.thresholds, Thresholds).max_detections <= _MOST_DETECTIONS:
+        raise _Invalid(f"thresholds.max_detections is not in 1..{_MOST_DETECTIONS}")
+    if not (isinstance(found.own_inputs, tuple) and all(isinstance(name, str) for name in found.own_inputs)):
+        raise _Invalid("own_inputs is not a tuple of names")
+    for rule in ("claim", *RULES):
+        method = getattr(found, rule, None)
+        if not callable(method) and (method is not None or rule == "claim"):
+            raise _Invalid(f"{rule} is not a class method")
+    size = {"width": 1, "height": 1}
+    unknown = set(found.feed) - set(Preprocess.__struct_fields__) | set(found.feed) & set(size)
+    if unknown:
+        raise _Invalid(f"feed has {', '.join(sorted(unknown))}; it may have fields of Preprocess except the size")
+    if 0.0 in _plain({**size, **found.feed}, Preprocess).std:
+        raise _Invalid("feed has a zero in std; every value is divided by it")
+
+
+def _guarded(found: Kind, package: Package) -> Kind:
+    """Return a subclass whose public methods raise FamilyFailed for every error and for every invalid answer."""
+    methods = {name: _guard(found, name, package) for name in _CHECKS if callable(getattr(found, name, None))}
+    body = {"__module__": found.__module__, "__qualname__": found.__qualname__, **methods}
+    return cast(Kind, types.new_class(found.__name__, (found,), {"frozen": True}, lambda space: space.update(body)))
+
+
+def _guard(found: Kind, name: str, package: Package) -> Callable[..., object]:
+    inner, check = getattr(found, name), _CHECKS[name]
+
+    @functools.wraps(inner)
+    def guarded(self: Opened, *arguments: Any, **named: Any) -> object:
+        try:
+            return check(self, inner(self, *arguments, **named), (*arguments, *named.values()))
+        except (FamilyFailed, MemoryError):
+            raise
+        except (Exception, SystemExit) as error:  # a thread of a host would end silently
+            raise _failed(self.name, package, error, name) from error
+
+    return guarded
+
+
+def _failed(family: str, package: Package, error: BaseException | str, what: str = "") -> FamilyFailed:
+    """Return the error that names the package. The text of edged's own errors, and of failed checks, is enough."""
+    if isinstance(error, FamilyFailed):
+        return error
+    plain = isinstance(error, (EngineUnusable, _Invalid, msgspec.ValidationError))
+    return family_packages.failed(family, package, str(error) if plain else error, what)
+
+
+# -- what a family returns -------------------------------------------------------------------------------------------
+
+
+class _Invalid(ValueError):
+    """An answer that does not fulfil the contract."""
+
+
+Arguments: TypeAlias = Sequence[Any]
+
+
+def _plain(value: object, kind: type[_T]) -> _T:
+    """Return a value with fields of the right types. Raises msgspec.ValidationError, also for NaN and infinity, which
+    become null in JSON."""
+    return msgspec.json.decode(msgspec.json.encode(value), type=ready(kind))
+
+
+def _checked_claim(claim: object, kind: Kind, evidence: Evidence, package: str) -> Claim:
+    """Return a claim as plain data of the right types. Its reason names the package."""
+    if not isinstance(claim, Claim):
+        raise _Invalid(f"it returned {type(claim).__name__}, not a Claim")
+    found = _plain(claim, Claim)
+    if found.family not in (None, kind.name):
+        raise _Invalid(f"it claims the model for family {found.family!r}")
+    outputs = set(evidence.output_names)
+    unknown = [name for name in (*found.reading.outputs, *found.reading.dense) if name not in outputs]
+    if unknown:
+        raise _Invalid(f"it reads output {unknown[0]!r}, which the model does not have")
+    if found.family is not None and not found.reading.outputs:
+        raise _Invalid("its reading names no outputs")
+    filled = {name for name, _ in found.reading.extras}
+    own = {spec.name for spec in evidence.inputs if spec.name in kind.own_inputs}
+    if found.family is not None and filled != own:
+        raise _Invalid(f"the extras of its reading are {sorted(filled)}, the model has {sorted(own)} of its own_inputs")
+    if (found.classes or 0) < 0 or found.background < 0 or len(found.names) > _MOST_NAMES:
+        raise _Invalid("its number of classes is negative, or it has too many names")
+    reason = " ".join(found.reason.split())[:_LONGEST]
+    return msgspec.structs.replace(found, reason=f"{reason} (package {package})")
+
+
+def _detections(family: Opened, found: object, arguments: Arguments) -> Detections:
+    if not isinstance(found, Detections):
+        raise _Invalid(f"it returned {type(found).__name__}, not Detections")
+    n = len(_array("scores", found.scores, "f", None))
+    limit = next((each.max_detections for each in arguments if isinstance(each, Thresholds)), n)
+    if n > limit:
+        raise _Invalid(f"it returned {n} detections, more than thresholds.max_detections, {limit}")
+    _array("boxes", found.boxes, "f", n, 4)
+    _array("class_ids", found.class_ids, "iu", n)
+    if found.keypoints is not None:
+        _array("keypoints", found.keypoints, "f", n, None, 3)
+    if found.corners is not None:
+        _array("corners", found.corners, "f", n, 4, 2)
+    for mask in found.masks or ():
+        _array("a mask", mask, "u", None)
+    if found.masks is not None and len(found.masks) != n:
+        raise _Invalid(f"it returned {len(found.masks)} masks for {n} detections")
+    if found.tracker_ids is not None:
+        raise _Invalid("it returned tracker_ids, which only the tracker has")
+    fields = {name: getattr(found, name) for name in ("masks", "keypoints", "corners")}
+    return Detections.of(found.boxes, found.scores, found.class_ids, **fields)
+
+
+def _content(family: Opened, found: object, arguments: Arguments) -> Content:
+    if not isinstance(found, Content):
+        raise _Invalid(f"it returned {type(found).__name__}, not a content")
+    return contents.unpack(contents.pack(found))  # checks all fields
+
+
+def _inputs(family: Opened, found: object, arguments: Arguments) -> Mapping[str, Any]:
+    if not isinstance(found, Mapping):
+        raise _Invalid(f"it returned {type(found).__name__}, not a mapping of arrays by input")
+    shapes, rows = dict(family.reading.extras), len(arguments[0])
+    if found.keys() != shapes.keys():
+        raise _Invalid(f"it returned inputs {sorted(map(str, found))}, its reading has {sorted(shapes)} as extras")
+    for name, array in found.items():
+        _array(f"input {name!r}", array, "fiub", rows, *shapes[name])
+    return dict(found)
+
+
+# By method of the contract: the check of its answer.
+_CHECKS: dict[str, Callable[[Opened, object, Arguments], object]] = {
+    "decode": _detections,
+    "boxes": _detections,
+    "content": _content,
+    "extra_inputs": _inputs,
+}
+
+
+def _array(what: str, found: object, kinds: str, *sizes: int | None) -> Any:
+    """Return an array of one of these kinds of datatype and of this shape (None: any size). Raises _Invalid for another
+    one, or if a value is not finite."""
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in kinds:
+        kind = found.dtype if isinstance(found, np.ndarray) else type(found).__name__
+        raise _Invalid(f"{what} is {kind}, not an array of {' or '.join(_KINDS[each] for each in kinds)}")
+    is_shape = len(found.shape) == len(sizes) and all(w in (None, n) for n, w in zip(found.shape, sizes, strict=True))
+    if not is_shape:
+        wanted = ", ".join("any" if size is None else str(size) for size in sizes)
+        raise _Invalid(f"{what} has shape {list(found.shape)}, expected [{wanted}]")
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise _Invalid(f"{what} holds NaN or infinity")
+    return found
+
+
+_KINDS = {"f": "floats", "i": "integers", "u": "unsigned integers", "b": "booleans"}
