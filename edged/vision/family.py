@@ -1,8 +1,8 @@
 """Recognises the detector family of a model.
 
 The order is: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or if the claimed format
-is not decoded, the family is None with a reason, and the model serves raw tensors. To add a family, add it to
-`FAMILIES` and its rules to `_RULES`.
+is not decoded, the family is None, the reason says what the model may be (`nearest`), and the model serves raw tensors.
+To add a family, add it to `FAMILIES` and its rules to `_RULES`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import msgspec
 
 from edged.errors import ConfigError, Unsupported
 from edged.tensors import TensorSpec
+from edged.vision import nearest
 from edged.vision import settings as keys
+from edged.vision.comparison import Tensors, nearest_form, shown_name, shown_shape
 from edged.vision.families.centerface import CenterFace
 from edged.vision.families.classification import Classification, UltralyticsClassification
-from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, undecided
+from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, readable, undecided
 from edged.vision.families.damo_yolo import DamoYolo
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
@@ -39,6 +41,7 @@ from edged.vision.families.yolov6 import YoloV6
 from edged.vision.families.yunet import YuNet
 from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import Preprocess, find_picture, input_size, preprocess_for
+from edged.vision.signatures import needs
 
 __all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
 
@@ -47,7 +50,10 @@ class Recognition(msgspec.Struct, frozen=True):
     """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to hosts.
 
     If `family` is None, only raw tensors are served. If `preprocess` is None, the model takes no pictures; `picture`
-    says why. `reason` says why the family was recognised or not.
+    says why. `reason` says why the family was recognised or not, and is cut to fit in a few lines.
+
+    Without a family: `between` are the families that accept the tensors and may be right, the most likely first; `kind`
+    is the kind of a model whose tensors are not decoded, see `kinds`.
     """
 
     family: str | None
@@ -59,6 +65,8 @@ class Recognition(msgspec.Struct, frozen=True):
     input: str = ""
     reading: Reading = Reading()
     is_set: bool = False  # the family is set by the user, not recognised from the file
+    between: tuple[str, ...] = ()
+    kind: str = ""
 
     @property
     def output(self) -> str:
@@ -137,11 +145,10 @@ def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
 
 
 def _shape_text(output: TensorSpec) -> str:
-    return f"{output.name} [{','.join(map(str, output.shape))}]"
+    return f"{shown_name(output.name)} {shown_shape(output.shape)}"
 
 
-# Other datatypes are not decoded: numpy holds quantised values and BF16 as plain integers.
-_DECODED = frozenset({"FP64", "FP32", "FP16", "INT32", "INT64"})
+_MOST_SHOWN = 8  # outputs in an error
 
 # The first rule that returns a claim wins.
 _RULES: tuple[Rule, ...] = (
@@ -216,7 +223,7 @@ def recognise(
         size = input_size(picture, settings, exported.size)
         used = None if operators is None else frozenset(operators)
         evidence = Evidence(inputs, outputs, exported, picture, size, settings, used, heads)
-    claim = _readable(_claim(evidence, outputs, settings), outputs)
+    claim = readable(_claim(evidence, inputs, outputs, settings), outputs)
     family = FAMILIES[claim.family] if claim.family is not None else None
     filled, feed = (family.own_inputs, family.feed) if family is not None else ((), {})
     preprocess, why = preprocess_for(tuple(i for i in inputs if i.name not in filled), settings, exported.size, feed)
@@ -225,7 +232,7 @@ def recognise(
     names = _names(settings, exported, claim)
     return Recognition(
         family=claim.family,
-        reason=claim.reason + exported.remark,
+        reason=nearest.cut(f"{claim.reason}{exported.remark}"),
         preprocess=preprocess,
         picture=why,
         names=names,
@@ -233,6 +240,8 @@ def recognise(
         input=picture.name if picture else "",
         reading=msgspec.structs.replace(claim.reading, classes=claim.classes or len(names)),
         is_set=family is not None and "family" in settings,
+        between=claim.between,
+        kind=claim.kind,
     )
 
 
@@ -243,35 +252,38 @@ def open_family(recognition: Recognition) -> Family | Classifier:
     return FAMILIES[recognition.family](recognition.preprocess, recognition.names, recognition.reading)
 
 
-def _claim(evidence: Evidence | None, outputs: tuple[TensorSpec, ...], settings: Mapping[str, str]) -> Claim:
+def _claim(
+    evidence: Evidence | None,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    settings: Mapping[str, str],
+) -> Claim:
     wanted = settings.get("family")
     if wanted == "raw":
         return Claim(None, "the setting family=raw")
     if wanted is not None:
-        if wanted not in FAMILIES:
-            raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*FAMILIES, 'raw'))}")
-        claim = None if evidence is None else FAMILIES[wanted].claim(evidence, f"the setting family={wanted}")
-        if claim is None:
-            needs = "one picture input" if evidence is None else FAMILIES[wanted].needs
-            found = ", ".join(map(_shape_text, outputs))
-            raise ConfigError(f"family={wanted} needs {needs}; the model has {found[:200]}; set family=raw")
-        if claim.family is None:
-            raise ConfigError(claim.reason)
-        return claim
+        return _set(wanted, evidence, outputs)
     claims = (rule(evidence) for rule in _RULES) if evidence is not None else iter(())
-    unknown = (
-        "metadata, names and shapes match no known detector; raw tensors are served;"
-        " if docs/families.md lists its kind, set family to the name there"
-    )
-    return next((claim for claim in claims if claim is not None), Claim(None, unknown))
+    claimed = next((claim for claim in claims if claim is not None), None)
+    if evidence is None:
+        return nearest.explain_without_picture(Tensors.of(inputs, outputs, None))
+    if claimed is None:
+        return nearest.explain(evidence, FAMILIES)
+    return nearest.advise(claimed, evidence, FAMILIES)
 
 
-def _readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
-    """Return the claim, or one without a family if an output has a datatype that is not decoded."""
-    for spec in outputs:
-        if spec.name in claim.reading.outputs and spec.datatype not in _DECODED:
-            what = f"{spec.name} holds {spec.datatype}, which is not decoded"
-            return Claim(None, f"looks like {claim.family}, but {what}")
+def _set(wanted: str, evidence: Evidence | None, outputs: tuple[TensorSpec, ...]) -> Claim:
+    """Return the claim of the family that the user set. Raises ConfigError if it does not accept the model."""
+    if wanted not in FAMILIES:
+        raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*FAMILIES, 'raw'))}")
+    claim = None if evidence is None else FAMILIES[wanted].claim(evidence, f"the setting family={wanted}")
+    if claim is None:
+        form = None if evidence is None else nearest_form(FAMILIES[wanted].signatures, evidence.tensors)
+        found = ", ".join(map(_shape_text, outputs[:_MOST_SHOWN]))
+        wants = "one picture input" if form is None else needs(form)
+        raise ConfigError(f"family={wanted} needs {wants}; the model has {found[:200]}; set family=raw")
+    if claim.family is None:
+        raise ConfigError(claim.reason)
     return claim
 
 

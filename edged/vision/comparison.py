@@ -1,0 +1,178 @@
+"""Compares a model's tensors with signatures: what they have in common, and what differs, in words.
+
+Comparing is pure and its cost is bounded: a model's names may be huge, and it may have thousands of tensors, so only
+the first tensors are compared, with their names cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from edged.tensors import Dim, TensorSpec
+from edged.vision.signatures import Signature, TensorPattern, Values
+
+_MOST_TENSORS = 32  # inputs, and outputs, that are compared
+_MOST_NAMED = 3  # names in one difference
+_LONGEST_NAME, _LONGEST_DIM, _MOST_DIMS = 48, 16, 8
+
+# What a name in common counts for, and what differences cost. For shapes see `TensorPattern.points`.
+_NAME, _COMMON_NAME = 3, 1
+_MISSING, _SHAPE, _EXTRA, _RENAMED = 3, 2, 2, 1
+# Names that tell little, because models of many kinds have them.
+_COMMON = frozenset({"data", "image", "images", "input", "input.1", "output", "output0", "outputs", "x"}) | frozenset(
+    {"boxes", "embeddings", "features", "labels", "logits", "masks", "scores"}
+)
+
+
+class Tensors(msgspec.Struct, frozen=True):
+    """The tensors of a model, cut to what is compared, and the size of its picture (width, height), if it is known."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    size: tuple[int, int] | None = None
+    more_inputs: int = 0  # those that are not compared
+    more_outputs: int = 0
+
+    @classmethod
+    def of(
+        cls, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], size: tuple[int, int] | None
+    ) -> Tensors:
+        beyond = (max(0, len(specs) - _MOST_TENSORS) for specs in (inputs, outputs))
+        return cls(tuple(map(_cut, inputs[:_MOST_TENSORS])), tuple(map(_cut, outputs[:_MOST_TENSORS])), size, *beyond)
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """What a model has in common with a signature (`points`), and what differs: texts, and their cost.
+
+    `is_readable`: the tensors of the signature are all there, although some may have other names or further ones exist.
+    """
+
+    points: int
+    cost: int
+    differences: tuple[str, ...]
+    is_readable: bool
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the model resembles the signature: it has more than two facts in common for each difference."""
+        return self.points >= 4 and self.cost * 2 <= self.points
+
+    @property
+    def score(self) -> int:
+        return self.points - 2 * self.cost
+
+
+def compare(known: Signature, tensors: Tensors) -> Comparison:
+    """Compare a model's tensors with a signature."""
+    values: Values = {} if tensors.size is None else {"W": tensors.size[0], "H": tensors.size[1]}
+    sides = []
+    if known.inputs or known.more_inputs:
+        sides.append(_side("input", known.inputs, tensors.inputs, tensors.more_inputs, known.more_inputs, values))
+    sides.append(_side("output", known.outputs, tensors.outputs, tensors.more_outputs, known.more_outputs, values))
+    return Comparison(
+        sum(side.points for side in sides),
+        sum(side.cost for side in sides),
+        tuple(text for side in sides for text in side.differences),
+        all(side.is_readable for side in sides),
+    )
+
+
+def best(known: Iterable[Signature], tensors: Tensors) -> Comparison:
+    """Return the comparison with the nearest of several signatures."""
+    return max((compare(each, tensors) for each in known), key=lambda found: found.score)
+
+
+def nearest_form(known: Iterable[Signature], tensors: Tensors) -> Signature:
+    """Return the nearest of several signatures."""
+    return max(known, key=lambda each: compare(each, tensors).score)
+
+
+def shown_name(name: str) -> str:
+    """Return a name from a model's file, cut to a length that fits in a line."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+
+
+def shown_shape(shape: tuple[Dim, ...]) -> str:
+    """Return a shape from a model's file as text; long names of dimensions, and many dimensions, are cut."""
+    dims = [str(dim)[:_LONGEST_DIM] for dim in shape[:_MOST_DIMS]]
+    return f"[{','.join([*dims, *(['...'] if len(shape) > _MOST_DIMS else [])])}]"
+
+
+def _side(
+    what: str,
+    patterns: tuple[TensorPattern, ...],
+    specs: tuple[TensorSpec, ...],
+    beyond: int,
+    may_have_more: bool,
+    values: Values,
+) -> Comparison:
+    """Compare the inputs or the outputs. Tensors are paired by name; then, in order, by shape; then the rest in order,
+    if as many are left on both sides."""
+    points, left, open_patterns = 0, list(specs), []
+    unlike: list[tuple[TensorPattern, TensorSpec]] = []
+    renamed: list[tuple[TensorPattern, TensorSpec]] = []
+    for pattern in patterns:
+        named = [spec for spec in left if pattern.has_name(spec.name)]
+        if not named:
+            open_patterns.append(pattern)
+        for spec in named if pattern.is_start else named[:1]:
+            left.remove(spec)
+            found = pattern.points(spec, values)
+            if found is None:
+                unlike.append((pattern, spec))
+            points += (found or 0) + (_COMMON_NAME if spec.name in _COMMON else _NAME)
+    missing = []
+    for pattern in open_patterns:
+        match = next(((spec, found) for spec, found in _fitting(pattern, left, values)), None)
+        if match is None:
+            missing.append(pattern)
+            continue
+        left.remove(match[0])
+        points += match[1]
+        if pattern.names and not pattern.is_usual:
+            renamed.append((pattern, match[0]))
+    is_readable = not missing and not unlike
+    if len(missing) == len(left) and not beyond:
+        unlike += zip(missing, left, strict=True)
+        missing, left = [], []
+    extra = [] if may_have_more else left
+    extras = 0 if may_have_more else len(left) + beyond
+    texts = (
+        *_missing(what, missing, values),
+        *(f"{shown_name(spec.name)} is {shown_shape(spec.shape)}, not {p.shape(values)}" for p, spec in unlike),
+        *(f"{what} {'|'.join(p.names)} is named {shown_name(spec.name)}" for p, spec in renamed),
+        *([f"{extras} more {what}{'s' * (extras > 1)} ({_names(extra, extras)})"] if extras else []),
+    )
+    cost = _MISSING * len(missing) + _SHAPE * len(unlike) + _RENAMED * len(renamed) + _EXTRA * extras
+    return Comparison(points, cost, texts, is_readable)
+
+
+def _fitting(pattern: TensorPattern, specs: list[TensorSpec], values: Values) -> Iterator[tuple[TensorSpec, int]]:
+    """Yield the tensors that may be the pattern's under another name, and what they count for."""
+    if pattern.is_start or (pattern.names and pattern.dims is None):
+        return
+    for spec in specs:
+        found = pattern.points(spec, values)
+        if found is not None:
+            yield spec, found
+
+
+def _missing(what: str, patterns: list[TensorPattern], values: Mapping[str, int]) -> list[str]:
+    if not patterns:
+        return []
+    names = ["|".join(p.names) + "*" * p.is_start if p.names else p.shape(values) for p in patterns]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    several = len(names) > 1
+    return [f"{what}{'s' * several} {', '.join(names[:_MOST_NAMED])}{more} {'are' if several else 'is'} missing"]
+
+
+def _names(specs: list[TensorSpec], count: int) -> str:
+    names = [shown_name(spec.name) for spec in specs[:_MOST_NAMED]]
+    return ", ".join([*names, *(["..."] if count > len(names) else [])])
+
+
+def _cut(spec: TensorSpec) -> TensorSpec:
+    """Return a tensor whose name is cut, so that it is cheap to compare; no pattern has a name that long."""
+    return TensorSpec(spec.name[: 2 * _LONGEST_NAME], spec.datatype, spec.shape[: 2 * _MOST_DIMS])
