@@ -144,7 +144,7 @@ class OneShotChild:
         self._starved = 0.0  # seconds spent waiting for a processor
         self._granted = 0.0  # extra seconds for phases that the child began
         self._extra_seconds = 0.0  # granted once the child reports a fraction
-        niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check, jobs.AskPicture)) else process.BUILD
+        niceness = process.EXAMINE if isinstance(job, _EXAMINING) else process.BUILD
         if isinstance(job, jobs.Time):
             niceness = process.MEASURE
         numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
@@ -393,7 +393,7 @@ def _reads(job: jobs.Job) -> Iterator[str]:
         yield from job.samples
     if isinstance(job, jobs.Check):
         yield from job.given.values()
-    if isinstance(job, jobs.AskPicture) and job.picture:
+    if isinstance(job, (jobs.AskPicture, jobs.TryFamilies)) and job.picture:
         yield job.picture
     if isinstance(job, jobs.Verify):
         yield job.golden
@@ -408,7 +408,11 @@ def _writes(job: jobs.Job) -> Iterator[str]:
         yield str(Path(job.out).parent)
 
 
-_ON_A_MODEL = (jobs.Check, jobs.AskPicture, jobs.MakeGolden, jobs.Build, jobs.Verify, jobs.CompareLevels, FreeDims)
+_EXAMINING = (jobs.Inspect, jobs.Check, jobs.AskPicture, jobs.TryFamilies)
+_ON_A_MODEL = (
+    *(jobs.Check, jobs.AskPicture, jobs.TryFamilies, jobs.MakeGolden, jobs.Build),
+    *(jobs.Verify, jobs.CompareLevels, FreeDims),
+)
 
 
 def _orders(job: jobs.Job) -> Iterator[Order]:

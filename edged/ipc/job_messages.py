@@ -148,6 +148,16 @@ class AskPicture(msgspec.Struct, frozen=True, tag=True):
     picture: str = ""
 
 
+class TryFamilies(msgspec.Struct, frozen=True, tag=True):
+    """Run a model, without changes, on a picture, and decode the outputs with several families. `titles` are the
+    captions of the candidates. Answered by `TriedFamilies`."""
+
+    order: Order
+    candidates: tuple[Recognition, ...]
+    titles: tuple[str, ...]
+    picture: str
+
+
 class MakeGolden(msgspec.Struct, frozen=True, tag=True):
     """Run the reference on golden inputs and store both in the file `out`. Answered by `MadeGolden`."""
 
@@ -257,6 +267,27 @@ class AskedPicture(msgspec.Struct, frozen=True):
     picture: bytes = b""
 
 
+class TriedFamily(msgspec.Struct, frozen=True):
+    """What a family finds: the number of detections or classes, and the best ones as labels with scores; or the error
+    in one line."""
+
+    count: int = 0
+    best: tuple[tuple[str, float], ...] = ()
+    error: str = ""
+
+    @property
+    def line(self) -> str:
+        best = ", ".join(f"{label} {score:.0%}" for label, score in self.best)
+        return self.error or f"{self.count} found{f': {best}' if best else ''}"
+
+
+class TriedFamilies(msgspec.Struct, frozen=True):
+    """The answer to `TryFamilies`: the result of each candidate, in order, and a JPEG with a tile for each."""
+
+    families: tuple[TriedFamily, ...]
+    picture: bytes
+
+
 class Done(msgspec.Struct, frozen=True):
     """The job has succeeded and has no other answer."""
 
@@ -317,6 +348,7 @@ Job = (
     | Check
     | CheckSamples
     | AskPicture
+    | TryFamilies
     | MakeGolden
     | Build
     | Verify

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from edged.tensors import Dim, TensorSpec
+from edged.tensors import TensorSpec
 from edged.vision.signatures import Signature, TensorPattern, Values
 
 _MOST_TENSORS = 32  # inputs, and outputs, that are compared
@@ -89,15 +89,9 @@ def nearest_form(known: Iterable[Signature], tensors: Tensors) -> Signature:
     return max(known, key=lambda each: compare(each, tensors).score)
 
 
-def shown_name(name: str) -> str:
-    """Return a name from a model's file, cut to a length that fits in a line."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
-
-
-def shown_shape(shape: tuple[Dim, ...]) -> str:
-    """Return a shape from a model's file as text; long names of dimensions, and many dimensions, are cut."""
-    dims = [str(dim)[:_LONGEST_DIM] for dim in shape[:_MOST_DIMS]]
-    return f"[{','.join([*dims, *(['...'] if len(shape) > _MOST_DIMS else [])])}]"
+def shown(spec: TensorSpec) -> str:
+    """Return a tensor's name and shape as text that fits in a line."""
+    return f"{_name(spec)} {_shape(spec)}"
 
 
 def _side(
@@ -141,8 +135,8 @@ def _side(
     extras = 0 if may_have_more else len(left) + beyond
     texts = (
         *_missing(what, missing, values),
-        *(f"{shown_name(spec.name)} is {shown_shape(spec.shape)}, not {p.shape(values)}" for p, spec in unlike),
-        *(f"{what} {'|'.join(p.names)} is named {shown_name(spec.name)}" for p, spec in renamed),
+        *(f"{_name(spec)} is {_shape(spec)}, not {p.shape(values)}" for p, spec in unlike),
+        *(f"{what} {'|'.join(p.names)} is named {_name(spec)}" for p, spec in renamed),
         *([f"{extras} more {what}{'s' * (extras > 1)} ({_names(extra, extras)})"] if extras else []),
     )
     cost = _MISSING * len(missing) + _SHAPE * len(unlike) + _RENAMED * len(renamed) + _EXTRA * extras
@@ -169,8 +163,17 @@ def _missing(what: str, patterns: list[TensorPattern], values: Mapping[str, int]
 
 
 def _names(specs: list[TensorSpec], count: int) -> str:
-    names = [shown_name(spec.name) for spec in specs[:_MOST_NAMED]]
+    names = [_name(spec) for spec in specs[:_MOST_NAMED]]
     return ", ".join([*names, *(["..."] if count > len(names) else [])])
+
+
+def _name(spec: TensorSpec) -> str:
+    return spec.name if len(spec.name) <= _LONGEST_NAME else f"{spec.name[: _LONGEST_NAME - 3]}..."
+
+
+def _shape(spec: TensorSpec) -> str:
+    dims = [str(dim)[:_LONGEST_DIM] for dim in spec.shape[:_MOST_DIMS]]
+    return f"[{','.join([*dims, *(['...'] if len(spec.shape) > _MOST_DIMS else [])])}]"
 
 
 def _cut(spec: TensorSpec) -> TensorSpec:

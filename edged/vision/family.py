@@ -15,10 +15,11 @@ from edged.errors import ConfigError, Unsupported
 from edged.tensors import TensorSpec
 from edged.vision import nearest
 from edged.vision import settings as keys
-from edged.vision.comparison import Tensors, nearest_form, shown_name, shown_shape
+from edged.vision.comparison import Tensors, nearest_form, shown
+from edged.vision.families.ambiguous import ambiguous_shape
 from edged.vision.families.centerface import CenterFace
 from edged.vision.families.classification import Classification, UltralyticsClassification
-from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, readable, undecided
+from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, readable
 from edged.vision.families.damo_yolo import DamoYolo
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
@@ -118,36 +119,6 @@ FAMILIES: dict[str, type[Family] | type[Classifier]] = {
 }
 
 
-def _ambiguous_shape(evidence: Evidence) -> Claim | None:
-    """If several formats have the output's shape, do not guess: return a claim that names the settings that decide."""
-    output = evidence.only_output
-    if output is None:
-        return None
-    if evidence.flat_list is not None:
-        formats = "two formats (class before score, or after), or classes"
-        what = f"{_shape_text(output)} is a list of detections in one of {formats}"
-        return undecided(what, "yolov7", "yolo-nas", "classification")
-    return _ambiguous_rows(evidence, output) if len(output.shape) == 3 else None
-
-
-def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
-    """Like `_ambiguous_shape`, for detections in rows, [1, rows, columns], with at least 6 columns, box first."""
-    _, rows, columns = output.shape
-    if not isinstance(columns, int) or columns < 6 or columns == evidence.cells():
-        return None
-    if columns == 6:
-        formats = "three formats (corners in pixels; centres in 0..1; or boxes that need NMS)"
-        what = f"{_shape_text(output)} is one of {formats}"
-        return undecided(what, "ultralytics-end2end", "rtdetr-ultralytics", "deepstream-yolo")
-    if rows == 300:
-        return undecided(f"{_shape_text(output)} is 300 queries, as RT-DETR has", "rtdetr-ultralytics")
-    return None
-
-
-def _shape_text(output: TensorSpec) -> str:
-    return f"{shown_name(output.name)} {shown_shape(output.shape)}"
-
-
 _MOST_SHOWN = 8  # outputs in an error
 
 # The first rule that returns a claim wins.
@@ -195,7 +166,7 @@ _RULES: tuple[Rule, ...] = (
     CenterFace.by_shape,
     HrNet.by_shape,
     MoveNet.by_shape,
-    _ambiguous_shape,
+    ambiguous_shape,
     Classification.by_shape,
     Ultralytics.by_shape,
 )
@@ -217,12 +188,7 @@ def recognise(
     """
     keys.check(settings)
     exported = read_metadata(metadata)
-    picture, _ = find_picture(inputs)
-    evidence = None
-    if picture is not None:
-        size = input_size(picture, settings, exported.size)
-        used = None if operators is None else frozenset(operators)
-        evidence = Evidence(inputs, outputs, exported, picture, size, settings, used, heads)
+    evidence = evidence_of(inputs, outputs, exported, settings, operators, heads)
     claim = readable(_claim(evidence, inputs, outputs, settings), outputs)
     family = FAMILIES[claim.family] if claim.family is not None else None
     filled, feed = (family.own_inputs, family.feed) if family is not None else ((), {})
@@ -237,12 +203,29 @@ def recognise(
         picture=why,
         names=names,
         thresholds=_thresholds(settings, Thresholds() if family is None else family.thresholds),
-        input=picture.name if picture else "",
+        input=evidence.picture.name if evidence is not None else "",
         reading=msgspec.structs.replace(claim.reading, classes=claim.classes or len(names)),
         is_set=family is not None and "family" in settings,
         between=claim.between,
         kind=claim.kind,
     )
+
+
+def evidence_of(
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    exported: ExportMetadata,
+    settings: Mapping[str, str],
+    operators: Iterable[str] | None = None,
+    heads: Mapping[str, str] | None = None,
+) -> Evidence | None:
+    """Return what rules get, see `recognise`; None if the model takes no picture."""
+    picture, _ = find_picture(inputs)
+    if picture is None:
+        return None
+    size = input_size(picture, settings, exported.size)
+    used = None if operators is None else frozenset(operators)
+    return Evidence(inputs, outputs, exported, picture, size, settings, used, heads)
 
 
 def open_family(recognition: Recognition) -> Family | Classifier:
@@ -279,8 +262,8 @@ def _set(wanted: str, evidence: Evidence | None, outputs: tuple[TensorSpec, ...]
     claim = None if evidence is None else FAMILIES[wanted].claim(evidence, f"the setting family={wanted}")
     if claim is None:
         form = None if evidence is None else nearest_form(FAMILIES[wanted].signatures, evidence.tensors)
-        found = ", ".join(map(_shape_text, outputs[:_MOST_SHOWN]))
-        wants = "one picture input" if form is None else needs(form)
+        found = ", ".join(map(shown, outputs[:_MOST_SHOWN]))
+        wants = "one picture input" if form is None else f"tensors like {needs(form)}"
         raise ConfigError(f"family={wanted} needs {wants}; the model has {found[:200]}; set family=raw")
     if claim.family is None:
         raise ConfigError(claim.reason)

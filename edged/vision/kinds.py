@@ -144,7 +144,7 @@ KINDS = (
     Kind(
         "depth",
         "a model of depth: the output is a distance for each pixel",
-        patterns("predicted_depth|inverse_depth|depth"),
+        patterns("predicted_depth|inverse_depth|depth [N, H, W]", "predicted_depth|inverse_depth|depth [N, 1, H, W]"),
     ),
     Kind(
         "map",
@@ -210,7 +210,7 @@ KINDS = (
     Kind(
         "centernet",
         "CenterNet: maps of centres, sizes and offsets",
-        patterns("[N, classes, H/4, W/4], [N, 2, H/4, W/4], [N, 2, H/4, W/4]"),
+        patterns(*(f"[N, {classes}, H/4, W/4], [N, 2, H/4, W/4], [N, 2, H/4, W/4]" for classes in ("classes", "1"))),
     ),
     Kind(
         "instance-segmentation",

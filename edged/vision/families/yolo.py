@@ -17,6 +17,7 @@ from edged.vision.families.contract import (
     Feed,
     Reading,
     count_classes,
+    may_be,
     not_decoded,
     suppressed_list,
     undecided,
@@ -44,6 +45,7 @@ from edged.vision.signatures import pattern, patterns
 
 _FEWEST = 6  # columns: a box, objectness, a class
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+_GRID_STRIDES = (4, 8, 16, 32, 64)
 END_TO_END = pattern("num_dets [N, 1], det_boxes [N, K, 4], det_scores [N, K], det_classes [N, K]")
 _RAW_HEADS = ", ".join(f"[N, 3, H/{stride}, W/{stride}, 5+classes]" for stride in STRIDES[0])
 
@@ -212,11 +214,21 @@ class YoloV7(YoloV5, frozen=True):
 def _raw_heads(evidence: Evidence) -> list[TensorSpec]:
     """Return the raw heads, the largest grid first; empty if the outputs are not raw heads."""
     heads = list(evidence.outputs)
-    if len(heads) < 2 or any(len(spec.shape) != 5 for spec in heads):
+    if len(heads) < 2 or any(len(spec.shape) != 5 or not _is_on_grid(spec, evidence) for spec in heads):
         return []
     if all(isinstance(spec.shape[2], int) for spec in heads):
         heads.sort(key=lambda spec: -int(spec.shape[2]))
     return heads
+
+
+def _is_on_grid(head: TensorSpec, evidence: Evidence) -> bool:
+    """Whether rows and columns of a head [N, anchors, rows, columns, values] can be those of a grid on the input. In a
+    conversion from TensorFlow they are other dimensions."""
+    if evidence.size is None:
+        return True
+    width, height = evidence.size
+    sizes = ((-(-height // stride), -(-width // stride)) for stride in _GRID_STRIDES)
+    return any(may_be(head.shape, None, None, rows, columns, None) for rows, columns in sizes)
 
 
 _IN_CELLS, _IN_PIXELS = "grid", "pixels"
