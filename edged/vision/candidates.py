@@ -46,8 +46,11 @@ def candidates(
     operators: Iterable[str] | None = None,
     heads: Mapping[str, str] | None = None,
 ) -> tuple[Candidate, ...]:
-    """Return the families that accept a model, those that `recognise` names first, then the nearest. The arguments are those of `recognise`; a setting
-    `family` is ignored. A family whose settings do not fit, such as the number of `names`, is left out."""
+    """Return the families that accept a model: those that `recognise` names, then the others, the nearest first.
+
+    The arguments are those of `recognise`; a setting `family` is ignored. A family that other settings contradict, such
+    as the number of `names`, is left out.
+    """
     given = {key: value for key, value in settings.items() if key != "family"}
     evidence = evidence_of(inputs, outputs, read_metadata(metadata), given, operators, heads)
     if evidence is None:

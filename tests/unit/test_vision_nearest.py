@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,13 @@ def test_signature_of_export_does_not_differ(name: str) -> None:
 
 def test_kinds_have_a_row_in_the_table() -> None:
     assert {kind.name for kind in KINDS} == {row.kind for row in TABLE.values()} - {""}
+
+
+def test_kinds_are_those_of_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    section = page.split("## Models that return raw tensors")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", section, re.MULTILINE))
+    assert rows == {"kind": "the model looks like"} | {kind.name: kind.text for kind in KINDS}
 
 
 # -- hostile models -------------------------------------------------------------------------------------------------
