@@ -56,11 +56,12 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def is_near(self) -> bool:
-        """Whether the model resembles the signature: it has more than two facts in common for each difference."""
+        """Whether the model resembles the signature: it has some facts in common, and more than differ."""
         return self.points >= 4 and self.cost * 2 <= self.points
 
     @property
     def score(self) -> int:
+        """What orders comparisons; the highest is the nearest."""
         return self.points - 2 * self.cost
 
 
@@ -94,6 +95,17 @@ def shown(spec: TensorSpec) -> str:
     return f"{_name(spec)} {_shape(spec)}"
 
 
+class _Pairing(msgspec.Struct):
+    """Which tensors are those of a signature. `unlike` have another shape, `renamed` another name; `missing` patterns
+    have no tensor, `left` tensors no pattern."""
+
+    points: int
+    unlike: list[tuple[TensorPattern, TensorSpec]]
+    renamed: list[tuple[TensorPattern, TensorSpec]]
+    missing: list[TensorPattern]
+    left: list[TensorSpec]
+
+
 def _side(
     what: str,
     patterns: tuple[TensorPattern, ...],
@@ -102,45 +114,58 @@ def _side(
     may_have_more: bool,
     values: Values,
 ) -> Comparison:
-    """Compare the inputs or the outputs. Tensors are paired by name; then, in order, by shape; then the rest in order,
-    if as many are left on both sides."""
-    points, left, open_patterns = 0, list(specs), []
-    unlike: list[tuple[TensorPattern, TensorSpec]] = []
-    renamed: list[tuple[TensorPattern, TensorSpec]] = []
+    """Compare the inputs or the outputs, `what`. `beyond` is the number of tensors that are not compared."""
+    pairing = _Pairing(0, [], [], [], list(specs))
+    _pair_by_name(pairing, patterns, values)
+    _pair_by_shape(pairing, values)
+    is_readable = not pairing.missing and not pairing.unlike
+    if not beyond:
+        _pair_in_order(pairing)
+    extras = 0 if may_have_more else len(pairing.left) + beyond
+    texts = (
+        *_missing(what, pairing.missing, values),
+        *(f"{_name(spec)} is {_shape(spec)}, not {p.shape(values)}" for p, spec in pairing.unlike),
+        *(f"{what} {'|'.join(p.names)} is named {_name(spec)}" for p, spec in pairing.renamed),
+        *([f"{extras} more {what}{'s' * (extras > 1)} ({_names(pairing.left, extras)})"] if extras else []),
+    )
+    cost = _MISSING * len(pairing.missing) + _SHAPE * len(pairing.unlike) + _RENAMED * len(pairing.renamed)
+    return Comparison(pairing.points, cost + _EXTRA * extras, texts, is_readable)
+
+
+def _pair_by_name(pairing: _Pairing, patterns: tuple[TensorPattern, ...], values: Values) -> None:
     for pattern in patterns:
-        named = [spec for spec in left if pattern.has_name(spec.name)]
+        named = [spec for spec in pairing.left if pattern.has_name(spec.name)]
         if not named:
-            open_patterns.append(pattern)
+            pairing.missing.append(pattern)
         for spec in named if pattern.is_start else named[:1]:
-            left.remove(spec)
+            pairing.left.remove(spec)
             found = pattern.points(spec, values)
             if found is None:
-                unlike.append((pattern, spec))
-            points += (found or 0) + (_COMMON_NAME if spec.name in _COMMON else _NAME)
-    missing = []
-    for pattern in open_patterns:
-        match = next(((spec, found) for spec, found in _fitting(pattern, left, values)), None)
+                pairing.unlike.append((pattern, spec))
+            pairing.points += (found or 0) + (_COMMON_NAME if spec.name in _COMMON else _NAME)
+
+
+def _pair_by_shape(pairing: _Pairing, values: Values) -> None:
+    """Pair each pattern that has no tensor yet with the first tensor that fits."""
+    for pattern in tuple(pairing.missing):
+        match = next(_fitting(pattern, pairing.left, values), None)
         if match is None:
-            missing.append(pattern)
             continue
-        left.remove(match[0])
-        points += match[1]
-        if pattern.names and not pattern.is_usual:
-            renamed.append((pattern, match[0]))
-    is_readable = not missing and not unlike
-    if len(missing) == len(left) and not beyond:
-        unlike += zip(missing, left, strict=True)
-        missing, left = [], []
-    extra = [] if may_have_more else left
-    extras = 0 if may_have_more else len(left) + beyond
-    texts = (
-        *_missing(what, missing, values),
-        *(f"{_name(spec)} is {_shape(spec)}, not {p.shape(values)}" for p, spec in unlike),
-        *(f"{what} {'|'.join(p.names)} is named {_name(spec)}" for p, spec in renamed),
-        *([f"{extras} more {what}{'s' * (extras > 1)} ({_names(extra, extras)})"] if extras else []),
-    )
-    cost = _MISSING * len(missing) + _SHAPE * len(unlike) + _RENAMED * len(renamed) + _EXTRA * extras
-    return Comparison(points, cost, texts, is_readable)
+        spec, points = match
+        pairing.missing.remove(pattern)
+        pairing.left.remove(spec)
+        pairing.points += points
+        if pattern.has_fixed_name:
+            pairing.renamed.append((pattern, spec))
+
+
+def _pair_in_order(pairing: _Pairing) -> None:
+    """Pair tensors of unlike shape with patterns that have no fixed name, if as many are left."""
+    unnamed = [pattern for pattern in pairing.missing if not pattern.has_fixed_name]
+    if len(unnamed) == len(pairing.left):
+        pairing.unlike += zip(unnamed, pairing.left, strict=True)
+        pairing.missing = [pattern for pattern in pairing.missing if pattern.has_fixed_name]
+        pairing.left = []
 
 
 def _fitting(pattern: TensorPattern, specs: list[TensorSpec], values: Values) -> Iterator[tuple[TensorSpec, int]]:

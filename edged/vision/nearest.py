@@ -18,6 +18,7 @@ from edged.vision.kinds import identify
 
 TRY_ALL = "edged inspect FILE --draw PICTURE --try-all"
 
+_UNKNOWN = "metadata, names and shapes match nothing that edged knows; raw tensors are served"
 _LONGEST_REASON = 1000
 _MOST_GROUPS = 2  # groups of families that are named
 _MOST_DIFFERENCES = 3
@@ -39,7 +40,8 @@ def explain(evidence: Evidence, families: Families) -> Claim:
     elif near:
         claim = undecided(_likeness(near, compared), *fitting)
     else:
-        return _unknown()
+        page = "if docs/families.md lists its kind, set family to the name there"
+        return Claim(None, f"{_UNKNOWN}; {page}")
     return _with_advice(claim, evidence, families)
 
 
@@ -47,7 +49,7 @@ def explain_without_picture(tensors: Tensors) -> Claim:
     """Return the claim, without a family, of a model that takes no picture."""
     found = identify(tensors)
     if found is None:
-        return _unknown()
+        return Claim(None, _UNKNOWN)
     return Claim(None, f"looks like {found[0].text}; raw tensors are served", kind=found[0].name)
 
 
@@ -69,6 +71,12 @@ def accepts(family: type[Opened], evidence: Evidence) -> bool:
     return [spec.name for spec in evidence.inputs if spec.name not in family.own_inputs] == [evidence.picture.name]
 
 
+def cut(reason: str) -> str:
+    """Return a reason without its middle if it is too long: the advice is at the end."""
+    half = _LONGEST_REASON // 2
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[: half - 5]} ... {reason[-half:]}"
+
+
 def _with_advice(claim: Claim, evidence: Evidence, families: Families) -> Claim:
     tensors = evidence.tensors
     accepting = [name for name in claim.between if accepts(families[name], evidence)]
@@ -79,17 +87,6 @@ def _with_advice(claim: Claim, evidence: Evidence, families: Families) -> Claim:
     else:
         advice = "; raw tensors are served"
     return msgspec.structs.replace(claim, reason=claim.reason + advice, between=tuple(accepting))
-
-
-def cut(reason: str) -> str:
-    """Return a reason without its middle if it is too long: the advice is at the end."""
-    half = _LONGEST_REASON // 2
-    return reason if len(reason) <= _LONGEST_REASON else f"{reason[: half - 5]} ... {reason[-half:]}"
-
-
-def _unknown() -> Claim:
-    page = "if docs/families.md lists its kind, set family to the name there"
-    return Claim(None, f"metadata, names and shapes match nothing that edged knows; raw tensors are served; {page}")
 
 
 def _likeness(near: list[str], compared: Mapping[str, Comparison]) -> str:

@@ -92,6 +92,10 @@ class TensorPattern(msgspec.Struct, frozen=True):
     is_start: bool = False
     text: str = ""  # as written
 
+    @property
+    def has_fixed_name(self) -> bool:
+        return bool(self.names) and not self.is_usual
+
     def has_name(self, name: str) -> bool:
         return any(map(name.startswith, self.names)) if self.is_start else name in self.names
 

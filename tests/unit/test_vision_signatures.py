@@ -49,8 +49,9 @@ def test_compare_matching_tensors_do_not_differ(known: str, outputs: str) -> Non
         ("a [N], b [N], c [N], d [N], e [N]", "x [1,2]", ("a, b, c and 2 more are missing", "1 more output"), False),
         ("a [N]", "x [1]", ("a is named x",), True),
         ("a [N]", "a [1], b [2], c [3], d [4], e [5]", ("4 more outputs (b, c, d, ...)",), True),
-        ("a", "b [1]", ("b is [1]",), False),
-        ("a*", "b [1]", ("b is",), False),
+        ("a", "b [1]", ("output a is missing", "1 more output (b)"), False),
+        ("a*", "b [1]", ("output a* is missing",), False),
+        ("a [N], [N, 2]", "a [1], b [1,3]", ("b is [1,3], not [N, 2]",), False),
     ],
 )
 def test_compare_other_tensors_are_named(known: str, outputs: str, words: tuple[str, ...], is_readable: bool) -> None:
