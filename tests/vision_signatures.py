@@ -93,8 +93,15 @@ TABLE: dict[str, Row] = {
     "detr-resnet50, logits": Row(
         "input [1,3,800,1137]",
         "scores [1,100,92], boxes [1,100,4]",
+        operators=frozenset({"MatMul", "Add", "Sigmoid"}),
         heads={"scores": "Add", "boxes": "Sigmoid"},
         near=("SSD",),
+    ),
+    "faceboxes-pytorch": Row(
+        "input.1 [1,3,1024,1024]",
+        "boxes [1,21824,4], scores [1,21824,2]",
+        operators=frozenset({"Conv", "Softmax"}),
+        between=("ssd",),
     ),
     "mmdet with masks [common]": Row(
         "input [1,3,800,1344]",

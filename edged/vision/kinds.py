@@ -68,6 +68,7 @@ KINDS = (
         patterns(
             "pixel_values [N, 3, H, W], input_ids, ... -> ...",
             "pixel_values, input_ids, ... -> logits_per_image, logits_per_text, text_embeds, image_embeds, ...",
+            "logits [N, Q, T], pred_boxes [N, Q, 4], text_embeds, ...",
         ),
     ),
     Kind(

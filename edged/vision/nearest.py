@@ -33,9 +33,10 @@ def explain(evidence: Evidence, families: Families) -> Claim:
     tensors = evidence.tensors
     compared = {name: best(family.signatures, tensors) for name, family in families.items()}
     near = sorted((name for name in compared if compared[name].is_near), key=lambda name: -compared[name].score)
-    fitting = (name for name in near if compared[name].is_readable and compared[name].points >= _ENOUGH)
+    fitting = [name for name in near if compared[name].is_readable and compared[name].points >= _ENOUGH]
     found = identify(tensors)
     if found is not None and all(found[1].score >= compared[name].score for name in near):
+        fitting = [name for name in fitting if not compared[name].cost]  # the kind has the tensors that are different
         claim = msgspec.structs.replace(undecided(f"looks like {found[0].text}", *fitting), kind=found[0].name)
     elif near:
         claim = undecided(_likeness(near, compared), *fitting)

@@ -36,7 +36,6 @@ from edged.vision.placement import Placement
 from edged.vision.signatures import patterns
 
 _PRIORS, _ROWS, _COUNTED = "priors", "rows", "counted"
-_LOGITS_BY = ("Add", "Gemm", "MatMul")  # operators that compute logits, not scores
 # Operators that compute the scores of an SSD with prior boxes, or join the scores of its scales; "" is an unknown one.
 _MADE_BY = ("Softmax", "Concat", "")
 # In the order of `counted_rows`: count, boxes, scores, class ids.
@@ -109,10 +108,10 @@ class Ssd(Family, frozen=True):
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
         if set(evidence.output_names) == {"scores", "boxes"}:
-            priors = priors_reading(evidence)
-            if priors is not None and (evidence.heads or {}).get(priors.outputs[0]) in _LOGITS_BY:
-                return not_decoded("outputs scores and boxes whose scores are logits, unlike those of an SSD")
-            return None if priors is None else cls.claim(evidence, "names of an SSD export (scores, boxes)")
+            # Sizes are computed from offsets by an Exp. Without it boxes may be offsets, as those of FaceBoxes are.
+            if priors_reading(evidence) is None or "Exp" not in (evidence.operators or ("Exp",)):
+                return None
+            return cls.claim(evidence, "names of an SSD export (scores, boxes)")
         reason = "names of an SSD export with its NMS in the graph"
         return cls.claim(evidence, reason) if _named(evidence) else None
 
