@@ -10,7 +10,8 @@ A signature is written as documentation writes it, with the inputs only if they 
   `a?` is the usual name, but others will do, and `a*` stands for one or more tensors whose names begin with `a`. `...`
   at the end allows further tensors.
 - `N` is the batch, which is not compared. `H` and `W` are the sides of the picture, `H/8` a side of a grid, rounded up,
-  `cells` the number of cells of the grids of strides 8, 16 and 32, `cells64` also of 64, `cells/8` of one stride.
+  `cells` the number of cells of the grids of strides 8, 16 and 32, `cells64` and `cells128` with those up to this
+  stride, `cells/8` of one stride.
 - Other words stand for a number of at least 1, the same one in the whole signature: `5+classes`, `3*cells`,
   `classes+32`. `scale*H` is a multiple of at least 2.
 """
@@ -34,7 +35,7 @@ _DIM = re.compile(
     r"(?:(?P<add>\d+)\+)?(?:(?P<times>\w+)\*)?(?P<symbol>[A-Za-z]\w*)(?:/(?P<over>\d+))?(?:\+(?P<more>\d+))?"
 )
 _USUAL = re.compile(r"\S+\? ")
-_STRIDES = {"cells": (8, 16, 32), "cells64": (8, 16, 32, 64)}
+_STRIDES = {"cells": (8, 16, 32), "cells64": (8, 16, 32, 64), "cells128": (8, 16, 32, 64, 128)}
 _BATCH = "N"
 
 Values: TypeAlias = dict[str, int]  # the numbers that words stand for

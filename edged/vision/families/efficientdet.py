@@ -56,7 +56,8 @@ class EfficientDet(Family, frozen=True):
     name = "efficientdet"
     signatures = patterns(
         "detections? [N, K, 7]",
-        "regression? [N, A, 4], classification? [N, A, classes], anchors? [1, A, 4], ...",
+        "regression [N, A, 4], classification [N, A, classes], anchors [1, A, 4], ...",
+        "[N, 9*cells128, 4], [N, 9*cells128, classes], [1, 9*cells128, 4], ...",
     )
     feed: ClassVar[Feed] = {"fit": Fit.TOP_LEFT, "pad": 116, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     thresholds = Thresholds(score=0.2, iou=0.2)
