@@ -40,11 +40,11 @@ class FamilySheet(msgspec.Struct, frozen=True):
         return {"tried": {"drawn": self.drawn, "families": families}}
 
 
-def check(draw: Path | None, settings: Mapping[str, str]) -> None:
-    """Raise InvalidInput if other options contradict `--try-all`."""
+def check(draw: Path | None, given: Mapping[str, str]) -> None:
+    """Raise InvalidInput if other options contradict `--try-all`; `given` are the settings on the command line."""
     if draw is None:
         raise InvalidInput("--try-all needs --draw PICTURE")
-    if "family" in settings:
+    if "family" in given:
         raise InvalidInput("--try-all tries every family; leave out --set family")
 
 

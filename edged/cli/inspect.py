@@ -95,12 +95,13 @@ def inspect(
 
     if out is not None and draw is None:
         raise InvalidInput("--out needs --draw PICTURE")
-    settings, found = model_options.with_huggingface_settings(file, parse_assignments(setting or []))
+    given = parse_assignments(setting or [])
+    settings, found = model_options.with_huggingface_settings(file, given)
     options = RepairOptions.parse(convert, convert_steps or [])
     if options.is_any and draw is not None:
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
     if try_all:
-        family_sheet.check(draw, settings)
+        family_sheet.check(draw, given)
     if draw is not None and try_all:
         out = family_sheet.default_place(draw, file, out)
     place = None if draw is None else sample_run.place_for(draw, file, out)

@@ -112,6 +112,15 @@ def test_try_all_draws_a_tile_for_each_family(folder: Path) -> None:
     assert sheet.shape[1] > 3 * contact_sheet.SIDE, "several tiles side by side"
 
 
+def test_try_all_ignores_the_family_of_a_file_next_to_the_model(folder: Path) -> None:
+    export = EXPORTS["transformers, detr"]
+    path = graph(export, export.encode([[Planted((20, 30, 120, 90), 1, 0.9)]]), folder / "model.onnx")
+    (folder / "config.json").write_text(json.dumps({"model_type": "detr", "id2label": {"1": "thing"}}))
+    result = call(path, "--draw", "street.png", "--try-all")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert {"family=detr", "family=deformable-detr", "family=rtdetr-transformers"} <= set(rows(result))
+
+
 def test_try_all_json_has_settings_counts_and_scores(folder: Path) -> None:
     result = call(six_columns(folder), "--draw", "street.png", "--try-all", "--out", "all.jpg", "--json")
     printed = json.loads(result.stdout)
