@@ -269,7 +269,7 @@ class AskedPicture(msgspec.Struct, frozen=True):
 
 class TriedFamily(msgspec.Struct, frozen=True):
     """What a family finds: the number of detections or classes, and the best ones as labels with scores; or the error
-    in one line."""
+    in one line. Scores are as decoded: those of a family that is not the model's may be above 1."""
 
     count: int = 0
     best: tuple[tuple[str, float], ...] = ()
@@ -277,7 +277,9 @@ class TriedFamily(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        best = ", ".join(f"{label} {score:.0%}" for label, score in self.best)
+        """The result for people."""
+        # A score above 1 shows that the family is wrong.
+        best = ", ".join(f"{label} {f'{score:.0%}' if score <= 1 else 'over 100%'}" for label, score in self.best)
         return self.error or f"{self.count} found{f': {best}' if best else ''}"
 
 

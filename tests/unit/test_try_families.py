@@ -112,3 +112,9 @@ def test_try_families_without_a_picture_or_runtime_fails(monkeypatch: pytest.Mon
     load(monkeypatch, Backend(export.encode(PLANTED)))
     with pytest.raises(InvalidInput, match=r"missing\.png"):
         try_families(job_of(export, picture.with_name("missing.png")))
+
+
+def test_tried_family_line_has_count_and_best_scores_or_the_error() -> None:
+    assert jobs.TriedFamily(2, (("car", 0.91), ("bus", 1.6))).line == "2 found: car 91%, bus over 100%"
+    assert jobs.TriedFamily().line == "0 found"
+    assert jobs.TriedFamily(error="no output y").line == "no output y"
