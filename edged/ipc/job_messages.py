@@ -257,30 +257,30 @@ class FoundBox(msgspec.Struct, frozen=True):
 
 
 class AskedPicture(msgspec.Struct, frozen=True):
-    """The answer to `AskPicture`: boxes, or classes as labels with scores, the highest score first. `picture` is a JPEG
-    if edged drew it."""
+    """The answer to `AskPicture`: boxes, the highest score first, or the lines of a content. `picture` is a JPEG if
+    edged drew it, or drew a map on it."""
 
     width: int
     height: int
     boxes: tuple[FoundBox, ...] = ()
-    classes: tuple[tuple[str, float], ...] = ()
+    content: tuple[str, ...] = ()
     picture: bytes = b""
 
 
 class TriedFamily(msgspec.Struct, frozen=True):
-    """What a family finds: the number of detections or classes, and the best ones as labels with scores; or the error
-    in one line. Scores are as decoded: those of a family that is not the model's may be above 1."""
+    """What a family finds: the number of detections and the best ones, as texts; or, with `count` None, what it says
+    about the whole picture; or the error in one line."""
 
-    count: int = 0
-    best: tuple[tuple[str, float], ...] = ()
+    count: int | None = None
+    best: tuple[str, ...] = ()
     error: str = ""
 
     @property
     def line(self) -> str:
         """The result for people."""
-        # A score above 1 shows that the family is wrong.
-        best = ", ".join(f"{label} {f'{score:.0%}' if score <= 1 else 'over 100%'}" for label, score in self.best)
-        return self.error or f"{self.count} found{f': {best}' if best else ''}"
+        best = ", ".join(self.best)
+        found = best if self.count is None else f"{self.count} found{f': {best}' if best else ''}"
+        return self.error or found or "nothing"
 
 
 class TriedFamilies(msgspec.Struct, frozen=True):

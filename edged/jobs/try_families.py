@@ -6,6 +6,7 @@ The model is opened once. It runs once for each way in which families feed it: t
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from itertools import islice
 from pathlib import Path
 
 from edged.backends import registry
@@ -15,13 +16,14 @@ from edged.ipc import job_messages as jobs
 from edged.tensors import Array
 from edged.verification.probes import Pictures, read_sample
 from edged.vision.contact_sheet import Tile, contact_sheet, fit
-from edged.vision.detections import Classes, Detections, class_name
+from edged.vision.content import lines
+from edged.vision.detections import Detections, class_name
 from edged.vision.draw import annotate, encode_jpeg
-from edged.vision.family import Classifier, Recognition, open_family
+from edged.vision.family import Family, Recognition, open_family
 from edged.vision.image import Image
 from edged.vision.placement import place
 
-_BEST = 3  # scores that are reported
+_BEST = 3  # detections that are reported, or lines of a content
 _LONGEST = 120  # characters of an error
 _MOST_BYTES = 2 << 20  # of the JPEG, because it is part of a message
 _QUALITIES = (85, 60, 30)
@@ -82,20 +84,21 @@ def _tried(
 def _decoded(outputs: Mapping[str, Array], recognition: Recognition, picture: Image) -> tuple[jobs.TriedFamily, Image]:
     family, how, names = open_family(recognition), recognition.preprocess, recognition.names
     assert how is not None  # a recognised family has it
-    if isinstance(family, Classifier):
-        classes = family.classify(outputs, 0, recognition.thresholds)
-        tried = jobs.TriedFamily(len(classes), _best(classes, names))
-        return tried, annotate(picture, Detections.of((), (), ()), names, classes=classes)
     # The picture of the tile lies in the input as the whole picture does, up to the rounding of its sides.
     height, width = picture.shape[:2]
     placement = place(width, height, how.width, how.height, how.fit, how.zoom)
+    if not isinstance(family, Family):
+        content = family.content(outputs, 0, placement, recognition.thresholds)
+        said = tuple(each.text for each in islice(lines(content, names), _BEST))
+        return jobs.TriedFamily(None, said), annotate(picture, Detections.empty(), names, content=content)
     boxes = family.decode(outputs, 0, placement, recognition.thresholds)
     return jobs.TriedFamily(len(boxes), _best(boxes, names)), annotate(picture, boxes, names)
 
 
-def _best(found: Detections | Classes, names: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
+def _best(found: Detections, names: tuple[str, ...]) -> tuple[str, ...]:
     pairs = zip(found.class_ids[:_BEST].tolist(), found.scores[:_BEST].tolist(), strict=True)
-    return tuple((class_name(names, class_id), score) for class_id, score in pairs)
+    # A score above 1 shows that the family is wrong.
+    return tuple(f"{class_name(names, i)} {f'{score:.0%}' if score <= 1 else 'over 100%'}" for i, score in pairs)
 
 
 def _text(error: Exception) -> str:

@@ -19,7 +19,7 @@ from edged.vision.comparison import Tensors, nearest_form, shown
 from edged.vision.families.ambiguous import ambiguous_shape
 from edged.vision.families.centerface import CenterFace
 from edged.vision.families.classification import Classification, UltralyticsClassification
-from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, readable
+from edged.vision.families.contract import Claim, ContentFamily, Evidence, Family, Reading, Rule, readable
 from edged.vision.families.damo_yolo import DamoYolo
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
@@ -44,7 +44,7 @@ from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import Preprocess, find_picture, input_size, preprocess_for
 from edged.vision.signatures import needs
 
-__all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
+__all__ = ["ContentFamily", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
 
 
 class Recognition(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Recognition(msgspec.Struct, frozen=True):
         return self.reading.outputs[0] if self.reading.outputs else ""
 
 
-FAMILIES: dict[str, type[Family] | type[Classifier]] = {
+FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
     family.name: family
     for family in (
         Ultralytics,
@@ -228,7 +228,7 @@ def evidence_of(
     return Evidence(inputs, outputs, exported, picture, size, settings, used, heads)
 
 
-def open_family(recognition: Recognition) -> Family | Classifier:
+def open_family(recognition: Recognition) -> Family | ContentFamily:
     """Return the decoder of a recognised model. Raises Unsupported if it has no family."""
     if recognition.family not in FAMILIES or recognition.preprocess is None:
         raise Unsupported(f"no family decodes this model: {recognition.reason}")

@@ -246,8 +246,8 @@ KINDS = (
     ),
     Kind(
         "detections",
-        "boxes, labels and scores of an exporter that edged does not know; a detector of torchvision is recognised if its"
-        " input is [1, 3, H, W] and its outputs are named boxes, labels and scores",
+        "boxes, labels and scores of an exporter that edged does not know; a detector of torchvision is recognised if"
+        " its input is [1, 3, H, W] and its outputs are named boxes, labels and scores",
         patterns(
             "[M, 4], [M], [M]",
             "boxes [M, 5], labels [M]",

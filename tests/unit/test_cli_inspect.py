@@ -127,7 +127,7 @@ def test_try_all_json_has_settings_counts_and_scores(folder: Path) -> None:
     assert printed["between"] == ["ultralytics-end2end", "rtdetr-ultralytics", "deepstream-yolo"]
     first = printed["tried"]["families"][0]
     assert (first["settings"], first["count"], first["error"]) == ({"family": "ultralytics-end2end"}, 1, "")
-    assert [label for label, _ in first["best"]] == ["1"]
+    assert first["best"] == ["1 90%"]
     assert printed["tried"]["drawn"] == "all.jpg"
     assert Path("all.jpg").stat().st_size
 

@@ -67,7 +67,7 @@ def test_try_families_runs_once_for_each_way_to_feed(monkeypatch: pytest.MonkeyP
     assert 1 < backend.runs == len(feeds) < len(job.candidates)
     found = dict(zip(job.titles, answer.families, strict=True))
     assert [(each.count, each.error) for each in (found["yolov5"], found["yolov7"])] == [(1, ""), (1, "")]
-    assert found["yolov5"].best[0][0] == "1"
+    assert found["yolov5"].best == ("1 90%",)
     assert cv2.imdecode(np.frombuffer(answer.picture, np.uint8), cv2.IMREAD_COLOR) is not None
 
 
@@ -114,7 +114,8 @@ def test_try_families_without_a_picture_or_runtime_fails(monkeypatch: pytest.Mon
         try_families(job_of(export, picture.with_name("missing.png")))
 
 
-def test_tried_family_line_has_count_and_best_scores_or_the_error() -> None:
-    assert jobs.TriedFamily(2, (("car", 0.91), ("bus", 1.6))).line == "2 found: car 91%, bus over 100%"
-    assert jobs.TriedFamily().line == "0 found"
+def test_tried_family_line_has_count_and_best_or_the_error() -> None:
+    assert jobs.TriedFamily(2, ("car 91%", "bus 40%")).line == "2 found: car 91%, bus 40%"
+    assert jobs.TriedFamily(0).line == "0 found"
+    assert jobs.TriedFamily(None, ("car 91%",)).line == "car 91%"
     assert jobs.TriedFamily(error="no output y").line == "no output y"
