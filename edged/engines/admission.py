@@ -19,7 +19,7 @@ from edged.backends.contract import REFERENCE, Order, Recipe
 from edged.config.child_limits import Limits, box_mb
 from edged.engines import trials
 from edged.engines.child import run
-from edged.errors import InvalidInput
+from edged.errors import BuildFailed, InvalidInput
 from edged.ipc import job_messages as jobs
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
@@ -156,7 +156,10 @@ async def try_families(
     feeds = len({each.recognition.preprocess for each in found})
     limits = msgspec.structs.replace(limits, seconds=limits.seconds * feeds)  # one inference for each
     answer = await run(job, jobs.TriedFamilies, limits)
-    return FamilyComparison(tuple(zip((each.settings for each in found), answer.families, strict=True)), answer.picture)
+    if len(answer.families) != len(found):  # a hostile model may have taken over the child
+        raise BuildFailed(f"the child answered for {len(answer.families)} families instead of {len(found)}")
+    settings_of = (each.settings for each in found)
+    return FamilyComparison(tuple(zip(settings_of, answer.families, strict=True)), answer.picture)
 
 
 class Proven(msgspec.Struct, frozen=True):

@@ -49,10 +49,7 @@ def try_families(job: jobs.TryFamilies) -> jobs.TriedFamilies:
         for number in group:
             found[number] = _tried(outputs, job.candidates[number], small)
     ordered = [found[number] for number in range(len(job.candidates))]
-    tiles = [
-        Tile(picture, title, tried.error or tried.line)
-        for title, (tried, picture) in zip(job.titles, ordered, strict=True)
-    ]
+    tiles = [Tile(picture, title, tried.line) for title, (tried, picture) in zip(job.titles, ordered, strict=True)]
     return jobs.TriedFamilies(tuple(tried for tried, _ in ordered), _encode(contact_sheet(tiles)))
 
 

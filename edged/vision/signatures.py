@@ -135,7 +135,7 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 def pattern(text: str) -> Signature:
-    """Parse a signature; see the module. Raises ValueError for a text that is none."""
+    """Parse a signature; see the module. Raises ValueError if the text is not a signature."""
     before, arrow, after = text.rpartition("->")
     inputs, more_inputs = _tensors(before) if arrow else ((), False)
     outputs, more_outputs = _tensors(after)
@@ -174,7 +174,7 @@ def _tensors(text: str) -> tuple[tuple[TensorPattern, ...], bool]:
 def _tensor(text: str) -> TensorPattern:
     found = _TENSOR.fullmatch(text)
     if found is None or not text:
-        raise ValueError(f"{text!r} is no tensor of a signature")
+        raise ValueError(f"invalid tensor of a signature: {text!r}")
     name, dims = found["name"], found["dims"]
     return TensorPattern(
         tuple(name.rstrip("*?").split("|")) if name else (),
@@ -191,7 +191,7 @@ def _dim(text: str) -> DimPattern:
         return DimPattern(int(text))
     found = _DIM.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no dimension of a signature")
+        raise ValueError(f"invalid dimension of a signature: {text!r}")
     times = found["times"] or "1"
     return DimPattern(
         int(found["add"] or 0) + int(found["more"] or 0),
