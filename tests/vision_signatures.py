@@ -281,6 +281,12 @@ TABLE: dict[str, Row] = {
     "silero-vad [own]": Row(
         "input [n,l], state [2,n,128], sr:INT64 []", "output [n,1], stateN [2,n,128]", kind="voice-activity"
     ),
+    "silero-vad, 16 kHz only [own]": Row(
+        "input [b,s], state [2,b,128]", "output [b,1], stateN [x,b,y]", kind="voice-activity"
+    ),
+    "silero-vad, a sequence [own]": Row(
+        "input [l,576], h [1,1,128], c [1,1,128]", "speech_probs [l], hn [1,x,128], cn [1,x,128]", kind="voice-activity"
+    ),
     "speech recognition [optimum]": Row("input_values [b,l]", "logits [b,t,32]", kind="audio"),
     "whisper, encoder [optimum]": Row("input_features [b,80,3000]", "last_hidden_state [b,1500,384]", kind="audio"),
     "aclnet": Row("input [1,1,1,16000]", "output [1,53]", between=("classification",)),

@@ -7,7 +7,8 @@ Sources: the Open Model Zoo's models/public and models/intel (README.md of each 
 each), optimum-onnx (commit 1939f27, `model_configs.py` and `_TASK_TO_COMMON_OUTPUTS`), OpenCV's model zoo (the script
 of each model), airockchip/rknn_model_zoo (README.md of YOLOv5, YOLOv6 and YOLOv8), facebookresearch/segment-anything
 (`export_onnx_model.py`), snakers4/silero-vad (`OnnxWrapper`), biubug6/Pytorch_Retinaface (`convert_to_onnx.py`),
-fabio-sim/LightGlue-ONNX (`cli.py`). The signatures are read there; few are verified on a file.
+fabio-sim/LightGlue-ONNX (`cli.py`). The signatures are read there; only those of silero-vad 6 and of the models in
+rapidocr-onnxruntime are verified on files.
 """
 
 from __future__ import annotations
@@ -73,8 +74,13 @@ KINDS = (
     ),
     Kind(
         "voice-activity",
-        "a detector of voice: it takes sound, a state and the sample rate",
-        patterns("input, state [2, N, 128], sr -> output, stateN [2, N, 128]", "input, sr, h, c -> output, hn, cn"),
+        "a detector of voice: it takes sound and a state, and mostly the sample rate",
+        patterns(
+            "input, state [2, N, 128], sr -> output, stateN",
+            "input, state [2, N, 128] -> output, stateN",
+            "input, sr, h, c -> output, hn, cn",
+            "input, h, c -> speech_probs, hn, cn",
+        ),
     ),
     Kind(
         "audio",
