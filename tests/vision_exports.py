@@ -388,6 +388,7 @@ EXPORTS: dict[str, Export] = {
         (spec("scores", "n", CELLS, 1 + CLASSES), spec("boxes", "n", CELLS, 4)),
         priors,
         inputs=_INPUT,
+        operators=frozenset({"Exp"}),
         needs_nms=True,
     ),
     "ultraface": Export(

@@ -21,6 +21,7 @@ from edged.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from edged.cli import sample_run
+    from edged.cli.family_sheet import FamilySheet
     from edged.cli.local import LocalBox
     from edged.engines.admission import Admission
 
@@ -38,9 +39,20 @@ def inspect(
             help="Run the model once on this picture, draw the detections, and count them by class.",
         ),
     ] = None,
+    try_all: Annotated[
+        bool,
+        typer.Option(
+            "--try-all",
+            help="With --draw: draw what each family that accepts the model finds, all on one picture.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File for the drawn picture; default: PICTURE.MODEL.jpg in this folder."),
+        typer.Option(
+            "--out",
+            help="File for the drawn picture; default: PICTURE.MODEL.jpg in this folder; with --try-all"
+            " PICTURE.MODEL.families.jpg.",
+        ),
     ] = None,
     samples: model_options.Samples = None,
     convert: model_options.Convert = False,
@@ -57,7 +69,13 @@ def inspect(
     place, set family, preprocess.* or thresholds.*: try settings with --set, then give the same settings to edged
     models add. For a model of unknown family it shows the shapes and ranges of the outputs instead.
 
+    --try-all is for a model that may be of several families: it draws a tile for each family that accepts the model's
+    tensors, with its settings and what it finds. Choose the tile whose boxes are right, and give its settings to edged
+    models add.
+
     edged inspect yolo.onnx --draw street.jpg
+
+    edged inspect unknown.onnx --draw street.jpg --try-all
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
@@ -72,16 +90,21 @@ def inspect(
 
     Exit status: 0 the model can be served, 1 edged or the picture failed, 2 the model cannot be served.
     """
-    from edged.cli import sample_run  # imports OpenCV
+    from edged.cli import family_sheet, sample_run  # import OpenCV
     from edged.models.settings import parse_assignments
 
     if out is not None and draw is None:
         raise InvalidInput("--out needs --draw PICTURE")
-    settings, found = model_options.with_huggingface_settings(file, parse_assignments(setting or []))
+    given = parse_assignments(setting or [])
+    settings, found = model_options.with_huggingface_settings(file, given)
     settings, encoded = model_options.with_token_ids(settings, file.absolute().parent)
     options = RepairOptions.parse(convert, convert_steps or [])
     if options.is_any and draw is not None:
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
+    if try_all:
+        family_sheet.check(draw, given)
+    if draw is not None and try_all:
+        out = family_sheet.default_place(draw, file, out)
     place = None if draw is None else sample_run.place_for(draw, file, out)
     try:
         box = local_box(seconds=seconds, memory_mb=memory_mb)
@@ -89,11 +112,14 @@ def inspect(
     except InvalidInput as error:
         _refuse(file, error, json)
         raise typer.Exit(common.USAGE) from None
-    seen = None
+    seen: sample_run.PictureResult | FamilySheet | None = None
     if draw is not None and place is not None and admission.model is not None and not admission.refusal:
         with common.working(f"running {file.name} on {draw.name}"):
-            family = admission.model.recognition.family
-            seen = sample_run.run_on_picture(file, settings, draw, place, family, box.families)
+            if try_all:
+                seen = family_sheet.try_all(box, file, settings, admission, draw, place)
+            else:
+                family = admission.model.recognition.family
+                seen = sample_run.run_on_picture(file, settings, draw, place, family, box.families)
     _show(file, admission, record, seen, json)
     for line in () if json else (*found, *encoded):
         common.show(f"settings {line}")
@@ -112,7 +138,11 @@ def _examined(
 
 
 def _show(
-    file: Path, admission: Admission, record: Record | None, seen: sample_run.PictureResult | None, json: bool
+    file: Path,
+    admission: Admission,
+    record: Record | None,
+    seen: sample_run.PictureResult | FamilySheet | None,
+    json: bool,
 ) -> None:
     if not json:
         common.show(_table(file, admission, seen))
@@ -121,7 +151,7 @@ def _show(
         return
     facts = _facts(file, admission)
     if seen is not None:
-        facts["seen"] = msgspec.to_builtins(seen)
+        facts |= seen.facts()
     if record is not None:
         facts["repair"] = msgspec.to_builtins(record)
     common.print_json(msgspec.json.encode(facts))
@@ -175,6 +205,8 @@ _NOTHING_KNOWN: dict[str, Any] = {
     "external": [],
     "family": None,
     "family_reason": "",
+    "between": [],
+    "kind": "",
     "picture": None,
     "names": [],
     "backends": {},
@@ -200,6 +232,7 @@ def _facts(file: Path, admission: Admission) -> dict[str, Any]:
     if model is not None:
         found = model.recognition
         facts |= {"family": found.family, "family_reason": found.reason, "names": found.names}
+        facts |= {"between": found.between, "kind": found.kind}
         facts["picture"] = msgspec.to_builtins(found.preprocess)
     return facts
 
@@ -208,7 +241,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape, "dims": spec.dims}
 
 
-def _table(file: Path, admission: Admission, seen: sample_run.PictureResult | None) -> Table:
+def _table(file: Path, admission: Admission, seen: sample_run.PictureResult | FamilySheet | None) -> Table:
     inspection, model = admission.inspection, admission.model
     opsets = ", ".join(f"{domain} {version}" for domain, version in inspection.opsets.items())
     operators = ", ".join(f"{count} {name}" for name, count in inspection.operators.items())
@@ -231,7 +264,7 @@ def _table(file: Path, admission: Admission, seen: sample_run.PictureResult | No
     rows |= {
         **{f"on {name}": why or "can be served" for name, why in admission.backends.items()},
         **_outcome(admission),
-        **({} if seen is None else _run_rows(seen)),
+        **({} if seen is None else seen.rows()),
     }
     return common.fact_table({name: formatting.shown(value) for name, value in rows.items()})
 
@@ -246,25 +279,6 @@ def _outcome(admission: Admission) -> dict[str, str]:
         "stage": formatting.stage(finding.stage.value, finding.category.value),
     }
     return {**warnings, **rows, "remedy": finding.remedy}
-
-
-def _run_rows(seen: sample_run.PictureResult) -> dict[str, str]:
-    how = f"in {seen.total_ms:.1f} ms by {seen.backend}"
-    if not seen.drawn:
-        return {f"output {output.name}": _range(output) for output in seen.outputs} | {"ran": how}
-    if seen.content:
-        found = ", ".join(seen.content)
-    else:
-        found = ", ".join(f"{count} {label}" for label, count in seen.counts.items())
-    nothing = "nothing; for less certain detections: --set thresholds.score=0.05"
-    return {"found": f"{found or nothing} ({how})", "drawn": seen.drawn}
-
-
-def _range(output: sample_run.RawOutput) -> str:
-    what = f"{output.dtype}[{', '.join(map(str, output.shape))}]"
-    if output.low is not None:
-        what += f", {output.low:.4g} to {output.high:.4g}, mean {output.mean:.4g}"
-    return what + (f", {output.not_finite} not finite" if output.not_finite else "")
 
 
 def _external(file: ExternalFile) -> str:

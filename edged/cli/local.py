@@ -20,7 +20,7 @@ from edged.config import Engines, Health
 from edged.config.child_limits import AdmissionLimits, Limits, admission_limits
 from edged.device.fingerprint import probe
 from edged.engines import offline, report
-from edged.engines.admission import Admission, admit, examine
+from edged.engines.admission import Admission, FamilyComparison, admit, examine, try_families
 from edged.engines.builder import Builder, OnProgress, Task
 from edged.engines.desired import DesiredEngine
 from edged.engines.offline import Target
@@ -158,6 +158,14 @@ class LocalBox:
         given = tuple(model_samples.find(samples).values())
         with self._examiner() as builder:
             return asyncio.run(examine(builder, file, settings, self.installed(), given))
+
+    def try_families(
+        self, file: Path, settings: Mapping[str, str], admission: Admission, picture: Path
+    ) -> FamilyComparison:
+        """Run an examined model on a picture with each family that accepts it. Raises the errors of
+        `admission.try_families`."""
+        with self._examiner() as builder:
+            return asyncio.run(try_families(builder, admission, file, settings, picture))
 
     def examine_repaired(
         self, file: Path, settings: Mapping[str, str], options: RepairOptions, samples: Sequence[Path] = ()

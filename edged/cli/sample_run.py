@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -41,6 +41,12 @@ class RawOutput(msgspec.Struct, frozen=True):
     mean: float | None = None
     not_finite: int = 0
 
+    def line(self) -> str:
+        what = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        if self.low is not None:
+            what += f", {self.low:.4g} to {self.high:.4g}, mean {self.mean:.4g}"
+        return what + (f", {self.not_finite} not finite" if self.not_finite else "")
+
 
 class PictureResult(msgspec.Struct, frozen=True):
     """A model's answer for one picture. `drawn` is the annotated file; it is empty for a model of unknown family.
@@ -56,6 +62,22 @@ class PictureResult(msgspec.Struct, frozen=True):
     counts: dict[str, int]
     content: tuple[str, ...]
     outputs: tuple[RawOutput, ...]
+
+    def rows(self) -> dict[str, str]:
+        """Return rows for people."""
+        how = f"in {self.total_ms:.1f} ms by {self.backend}"
+        if not self.drawn:
+            return {f"output {output.name}": output.line() for output in self.outputs} | {"ran": how}
+        if self.content:
+            found = ", ".join(self.content)
+        else:
+            found = ", ".join(f"{count} {label}" for label, count in self.counts.items())
+        nothing = "nothing; for less certain detections: --set thresholds.score=0.05"
+        return {"found": f"{found or nothing} ({how})", "drawn": self.drawn}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the results for --json."""
+        return {"seen": msgspec.to_builtins(self)}
 
 
 def place_for(picture: Path, model: Path, out: Path | None) -> Path:

@@ -19,7 +19,7 @@ from edged.backends.contract import REFERENCE, Order, Recipe
 from edged.config.child_limits import Limits, box_mb
 from edged.engines import trials
 from edged.engines.child import run
-from edged.errors import InvalidInput
+from edged.errors import BuildFailed, InvalidInput
 from edged.ipc import job_messages as jobs
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
@@ -28,6 +28,7 @@ from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.verification.shape_range import ShapeRange
+from edged.vision.candidates import candidates
 
 if TYPE_CHECKING:
     from edged.engines.builder import Builder
@@ -55,6 +56,14 @@ class Admission(msgspec.Struct, frozen=True):
     def refusal(self) -> str:
         """Why the model cannot be served, in one line; empty if it can."""
         return self.finding.line() if self.finding is not None else ""
+
+
+class FamilyComparison(msgspec.Struct, frozen=True):
+    """What each family that accepts a model finds in a picture, by its settings, the nearest first; and a JPEG with a
+    tile for each. Both are empty if no family accepts the model."""
+
+    families: tuple[tuple[dict[str, str], jobs.TriedFamily], ...] = ()
+    picture: bytes = b""
 
 
 async def examine(
@@ -126,6 +135,32 @@ async def ask_picture(builder: Builder, admission: Admission, path: Path, pictur
     job = _job(path, admission.inspection, admission.model, REFERENCE.backend, is_whole=True)
     asked = jobs.AskPicture(job.order, admission.model.recognition, str(picture.absolute()) if picture else "")
     return await run(asked, jobs.AskedPicture, builder.admission.of_runtime(_size_mb(admission.inspection)))
+
+
+async def try_families(
+    builder: Builder, admission: Admission, path: Path, settings: Mapping[str, str], picture: Path
+) -> FamilyComparison:
+    """Run an examined model on a picture, and decode its outputs with each family that accepts its tensors.
+
+    Raises InvalidInput if the picture cannot be read, and BuildFailed if the child ends without an answer.
+    """
+    assert admission.model is not None
+    inspection, signature = admission.inspection, admission.inspection.signature
+    about = inspection.metadata, settings, inspection.operators, inspection.heads
+    found = candidates(signature.inputs, signature.outputs, *about)
+    if not found:
+        return FamilyComparison()
+    order = _job(path, inspection, admission.model, REFERENCE.backend, is_whole=True).order
+    titles = tuple(" ".join(f"{key}={value}" for key, value in each.settings.items()) for each in found)
+    job = jobs.TryFamilies(order, tuple(each.recognition for each in found), titles, str(picture.absolute()))
+    limits = builder.admission.of_runtime(_size_mb(inspection))
+    feeds = len({each.recognition.preprocess for each in found})
+    limits = msgspec.structs.replace(limits, seconds=limits.seconds * feeds)  # one inference for each
+    answer = await run(job, jobs.TriedFamilies, limits)
+    if len(answer.families) != len(found):  # a hostile model may have taken over the child
+        raise BuildFailed(f"the child answered for {len(answer.families)} families instead of {len(found)}")
+    settings_of = (each.settings for each in found)
+    return FamilyComparison(tuple(zip(settings_of, answer.families, strict=True)), answer.picture)
 
 
 class Proven(msgspec.Struct, frozen=True):

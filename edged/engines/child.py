@@ -47,7 +47,7 @@ _MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # progress messages; `chann
 _NOISE_BYTES = 1 << 16  # how much of standard error is kept; the last lines say why the child failed
 _CRASH = "Fatal Python error: "  # the first words of a crash's traceback, which is only logged
 _WORKER = (sys.executable, "-m", "edged.jobs.main")
-_EXAMINATIONS = (jobs.Inspect, jobs.Recognise, jobs.LoadFamilies, jobs.Check, jobs.AskPicture)
+_EXAMINATIONS = (jobs.Inspect, jobs.Recognise, jobs.LoadFamilies, jobs.Check, jobs.AskPicture, jobs.TryFamilies)
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _T = TypeVar("_T")
@@ -397,7 +397,7 @@ def _reads(job: jobs.Job) -> Iterator[str]:
     if isinstance(job, jobs.Check):
         yield from job.given.values()
     yield from _packages(job)
-    if isinstance(job, jobs.AskPicture) and job.picture:
+    if isinstance(job, (jobs.AskPicture, jobs.TryFamilies)) and job.picture:
         yield job.picture
     if isinstance(job, jobs.Verify):
         yield job.golden
@@ -424,7 +424,10 @@ def _writes(job: jobs.Job) -> Iterator[str]:
         yield str(Path(job.out).parent)
 
 
-_ON_A_MODEL = (jobs.Check, jobs.AskPicture, jobs.MakeGolden, jobs.Build, jobs.Verify, jobs.CompareLevels, FreeDims)
+_ON_A_MODEL = (
+    *(jobs.Check, jobs.AskPicture, jobs.TryFamilies, jobs.MakeGolden, jobs.Build),
+    *(jobs.Verify, jobs.CompareLevels, FreeDims),
+)
 
 
 def _orders(job: jobs.Job) -> Iterator[Order]:

@@ -194,6 +194,16 @@ class AskPicture(msgspec.Struct, frozen=True, tag=True):
     picture: str = ""
 
 
+class TryFamilies(msgspec.Struct, frozen=True, tag=True):
+    """Run a model, without changes, on a picture, and decode the outputs with several families. `titles` are the
+    captions of the candidates. Answered by `TriedFamilies`."""
+
+    order: Order
+    candidates: tuple[Recognition, ...]
+    titles: tuple[str, ...]
+    picture: str
+
+
 class MakeGolden(msgspec.Struct, frozen=True, tag=True):
     """Run the reference on golden inputs and store both in the file `out`. Answered by `MadeGolden`."""
 
@@ -303,6 +313,29 @@ class AskedPicture(msgspec.Struct, frozen=True):
     picture: bytes = b""
 
 
+class TriedFamily(msgspec.Struct, frozen=True):
+    """What a family finds: the number of detections and the best ones, as texts; or, with `count` None, what it says
+    about the whole picture; or the error in one line."""
+
+    count: int | None = None
+    best: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def line(self) -> str:
+        """The result for people."""
+        best = ", ".join(self.best)
+        found = best if self.count is None else f"{self.count} found{f': {best}' if best else ''}"
+        return self.error or found or "nothing"
+
+
+class TriedFamilies(msgspec.Struct, frozen=True):
+    """The answer to `TryFamilies`: the result of each candidate, in order, and a JPEG with a tile for each."""
+
+    families: tuple[TriedFamily, ...]
+    picture: bytes
+
+
 class Done(msgspec.Struct, frozen=True):
     """The job has succeeded and has no other answer."""
 
@@ -366,6 +399,7 @@ Job = (
     | Check
     | CheckSamples
     | AskPicture
+    | TryFamilies
     | MakeGolden
     | Build
     | Verify

@@ -65,6 +65,11 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
 
         require_same(job.order)
         return ask(job)
+    if isinstance(job, jobs.TryFamilies):
+        from edged.jobs.try_families import try_families  # imports the code that draws
+
+        require_same(job.order)
+        return try_families(job)
     if isinstance(job, jobs.LoadRuntime):
         return runtimes.load(job)
     if isinstance(job, jobs.TryProvider):

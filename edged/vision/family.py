@@ -1,8 +1,8 @@
 """Recognises the detector family of a model.
 
 The order is: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or if the claimed format
-is not decoded, the family is None with a reason, and the model serves raw tensors. To add a family, add it to
-`FAMILIES` and its rules to `_RULES`.
+is not decoded, the family is None, the reason says what the model may be (`nearest`), and the model serves raw tensors.
+To add a family, add it to `FAMILIES` and its rules to `_RULES`.
 
 Families of other packages come after all of these rules: installing a package changes no model that edged recognises.
 """
@@ -17,18 +17,13 @@ from edged import family_packages
 from edged.errors import ConfigError, Unsupported
 from edged.family_packages import Package
 from edged.tensors import TensorSpec
+from edged.vision import nearest
 from edged.vision import settings as keys
+from edged.vision.comparison import Tensors, nearest_form, shown
+from edged.vision.families.ambiguous import ambiguous_shape
 from edged.vision.families.centerface import CenterFace
 from edged.vision.families.classification import Classification, UltralyticsClassification
-from edged.vision.families.contract import (
-    Claim,
-    ContentFamily,
-    Evidence,
-    Family,
-    Reading,
-    Rule,
-    undecided,
-)
+from edged.vision.families.contract import Claim, ContentFamily, Evidence, Family, Reading, Rule, readable
 from edged.vision.families.damo_yolo import DamoYolo
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
@@ -53,6 +48,7 @@ from edged.vision.families.yolov6 import YoloV6
 from edged.vision.families.yunet import YuNet
 from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import Preprocess, find_picture, input_size, preprocess_for
+from edged.vision.signatures import needs
 
 __all__ = ["ContentFamily", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
 
@@ -64,7 +60,10 @@ class Recognition(msgspec.Struct, frozen=True):
     """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to hosts.
 
     If `family` is None, only raw tensors are served. If `preprocess` is None, the model takes no pictures; `picture`
-    says why. `reason` says why the family was recognised or not.
+    says why. `reason` says why the family was recognised or not, and is cut to fit in a few lines.
+
+    Without a family: `between` are the families that accept the tensors and may be right, the most likely first; `kind`
+    is the kind of a model whose tensors are not decoded, see `kinds`.
     """
 
     family: str | None
@@ -77,6 +76,8 @@ class Recognition(msgspec.Struct, frozen=True):
     reading: Reading = Reading()
     is_set: bool = False  # the family is set by the user, not recognised from the file
     package: Package | None = None  # the other package that the family is from; None for a family of edged
+    between: tuple[str, ...] = ()
+    kind: str = ""
 
     @property
     def other_family(self) -> str:
@@ -136,38 +137,7 @@ FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
 }
 
 
-def _ambiguous_shape(evidence: Evidence) -> Claim | None:
-    """If several formats have the output's shape, do not guess: return a claim that names the settings that decide."""
-    output = evidence.only_output
-    if output is None:
-        return None
-    if evidence.flat_list is not None:
-        formats = "two formats (class before score, or after), or classes"
-        what = f"{_shape_text(output)} is a list of detections in one of {formats}"
-        return undecided(what, "yolov7", "yolo-nas", "classification")
-    return _ambiguous_rows(evidence, output) if len(output.shape) == 3 else None
-
-
-def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
-    """Like `_ambiguous_shape`, for detections in rows, [1, rows, columns], with at least 6 columns, box first."""
-    _, rows, columns = output.shape
-    if not isinstance(columns, int) or columns < 6 or columns == evidence.cells():
-        return None
-    if columns == 6:
-        formats = "three formats (corners in pixels; centres in 0..1; or boxes that need NMS)"
-        what = f"{_shape_text(output)} is one of {formats}"
-        return undecided(what, "ultralytics-end2end", "rtdetr-ultralytics", "deepstream-yolo")
-    if rows == 300:
-        return undecided(f"{_shape_text(output)} is 300 queries, as RT-DETR has", "rtdetr-ultralytics")
-    return None
-
-
-def _shape_text(output: TensorSpec) -> str:
-    return f"{output.name} [{','.join(map(str, output.shape))}]"
-
-
-# Other datatypes are not decoded: numpy holds quantised values and BF16 as plain integers.
-_DECODED = frozenset({"FP64", "FP32", "FP16", "INT32", "INT64"})
+_MOST_SHOWN = 8  # outputs in an error
 
 # The first rule that returns a claim wins.
 _RULES: tuple[Rule, ...] = (
@@ -216,7 +186,7 @@ _RULES: tuple[Rule, ...] = (
     CenterFace.by_shape,
     HrNet.by_shape,
     MoveNet.by_shape,
-    _ambiguous_shape,
+    ambiguous_shape,
     Classification.by_shape,
     Ultralytics.by_shape,
 )
@@ -240,13 +210,8 @@ def recognise(
     """
     keys.check(settings)
     exported = read_metadata(metadata)
-    picture, _ = find_picture(inputs)
-    evidence = None
-    if picture is not None:
-        size = input_size(picture, settings, exported.size)
-        used = None if operators is None else frozenset(operators)
-        evidence = Evidence(inputs, outputs, exported, picture, size, settings, used, heads)
-    claim = _readable(_claim(evidence, outputs, settings, others), outputs)
+    evidence = evidence_of(inputs, outputs, exported, settings, operators, heads)
+    claim = readable(_claim(evidence, inputs, outputs, settings, others), outputs)
     other = next((each for each in others if each.name == claim.family), None)
     known = FAMILIES.get(claim.family or "")
     family = known if other is None else other.kind
@@ -257,15 +222,17 @@ def recognise(
     names = _names(settings, exported, claim)
     return Recognition(
         family=claim.family,
-        reason=claim.reason + exported.remark,
+        reason=nearest.cut(f"{claim.reason}{exported.remark}"),
         preprocess=preprocess,
         picture=why,
         names=names,
         thresholds=_thresholds(settings, Thresholds() if family is None else family.thresholds),
-        input=picture.name if picture else "",
+        input=evidence.picture.name if evidence is not None else "",
         reading=msgspec.structs.replace(claim.reading, classes=claim.classes or len(names)),
         is_set=family is not None and "family" in settings,
         package=None if other is None else other.package,
+        between=claim.between,
+        kind=claim.kind,
     )
 
 
@@ -273,6 +240,23 @@ def is_decoded_here(recognition: Recognition) -> bool:
     """Whether `open_family` can open the model's family in this process: it has one, and the daemon runs no code of
     other packages."""
     return recognition.family is not None and (recognition.package is None or family_packages.is_permitted())
+
+
+def evidence_of(
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    exported: ExportMetadata,
+    settings: Mapping[str, str],
+    operators: Iterable[str] | None = None,
+    heads: Mapping[str, str] | None = None,
+) -> Evidence | None:
+    """Return what rules get, see `recognise`; None if the model takes no picture."""
+    picture, _ = find_picture(inputs)
+    if picture is None:
+        return None
+    size = input_size(picture, settings, exported.size)
+    used = None if operators is None else frozenset(operators)
+    return Evidence(inputs, outputs, exported, picture, size, settings, used, heads)
 
 
 def open_family(recognition: Recognition) -> Family | ContentFamily:
@@ -287,6 +271,7 @@ def open_family(recognition: Recognition) -> Family | ContentFamily:
 
 def _claim(
     evidence: Evidence | None,
+    inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
     settings: Mapping[str, str],
     others: Sequence[ThirdParty],
@@ -296,52 +281,46 @@ def _claim(
         return Claim(None, "the setting family=raw")
     if wanted is not None:
         return _claim_by_setting(wanted, evidence, outputs, others)
-    claim = _claim_by_rules(evidence)
-    return claim if claim.family is not None or evidence is None else _claim_by_others(evidence, others) or claim
+    claims = (rule(evidence) for rule in _RULES) if evidence is not None else iter(())
+    claimed = next((claim for claim in claims if claim is not None), None)
+    if claimed is not None and claimed.family is not None:
+        return claimed
+    if evidence is not None and (found := _claim_by_others(evidence, others)) is not None:
+        return found
+    if evidence is None:
+        return nearest.explain_without_picture(Tensors.of(inputs, outputs, None))
+    if claimed is None:
+        return nearest.explain(evidence, FAMILIES)
+    return nearest.advise(claimed, evidence, FAMILIES)
 
 
 def _claim_by_setting(
     wanted: str, evidence: Evidence | None, outputs: tuple[TensorSpec, ...], others: Sequence[ThirdParty]
 ) -> Claim:
-    """Return the claim of the family that the setting names. Raises ConfigError if it does not fit the model."""
+    """Return the claim of the family that the setting names. Raises ConfigError if it does not accept the model."""
     other = next((each for each in others if each.name == wanted), None)
     family = FAMILIES.get(wanted) if other is None else other.kind
     if family is None:
         raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*FAMILIES, RAW))}")
-    claim = None
-    if evidence is not None:
-        claim = (other or family).claim(evidence, f"the setting family={wanted}")
+    claim = None if evidence is None else (other or family).claim(evidence, f"the setting family={wanted}")
     if claim is None:
-        needs = "one picture input" if evidence is None else family.needs
-        found = ", ".join(map(_shape_text, outputs))
-        raise ConfigError(f"family={wanted} needs {needs}; the model has {found[:200]}; set family=raw")
+        wants = "one picture input" if evidence is None else _needs(family, evidence)
+        found = ", ".join(map(shown, outputs[:_MOST_SHOWN]))
+        raise ConfigError(f"family={wanted} needs {wants}; the model has {found[:200]}; set family=raw")
     if claim.family is None:
         raise ConfigError(claim.reason)
     return claim
+
+
+def _needs(family: type[Family] | type[ContentFamily], evidence: Evidence) -> str:
+    """Return the tensors of a family in words, in the form that is nearest to the model's."""
+    return f"tensors like {needs(nearest_form(family.signatures, evidence.tensors))}"
 
 
 def _claim_by_others(evidence: Evidence, others: Sequence[ThirdParty]) -> Claim | None:
     """Return the first claim of a family of another package."""
     claims = (other.by_rule(rule, evidence) for rule in RULES for other in others)
     return next((claim for claim in claims if claim is not None and claim.family is not None), None)
-
-
-def _claim_by_rules(evidence: Evidence | None) -> Claim:
-    claims = (rule(evidence) for rule in _RULES) if evidence is not None else iter(())
-    unknown = (
-        "metadata, names and shapes match no known detector; raw tensors are served;"
-        " if docs/families.md lists its kind, set family to the name there"
-    )
-    return next((claim for claim in claims if claim is not None), Claim(None, unknown))
-
-
-def _readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
-    """Return the claim, or one without a family if an output has a datatype that is not decoded."""
-    for spec in outputs:
-        if spec.name in claim.reading.outputs and spec.datatype not in _DECODED:
-            what = f"{spec.name} holds {spec.datatype}, which is not decoded"
-            return Claim(None, f"looks like {claim.family}, but {what}")
-    return claim
 
 
 def _names(settings: Mapping[str, str], exported: ExportMetadata, claim: Claim) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ from edged.backends import registry
 from edged.backends.contract import REFERENCE, Order
 from edged.config.child_limits import AdmissionLimits, Limits
 from edged.engines import trials
-from edged.engines.admission import Proven, admit, examine, prove
+from edged.engines.admission import Proven, admit, examine, prove, try_families
 from edged.engines.builder import Builder
 from edged.errors import BuildFailed, ConfigError, ModelRefused
-from edged.ipc.job_messages import Check, Checked, RuntimeSupport
+from edged.ipc.job_messages import Check, Checked, RuntimeSupport, TriedFamilies
 from edged.models.entries import plain_entry
 from edged.models.finding import Category, Finding, Reason, Stage
 from edged.models.model import Model
@@ -29,6 +29,8 @@ from edged.store.store import Store
 from edged.verification import golden
 from edged.vision.family import recognise
 from tests import models
+from tests.vision_exports import EXPORTS
+from tests.vision_graphs import graph
 from tests.waiting import children as processes
 from tests.waiting import run
 
@@ -279,3 +281,20 @@ def test_examine_child_that_cannot_be_started_is_a_failed_build(
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(BuildFailed, match="cannot start"):
         run(examine(builder_in(cache), path, {}, ["onnxruntime"]))
+
+
+def test_try_families_answer_for_another_number_of_families_is_refused(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile model may have taken over the child."""
+    export = EXPORTS["deepstream-yolo"]
+    path = graph(export, export.encode([[]]), tmp_path / "model.onnx")
+    builder = builder_in(cache)
+    admission = run(examine(builder, path, {}, ["onnxruntime"]), 200)
+
+    async def taken_over(*_: object) -> TriedFamilies:
+        return TriedFamilies((), b"")
+
+    monkeypatch.setattr("edged.engines.admission.run", taken_over)
+    with pytest.raises(BuildFailed, match="answered for 0 families"):
+        run(try_families(builder, admission, path, {}, tmp_path / "street.png"), 200)

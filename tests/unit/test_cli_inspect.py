@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from edged.cli import sample_run
 from edged.cli.app import app
 from edged.shapes import CLASSES, MODEL_PATH, Scene
 from edged.tensors import TensorSpec
+from edged.vision import contact_sheet
 from tests import models
 from tests.unit.test_user_samples import choosy, npz
 from tests.vision_encoders import Planted
@@ -87,6 +89,72 @@ def test_config_beside_the_file_gives_family_and_names(folder: Path) -> None:
     assert "config.json" not in given.stdout
 
 
+# --- all families that accept a model
+
+
+def six_columns(folder: Path) -> Path:
+    """Write a model whose six columns may be of several families; its boxes are right as xyxy in input pixels."""
+    export = EXPORTS["ultralytics, nms-free"]
+    answer = export.encode([[Planted((20, 30, 120, 90), 1, 0.9)]])
+    return graph(dataclasses.replace(export, metadata={}), answer, folder / "six.onnx")
+
+
+def test_try_all_draws_a_tile_for_each_family(folder: Path) -> None:
+    result = call(six_columns(folder), "--draw", "street.png", "--try-all")
+    assert (result.exit_code, result.stderr) == (0, "")
+    shown = rows(result)
+    assert shown["drawn"] == "street.six.families.jpg"
+    tried = [name for name in shown if name.startswith("family=")]
+    assert tried[:2] == ["family=ultralytics-end2end", "family=rtdetr-ultralytics decode.scores=best"]
+    assert "family=deepstream-yolo" in tried
+    assert shown["family=ultralytics-end2end"].startswith("1 found: 1 90%")
+    sheet = cv2.imread("street.six.families.jpg")
+    assert sheet.shape[1] > 3 * contact_sheet.SIDE, "several tiles side by side"
+
+
+def test_try_all_ignores_the_family_of_a_file_next_to_the_model(folder: Path) -> None:
+    export = EXPORTS["transformers, detr"]
+    path = graph(export, export.encode([[Planted((20, 30, 120, 90), 1, 0.9)]]), folder / "model.onnx")
+    (folder / "config.json").write_text(json.dumps({"model_type": "detr", "id2label": {"1": "thing"}}))
+    result = call(path, "--draw", "street.png", "--try-all")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert {"family=detr", "family=deformable-detr", "family=rtdetr-transformers"} <= set(rows(result))
+
+
+def test_try_all_json_has_settings_counts_and_scores(folder: Path) -> None:
+    result = call(six_columns(folder), "--draw", "street.png", "--try-all", "--out", "all.jpg", "--json")
+    printed = json.loads(result.stdout)
+    assert printed["between"] == ["ultralytics-end2end", "rtdetr-ultralytics", "deepstream-yolo"]
+    first = printed["tried"]["families"][0]
+    assert (first["settings"], first["count"], first["error"]) == ({"family": "ultralytics-end2end"}, 1, "")
+    assert first["best"] == ["1 90%"]
+    assert printed["tried"]["drawn"] == "all.jpg"
+    assert Path("all.jpg").stat().st_size
+
+
+def test_try_all_family_that_fails_has_its_error(folder: Path) -> None:
+    export = EXPORTS["ultralytics, nms-free"]
+    whole = export.encode([[Planted((20, 30, 120, 90), 1, 0.9)]])
+    table = next(iter(whole))
+    open_rows = (TensorSpec(table, "FP32", ("n", "rows", "columns")),)
+    path = graph(dataclasses.replace(export, outputs=open_rows, metadata={}), whole, folder / "open.onnx")
+    shown = rows(call(path, "--draw", "street.png", "--try-all"))
+    failed = [line for name, line in shown.items() if name.startswith("family=") and " found" not in line]
+    assert failed
+    assert all(line and "\n" not in line for line in failed)
+
+
+def test_try_all_without_a_family_says_so_in_one_line(folder: Path) -> None:
+    specs = (TensorSpec("y", "FP32", (1, 7, 9, 11, 2)),)
+    answer = {"y": np.zeros((1, 7, 9, 11, 2), np.float32)}
+    path = graph(Export("ssd", specs, lambda _: answer), answer, folder / "five.onnx")
+    result = call(path, "--draw", "street.png", "--try-all")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "no family" in rows(result)["tried"]
+    assert not list(folder.glob("*.jpg"))
+    assert json.loads(call(path, "--draw", "street.png", "--try-all", "--json").stdout)["tried"]["families"] == []
+
+
 def test_draw_nothing_found_names_a_setting(folder: Path) -> None:
     cv2.imwrite("empty.png", np.full((240, 320, 3), 114, np.uint8))
     shown = rows(call(MODEL_PATH, "--draw", "empty.png"))
@@ -156,6 +224,12 @@ def test_draw_masks_keypoints_and_oriented_boxes(folder: Path, task: str) -> Non
         (("--draw", "street.png", "--out", "street.png"), 2, "is the input picture"),
         (("--draw", "street.png", "--out", "x.txt"), 2, "not an image file name"),
         (("--draw", "street.png", "--out", "nowhere/x.png"), 2, "cannot be written"),
+        (("--try-all",), 2, "--try-all needs --draw PICTURE"),
+        (("--draw", "street.png", "--try-all", "--set", "family=yolox"), 2, "leave out --set family"),
+        (("--draw", "street.png", "--try-all", "--out", "x.png"), 2, "ends in .jpg"),
+        (("--draw", "street.png", "--try-all", "--out", "nowhere/x.jpg"), 2, "nowhere/x.jpg"),
+        (("--draw", "missing.png", "--try-all"), 2, "missing.png"),
+        (("--draw", "junk.png", "--try-all"), 2, "junk.png"),
         (("--draw", "missing.png"), 1, "missing.png"),
         (("--draw", "junk.png"), 2, "not a picture"),
     ],

@@ -105,8 +105,8 @@ END2END, RTDETR, DEEPSTREAM = "family=ultralytics-end2end", "family=rtdetr-ultra
         (SIX, without("end2end", "args"), ("one of three formats", END2END, RTDETR, DEEPSTREAM, "family=raw")),
         (SIX, {}, ("output0 [1,300,6] is one of three formats", END2END, RTDETR, DEEPSTREAM, "family=raw")),
         (SIX, {**DETECT, "end2end": "[["}, ("one of three formats", "unreadable metadata: end2end")),
-        (YOLO, {**DETECT, "end2end": "True"}, ("but not its tensor", END2END)),
-        (YOLO, {**DETECT, "args": "{'nms': True}"}, ("but not its tensor", END2END)),
+        (YOLO, {**DETECT, "end2end": "True"}, ("but not its tensor", "family=ultralytics,")),
+        (YOLO, {**DETECT, "args": "{'nms': True}"}, ("but not its tensor", "family=ultralytics,")),
         ((output(1, 300, 84),), {}, ("300 queries", RTDETR)),
         ((output(1, 56, 8400),), {}, ("keypoints", "family=ultralytics")),
         (
@@ -117,9 +117,9 @@ END2END, RTDETR, DEEPSTREAM = "family=ultralytics-end2end", "family=rtdetr-ultra
         (
             (output(1, 116, 8400), output(1, 32, 160, 160, name="output1")),
             {},
-            ("match no known detector", "docs/families.md"),
+            ("family=ultralytics-segment", "family=raw"),
         ),
-        ((output(1, 84, 8400), output(1, 84, 8400, name="1770")), {}, ("match no known detector", "docs/families.md")),
+        ((output(1, 84, 8400), output(1, 84, 8400, name="1770")), {}, ("family=ultralytics ", "family=raw")),
         ((output(1, 8400, 85, name="output"),), {}, ("decode.boxes=grid", "decode.boxes=pixels", "family=raw")),
         ((output(1, 8400, 85, name="y"),), {}, ("family=yolox", "family=yolov6", "family=raw")),
         ((output(1, 25200, 6),), {}, ("family=yolov5", DEEPSTREAM)),
@@ -133,8 +133,8 @@ END2END, RTDETR, DEEPSTREAM = "family=ultralytics-end2end", "family=rtdetr-ultra
         ),
         ((output(1, 99, 4), output(1, 99, 21, name="b")), {}, ("a table of boxes", "family=ssd")),
         ((output(1, 512),), {}, ("output0 [1,512]", "embedding", "family=classification", "family=raw")),
-        ((output(1, 3, 640, 640),), {}, ("match no known detector", "docs/families.md")),
-        ((output(1, 84, 8401),), DETECT, ("match no known detector", "docs/families.md")),
+        ((output(1, 3, 640, 640),), {}, ("a picture", "raw tensors")),
+        ((output(1, 84, 8401),), DETECT, ("match nothing", "docs/families.md")),
     ],
 )
 def test_recognise_ambiguous_format_is_not_guessed(outputs, metadata, words):

@@ -163,6 +163,9 @@ Changes = dict[str, Any]  # arguments of `see`
             "looks like rtdetr",
         ),
         # SSD
+        ("ssd, priors", {}, None, "family=ssd"),
+        ("ssd, priors", {"operators": EXP}, "ssd", ""),
+        ("ssd, priors", {"operators": None}, "ssd", ""),
         ("ssd, priors", {"outputs": (spec("scores", 1, 100, 6), spec("boxes", 1, 99, 4))}, None, ""),
         ("ssd, priors", {"outputs": (spec("a", 1, 99, 4), spec("b", 1, 99, 4))}, None, ""),
         ("ssd, tflite", {"outputs": ANONYMOUS}, None, "family=ssd"),
@@ -184,7 +187,11 @@ def test_recognise_changed_export_has_family_or_reason(
     ("export", "changes", "outputs"),
     [
         ("yolov7, raw heads", {"outputs": EXPORTS["yolov7, raw heads"].outputs[::-1]}, ("head0", "head1", "head2")),
-        ("ssd, priors", {"outputs": (spec("scores", 1, 9, 4), spec("boxes", 1, 9, 4))}, ("scores", "boxes")),
+        (
+            "ssd, priors",
+            {"outputs": (spec("scores", 1, 9, 4), spec("boxes", 1, 9, 4)), "operators": EXP},
+            ("scores", "boxes"),
+        ),
         (
             "ssd, tflite",
             {"settings": {"family": "ssd"}, "outputs": ANONYMOUS},
@@ -219,7 +226,7 @@ SIZES = ("orig_target_sizes", "INT64", (1, 2))
         ("yolox", {"decode.boxes": "metres"}, {"operators": None}, r"decode\.boxes=metres.*known: grid, pixels"),
         ("yolox", {"family": "yolox"}, {"outputs": _outputs(1, CELLS + 1, 10)}, f"needs {CELLS} rows"),
         ("rf-detr, own classes", {"names": "a,b,c"}, {}, "names lists 3 classes, the model has 5"),
-        ("ssd, priors", {"names": "bus"}, {}, "names lists 1 classes"),
+        ("ssd, priors", {"names": "bus"}, {"operators": EXP}, "names lists 1 classes"),
         (
             "ssd, priors",
             {"family": "ssd"},
@@ -297,7 +304,8 @@ def test_recognise_rfdetr_background_has_the_expected_form(
 
 @pytest.mark.parametrize("names", ["bus,cat,dog,man,sun", "background,bus,cat,dog,man,sun"])
 def test_recognise_ssd_names_may_omit_the_background(names: str) -> None:
-    assert see(EXPORTS["ssd, priors"], {"names": names}).names == ("background", "bus", "cat", "dog", "man", "sun")
+    found = see(EXPORTS["ssd, priors"], {"names": names}, operators=EXP)
+    assert found.names == ("background", "bus", "cat", "dog", "man", "sun")
 
 
 # -- six columns of the ultralytics package -------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.families.grids import cells_at
 from edged.vision.placement import Placement
+from edged.vision.signatures import patterns
 
 _CELL = 4  # pixels
 _MULTIPLE = 32  # of the input's sides
@@ -44,7 +45,10 @@ class CenterFace(Family, frozen=True):
     """
 
     name = "centerface"
-    needs = "outputs [N, 1, H/4, W/4], [N, 2, H/4, W/4] twice, and none or one [N, 10, H/4, W/4], in this order"
+    signatures = patterns(
+        "537? [N, 1, H/4, W/4], 538? [N, 2, H/4, W/4], 539? [N, 2, H/4, W/4], 540? [N, 10, H/4, W/4]",
+        "535? [N, 1, H/4, W/4], 536? [N, 2, H/4, W/4], 537? [N, 2, H/4, W/4]",
+    )
     feed: ClassVar[Feed] = {"scale": 1.0}
     thresholds = Thresholds(score=0.5, iou=0.3)
 

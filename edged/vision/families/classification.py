@@ -21,6 +21,7 @@ from edged.vision.families.decoding import Floats, Outputs, Thresholds, at_least
 from edged.vision.nms import best_first
 from edged.vision.placement import Fit
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from edged.vision.signatures import patterns
 
 _IMAGENET = (1000, 1001)
 _WORDS = ("logits", "prob", "softmax", "class")  # words in the name of an output of classes
@@ -32,7 +33,7 @@ class Classification(Classifier, frozen=True):
     """Classifiers with the preprocessing of ImageNet: shorter side to 256, center crop of 224, normalised."""
 
     name = "classification"
-    needs = "one output [N, classes]"
+    signatures = patterns("[N, classes]", "[N, classes, 1, 1]")
     thresholds = Thresholds(score=0.0, max_detections=5)
     feed: ClassVar[Feed] = {
         "fit": Fit.CENTER_CROP,

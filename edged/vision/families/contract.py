@@ -1,6 +1,6 @@
 """The interface of a family of models: rules that recognise a model, and a decoder of its outputs.
 
-A family is a class with the tensors that it needs, its preprocessing, `claim`, which matches a model's tensors, and
+A family is a class with the signatures of its tensors, its preprocessing, `claim`, which matches a model's tensors, and
 `decode` (detections) or `content` (the whole picture). `Ssd` is a short example. Its optional rules `by_metadata`,
 `by_names` and `by_shape` are listed in `edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if
 it does not apply. If the setting `family` names the family, `claim` is called without any rule.
@@ -19,12 +19,14 @@ import msgspec
 import numpy as np
 
 from edged.tensors import Array, Dim, TensorSpec
+from edged.vision.comparison import Tensors
 from edged.vision.content import Classes, Content
 from edged.vision.detections import Detections
 from edged.vision.families.decoding import Floats, Outputs, Size, Thresholds, at_least
 from edged.vision.metadata import ExportMetadata
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import PictureInput, Preprocess
+from edged.vision.signatures import Signature
 
 CONTRACT = 1
 
@@ -80,6 +82,11 @@ class Evidence(msgspec.Struct, frozen=True):
     operators: frozenset[str] | None = None  # names of those in the graph; None if unknown
     heads: Mapping[str, str] | None = None  # the operator of each output; None if unknown
 
+    @property
+    def tensors(self) -> Tensors:
+        """What is compared with signatures."""
+        return Tensors.of(self.inputs, self.outputs, self.size)
+
     def cells(self, strides: tuple[int, ...] = (8, 16, 32)) -> int | None:
         """Return the number of grid cells at these strides, which is the number of predictions of an anchor-free
         detector; None if the input size is unknown."""
@@ -124,10 +131,12 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A rule's verdict: the family, or None for "known, but not decoded", and the reason.
+    """A rule's verdict: the family, or None for "known, but not decoded" or "undecided", and the reason.
 
     `classes` is the number of class slots, if the shape shows it. It includes the `background` slots that come first,
     but not background slots at the end. `names` are the classes' names if neither the file nor the settings have any.
+    Without a family: `between` are the families that the setting `family` may choose, and `kind` is the kind of a model
+    whose tensors are not decoded (see `edged.vision.kinds`).
     """
 
     family: str | None
@@ -136,6 +145,21 @@ class Claim(msgspec.Struct, frozen=True):
     classes: int | None = None
     background: int = 0
     names: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
+    kind: str = ""
+
+
+# Other datatypes are not decoded: numpy holds quantised values and BF16 as plain integers.
+_DECODED = frozenset({"FP64", "FP32", "FP16", "INT32", "INT64"})
+
+
+def readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
+    """Return the claim, or one without a family if an output has a datatype that is not decoded."""
+    for spec in outputs:
+        if spec.name in claim.reading.outputs and spec.datatype not in _DECODED:
+            what = f"{spec.name} holds {spec.datatype}, which is not decoded"
+            return Claim(None, f"looks like {claim.family}, but {what}")
+    return claim
 
 
 Rule: TypeAlias = Callable[[Evidence], Claim | None]
@@ -147,7 +171,7 @@ class Opened(msgspec.Struct, frozen=True):
 
     contract: ClassVar[int]  # the version of this contract; only families of other packages name it
     name: ClassVar[str]
-    needs: ClassVar[str]  # the tensors, for the error if `claim` returns None
+    signatures: ClassVar[tuple[Signature, ...]]  # one for each form; `claim` decides, these only find the nearest
     feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX}  # how pictures are fed; see `preprocess.preprocess_for`
     thresholds: ClassVar[Thresholds] = Thresholds()
     own_inputs: ClassVar[tuple[str, ...]] = ()  # the inputs that `extra_inputs` fills
@@ -244,5 +268,6 @@ def not_decoded(what: str) -> Claim:
 
 
 def undecided(what: str, *families: str) -> Claim:
-    """Return a claim without a family; its reason names the settings that decide."""
-    return Claim(None, f"{what}: set {', '.join(f'family={name}' for name in families)} or family=raw")
+    """Return a claim without a family, of a model that may be of several families, or of one or of none: the setting
+    `family` decides. `recognise` adds to the reason those of the families whose `claim` accepts the model."""
+    return Claim(None, what, between=families)

@@ -27,8 +27,9 @@ from edged.vision.families.decoding import (
     picture_tensor,
     to_detections,
 )
-from edged.vision.families.yolo import YoloV7
+from edged.vision.families.yolo import END_TO_END, YoloV7
 from edged.vision.placement import Placement
+from edged.vision.signatures import patterns
 
 _END2END, _TABLES = "end2end", "tables"
 
@@ -37,7 +38,7 @@ class DamoYolo(Family, frozen=True):
     """DAMO-YOLO."""
 
     name = "damo-yolo"
-    needs = f"two outputs, scores [N, cells, classes] and boxes [N, cells, 4], or {', '.join(YoloV7.counted)}"
+    signatures = (*patterns("output? [N, cells, classes], [N, cells, 4]"), END_TO_END)
     feed: ClassVar[Feed] = {"scale": 1.0}
     thresholds = Thresholds(score=0.6, iou=0.7)
 

@@ -27,6 +27,7 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.placement import Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from edged.vision.signatures import patterns
 
 _SIZES = "orig_target_sizes"
 _TENSORS = ("labels", "boxes", "scores")
@@ -43,7 +44,9 @@ class RtDetr(Family, frozen=True):
     """
 
     name = "rtdetr"
-    needs = f"outputs {', '.join(_TENSORS)} and a second input {_SIZES} INT64 [N, 2]"
+    signatures = patterns(
+        "[N, 3, H, W], orig_target_sizes [N, 2] -> labels [N, Q], boxes [N, Q, 4], scores [N, Q]",
+    )
     feed: ClassVar[Feed] = {}
     own_inputs = (_SIZES,)
 
@@ -94,7 +97,7 @@ class UltralyticsRtDetr(Family, frozen=True):
     """
 
     name = "rtdetr-ultralytics"
-    needs = "one output [N, queries, 6] or [N, queries, 4+classes]"
+    signatures = patterns("[N, Q, 6]", "[N, Q, 4+classes]")
     feed: ClassVar[Feed] = {}
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
@@ -174,7 +177,7 @@ class RfDetr(Family, frozen=True):
     """
 
     name = "rfdetr"
-    needs = f"outputs {_BOXES} [N, Q, 4] and {_LOGITS} [N, Q, C]"
+    signatures = patterns("dets [N, Q, 4], labels [N, Q, slots]")
     feed: ClassVar[Feed] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:

@@ -45,6 +45,7 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from edged.vision.signatures import patterns
 
 _ROWS, _ANCHORS = "rows", "anchors"
 
@@ -53,7 +54,11 @@ class EfficientDet(Family, frozen=True):
     """EfficientDet."""
 
     name = "efficientdet"
-    needs = "one output [N, K, 7], or tables [N, A, 4], [N, A, classes] and [1, A, 4] among the outputs"
+    signatures = patterns(
+        "detections? [N, K, 7]",
+        "regression [N, A, 4], classification [N, A, classes], anchors [1, A, 4], ...",
+        "[N, 9*cells128, 4], [N, 9*cells128, classes], [1, 9*cells128, 4], ...",
+    )
     feed: ClassVar[Feed] = {"fit": Fit.TOP_LEFT, "pad": 116, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     thresholds = Thresholds(score=0.2, iou=0.2)
 

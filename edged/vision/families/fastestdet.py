@@ -30,6 +30,7 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.families.grids import cells_at
 from edged.vision.placement import Placement
+from edged.vision.signatures import patterns
 
 _STRIDE = 16
 _OBJECT, _CLASS = np.float32(0.6), np.float32(0.4)  # the exponents of the score
@@ -39,7 +40,7 @@ class FastestDet(Family, frozen=True):
     """FastestDet."""
 
     name = "fastestdet"
-    needs = "one output [N, 5+classes, rows, columns] with cells of 16 x 16 pixels"
+    signatures = patterns("[N, 5+classes, H/16, W/16]")
     feed: ClassVar[Feed] = {"color": "bgr"}
     thresholds = Thresholds(score=0.65, iou=0.45)
 

@@ -1,4 +1,5 @@
 """Query-based detectors of Hugging Face's transformers, as Optimum exports them: outputs `logits` and `pred_boxes`.
+DETR's own repository names the first one `pred_logits` (facebookresearch/detr, commit 038ec78, `test_all.py`).
 
 Input `pixel_values` [N, 3, H, W] FP32, whose dimensions can all be open; outputs `logits` [N, Q, slots] and
 `pred_boxes` [N, Q, 4], cx, cy, w, h in 0..1 of the input; no NMS. Older exports of DETR have a second input,
@@ -46,15 +47,17 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.placement import Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from edged.vision.signatures import patterns
 
 _LOGITS, _BOXES, _MASK = "logits", "pred_boxes", "pixel_mask"
+_OLDER_LOGITS = "pred_logits"  # in exports of DETR's own repository, which are the same otherwise
 
 
 class Detr(Family, frozen=True):
     """DETR, YOLOS and Table Transformer: a softmax over the classes and "no object", the last slot."""
 
     name = "detr"
-    needs = f"outputs {_LOGITS} [N, Q, slots] and {_BOXES} [N, Q, 4]"
+    signatures = patterns("logits|pred_logits [N, Q, slots], pred_boxes [N, Q, 4]")
     feed: ClassVar[Feed] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     thresholds = Thresholds(score=0.5)
     own_inputs = (_MASK,)
@@ -72,30 +75,35 @@ class Detr(Family, frozen=True):
         return to_detections(found, scores, class_ids, placement, thresholds, needs_nms=False)
 
     def _queries(self, outputs: Outputs, index: int) -> tuple[Array, Array]:
-        logits = picture_tensor(outputs, _LOGITS, index, ANY, self.reading.width(self.nothing))
-        return logits, picture_tensor(outputs, _BOXES, index, len(logits), 4)
+        logits_of, boxes_of = self.reading.outputs
+        logits = picture_tensor(outputs, logits_of, index, ANY, self.reading.width(self.nothing))
+        return logits, picture_tensor(outputs, boxes_of, index, len(logits), 4)
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
         shapes = {spec.name: spec.shape for spec in evidence.outputs}
-        logits, boxes = shapes.get(_LOGITS, ()), shapes.get(_BOXES, ())
+        logits_of = _LOGITS if _LOGITS in shapes else _OLDER_LOGITS
+        logits, boxes = shapes.get(logits_of, ()), shapes.get(_BOXES, ())
         if len(logits) != 3 or len(boxes) != 3 or not (boxes[2] == 4 or isinstance(boxes[2], str)):
             return None
         slots, masks = logits[2], [spec for spec in evidence.inputs if spec.name == _MASK]
         if (isinstance(slots, int) and slots <= cls.nothing) or any(len(spec.shape) != 3 for spec in masks):
             return None
         extras = tuple((_MASK, mask_size(spec, evidence)) for spec in masks)
-        reading = Reading((_LOGITS, _BOXES), is_list=True, extras=extras)
+        reading = Reading((logits_of, _BOXES), is_list=True, extras=extras)
         return Claim(cls.name, reason, reading, count_classes(slots, cls.nothing))
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
         """Name the families whose outputs have these names; only the setting decides."""
-        if set(evidence.output_names) != {_LOGITS, _BOXES} or cls.claim(evidence, "") is None:
+        names = set(evidence.output_names)
+        if names not in ({_LOGITS, _BOXES}, {_OLDER_LOGITS, _BOXES}) or cls.claim(evidence, "") is None:
             return None
         is_deformable = "GridSample" in (evidence.operators or ())
         families = () if is_deformable else (cls.name,)
         what = f"outputs {_LOGITS} and {_BOXES} of a Hugging Face export; its model_type in config.json decides"
+        if _OLDER_LOGITS in names:
+            what = f"outputs {_OLDER_LOGITS} and {_BOXES} of DETR or a relative"
         return undecided(what, *families, DeformableDetr.name, RtDetrTransformers.name)
 
 

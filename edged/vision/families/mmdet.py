@@ -56,6 +56,7 @@ from edged.vision.families.decoding import (
 from edged.vision.families.grids import around, cells_at
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from edged.vision.signatures import patterns
 
 _STRIDES = (8, 16, 32)
 _DETS = ("dets", "labels")
@@ -67,9 +68,11 @@ class RtmDet(Family, frozen=True):
     """RTMDet."""
 
     name = "rtmdet"
-    needs = (
-        f"outputs {', '.join(_DETS)} [N, K, 5] and [N, K], outputs {', '.join(_NUMBERED)},"
-        " or raw heads at the strides 8, 16, 32"
+    signatures = patterns(
+        "dets [N, K, 5], labels [N, K]",
+        "num_dets [N, 1], boxes [N, K, 4], scores [N, K], labels [N, K]",
+        ", ".join(f"[N, {channels}, H/{s}, W/{s}]" for channels in ("classes", 4) for s in _STRIDES),
+        ", ".join(f"[N, 4+classes, H/{s}, W/{s}]" for s in _STRIDES),
     )
     feed: ClassVar[Feed] = {
         "color": "bgr",

@@ -27,6 +27,7 @@ from edged.vision.families.decoding import Floats, Outputs, Thresholds, picture_
 from edged.vision.families.topdown import TopDown
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import UNSCALED
+from edged.vision.signatures import patterns
 
 _SINGLE, _MULTI = "single", "multi"
 _POINTS, _PEOPLE, _COLUMNS = 17, 6, 56
@@ -36,7 +37,7 @@ class MoveNet(TopDown, frozen=True):
     """MoveNet; see the module. The detection of the single form is as in `topdown`: its box is the picture."""
 
     name = "movenet"
-    needs = "one output [N, 1, 17, 3] or [N, 6, 56]"
+    signatures = patterns("[N, 1, 17, 3]", "[N, 6, 56]")
     feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX, "pad": 0, "scale": 1.0}
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:

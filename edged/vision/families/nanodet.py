@@ -32,6 +32,7 @@ from edged.vision.families.decoding import Outputs, Thresholds, best_hits, pictu
 from edged.vision.families.grids import around, count_cells, decode_tables, expected, locate, tables_of
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from edged.vision.signatures import patterns
 
 _BGR_MEAN, _BGR_STD = IMAGENET_MEAN[::-1], IMAGENET_STD[::-1]
 _INPUT, _OUTPUT = "data", "output"
@@ -42,7 +43,7 @@ class NanoDetPlus(Family, frozen=True):
     """NanoDet-Plus."""
 
     name = "nanodet-plus"
-    needs = "one output [N, cells, classes+32] with the cells of the strides 8, 16, 32, 64"
+    signatures = patterns("output? [N, cells64, classes+32]")
     feed: ClassVar[Feed] = {"color": "bgr", "mean": _BGR_MEAN, "std": _BGR_STD}
     thresholds = Thresholds(score=0.35, iou=0.6)
     strides: ClassVar[tuple[int, ...]] = (8, 16, 32, 64)
@@ -105,9 +106,12 @@ class NanoDet(NanoDetPlus, frozen=True):
     """NanoDet before NanoDet-Plus."""
 
     name = "nanodet"
-    needs = (
-        "one output [N, cells, classes+32] or [N, cells, classes+44] with the cells of the strides 8, 16, 32,"
-        " or for each stride [N, cells, classes], then for each [N, cells, 32] or [N, cells, 44]"
+    signatures = patterns(
+        *(f"output? [N, cells, classes+{sides}]" for sides in (32, 44)),
+        *(
+            ", ".join(f"[N, cells/{stride}, {columns}]" for columns in ("classes", sides) for stride in (8, 16, 32))
+            for sides in (32, 44)
+        ),
     )
     feed: ClassVar[Feed] = {
         "color": "bgr",

@@ -53,6 +53,7 @@ from edged.vision.families.decoding import (
 from edged.vision.families.grids import decode_tables, tables_of
 from edged.vision.placement import Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from edged.vision.signatures import patterns
 
 _SHAPE, _FACTOR = "im_shape", "scale_factor"
 _STRIDES = (8, 16, 32, 64)
@@ -64,7 +65,11 @@ class PicoDet(Family, frozen=True):
     """PicoDet and PP-YOLOE."""
 
     name = "picodet"
-    needs = "outputs [M, 6] and [N], outputs [N, A, 4] and [N, C, A], or 8 raw heads of PicoDet"
+    signatures = patterns(
+        "[M, 6], [N]",
+        "[N, A, 4], [N, classes, A]",
+        ", ".join(f"[N, cells/{stride}, {columns}]" for columns in ("classes", 4 * _BINS) for stride in _STRIDES),
+    )
     feed: ClassVar[Feed] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     thresholds = Thresholds(score=0.5, iou=0.6)
     own_inputs = (_SHAPE, _FACTOR)

@@ -58,6 +58,7 @@ from edged.vision.families.huggingface import mask_size
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Triple
 from edged.vision.prompts import PROMPTS, Prompt
+from edged.vision.signatures import patterns
 
 _LOGITS, _BOXES, _EMBEDDED = "logits", "pred_boxes", ("text_embeds", "image_embeds")
 _IDS, _ATTENTION, _TYPES, _MASK = "input_ids", "attention_mask", "token_type_ids", "pixel_mask"
@@ -98,7 +99,9 @@ class OwlVit(_Prompted, frozen=True):
     """OWL-ViT: a logit for each patch and prompt."""
 
     name = "owlvit"
-    needs = f"inputs {_IDS} and {_ATTENTION} INT64, outputs {_LOGITS} [N, P, texts] and {_BOXES} [N, P, 4]"
+    signatures = patterns(
+        "pixel_values, input_ids [texts, L], attention_mask -> logits [N, P, texts], pred_boxes [N, P, 4], ..."
+    )
     feed: ClassVar[Feed] = {"mean": CLIP_MEAN, "std": CLIP_STD}
     own_inputs = (_IDS, _ATTENTION)
 
@@ -141,7 +144,9 @@ class GroundingDino(_Prompted, frozen=True):
     """Grounding DINO: a logit for each query and token."""
 
     name = "grounding-dino"
-    needs = f"inputs {_IDS} and {_ATTENTION} INT64, outputs {_LOGITS} [N, Q, tokens] and {_BOXES} [N, Q, 4]"
+    signatures = patterns(
+        "pixel_values, input_ids [N, L], attention_mask [N, L], ... -> logits [N, Q, tokens], pred_boxes [N, Q, 4]"
+    )
     feed: ClassVar[Feed] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     thresholds = Thresholds(score=0.25)
     own_inputs = (_IDS, _TYPES, _ATTENTION, _MASK)

@@ -33,12 +33,21 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.families.grids import cells_at
 from edged.vision.placement import Fit, Placement
+from edged.vision.signatures import patterns
 
 _SCALES = {6: 3, 9: 3, 10: 5, 15: 5}  # number of strides, by number of outputs
 _STRIDES = (8, 16, 32, 64, 128)
 _COLUMNS = {"score": 1, "bbox": 4, "kps": 10}
 _EXAMPLE = (640, 640)  # the picture with which the script exports models of open size
 _FLAT = "flat"  # without the first dimension
+
+
+def _signature(outputs: int, batch: str) -> str:
+    """Return the signature of a model with this number of outputs."""
+    strides = _STRIDES[: _SCALES[outputs]]
+    kinds = tuple(_COLUMNS.items())[: outputs // len(strides)]
+    rows = "2*cells" if len(strides) == 3 else "cells"
+    return ", ".join(f"{kind}_{s}? [{batch}{rows}/{s}, {columns}]" for kind, columns in kinds for s in strides)
 
 
 class Scrfd(Family, frozen=True):
@@ -49,7 +58,10 @@ class Scrfd(Family, frozen=True):
     """
 
     name = "scrfd"
-    needs = "for each stride scores [N, rows, 1] and boxes [N, rows, 4], and none or as many landmarks [N, rows, 10]"
+    signatures = patterns(
+        *(_signature(outputs, "N, ") for outputs in (9, 6, 15, 10)),
+        *(_signature(outputs, "") for outputs in (9, 6)),
+    )
     feed: ClassVar[Feed] = {
         "fit": Fit.TOP_LEFT,
         "pad": 0,

@@ -17,6 +17,7 @@ from edged.vision.families.contract import (
     count_classes,
     not_decoded,
     suppressed_list,
+    undecided,
 )
 from edged.vision.families.decoding import (
     ANY,
@@ -32,6 +33,7 @@ from edged.vision.families.decoding import (
     to_detections,
 )
 from edged.vision.placement import Placement
+from edged.vision.signatures import patterns
 
 _PRIORS, _ROWS, _COUNTED = "priors", "rows", "counted"
 # Operators that compute the scores of an SSD with prior boxes, or join the scores of its scales; "" is an unknown one.
@@ -61,7 +63,12 @@ class Ssd(Family, frozen=True):
     """
 
     name = "ssd"
-    needs = "scores [N, P, C] and boxes [N, P, 4], one output [1, 1, N, 7], or boxes, classes, scores and a count"
+    signatures = patterns(
+        "scores? [N, P, slots], boxes? [N, P, 4]",
+        "[N, 1, M, 7]",
+        "num_detections, detection_boxes [N, K, 4], detection_scores [N, K], detection_classes [N, K]",
+        "[N, K, 4], [N, K], [N, K], [N]",
+    )
     feed: ClassVar[Feed] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
@@ -101,7 +108,10 @@ class Ssd(Family, frozen=True):
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
         if set(evidence.output_names) == {"scores", "boxes"}:
-            return cls.claim(evidence, "names of an SSD export (scores, boxes)") if priors_reading(evidence) else None
+            # Sizes are computed from offsets by an Exp. Without it boxes may be offsets, as those of FaceBoxes are.
+            if priors_reading(evidence) is None or "Exp" not in (evidence.operators or ("Exp",)):
+                return None
+            return cls.claim(evidence, "names of an SSD export (scores, boxes)")
         reason = "names of an SSD export with its NMS in the graph"
         return cls.claim(evidence, reason) if _named(evidence) else None
 
@@ -110,15 +120,15 @@ class Ssd(Family, frozen=True):
         if _rows(evidence) is not None:
             return cls.claim(evidence, "shape of OpenVINO's DetectionOutput ([1, 1, N, 7])")
         if _in_order(evidence) is not None:
-            setting = f"set family={cls.name} if it is boxes, classes, scores, count, or family=raw"
-            return Claim(None, f"four outputs as SSD exports have, but their order is unknown: {setting}")
+            order = "whose order may be another one than boxes, classes, scores, count"
+            return undecided(f"four outputs as SSD exports have, {order}", cls.name)
         priors = priors_reading(evidence)
         if priors is None:
             return None
         made_by = (evidence.heads or {}).get(priors.outputs[0], "")
         if made_by not in _MADE_BY:
             return not_decoded(f"a table of boxes and one of scores that come from {made_by}, unlike those of an SSD")
-        return Claim(None, f"a table of boxes and one of classes: set family={cls.name} or family=raw")
+        return undecided("a table of boxes and one of classes", cls.name)
 
 
 def _rows(evidence: Evidence) -> Reading | None:

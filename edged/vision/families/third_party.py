@@ -25,6 +25,7 @@ from edged.vision.detections import Detections
 from edged.vision.families.contract import CONTRACT, Claim, ContentFamily, Evidence, Family, Opened, Reading
 from edged.vision.families.decoding import Thresholds
 from edged.vision.preprocess import Preprocess
+from edged.vision.signatures import Signature
 
 Kind: TypeAlias = type[Family] | type[ContentFamily]
 
@@ -115,8 +116,9 @@ def _require_attributes(found: Kind, family: str) -> None:
     """Raise an error if a class attribute is missing or of another type."""
     if getattr(found, "name", None) != family:
         raise _Invalid(f"its name is {getattr(found, 'name', None)!r}, its entry point is {family!r}")
-    if not isinstance(getattr(found, "needs", None), str):
-        raise _Invalid("needs is missing; it is a text that names the model's tensors")
+    signatures = getattr(found, "signatures", ())
+    if not isinstance(signatures, tuple) or not signatures or not all(isinstance(s, Signature) for s in signatures):
+        raise _Invalid("signatures is missing; it is what edged.vision.signatures.patterns returns for the tensors")
     if not isinstance(found.thresholds, Thresholds):
         raise _Invalid("thresholds is not a Thresholds")
     if not 1 <= _plain(found.thresholds, Thresholds).max_detections <= _MOST_DETECTIONS:

@@ -34,6 +34,7 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from edged.vision.signatures import patterns
 
 _VISIBLE = 0.2  # keypoints with a score above it count for the score of the person
 _SIMCC = ("simcc_x", "simcc_y")
@@ -76,7 +77,7 @@ class RtmPose(TopDown, frozen=True):
     """
 
     name = "rtmpose"
-    needs = "outputs simcc_x [N, K, W*s] and simcc_y [N, K, H*s]"
+    signatures = patterns("simcc_x [N, K, split*W], simcc_y [N, K, split*H]")
 
     def keypoints(self, outputs: Outputs, index: int) -> Floats:
         k = self.reading.keypoints[0] or AT_LEAST_ONE
@@ -117,7 +118,7 @@ class HrNet(TopDown, frozen=True):
     """
 
     name = "hrnet"
-    needs = "one output [N, K, H/4, W/4]"
+    signatures = patterns("[N, K, H/4, W/4]")
 
     def keypoints(self, outputs: Outputs, index: int) -> Floats:
         width, height = self.grid(_STRIDE)

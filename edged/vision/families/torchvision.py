@@ -19,6 +19,7 @@ from edged.vision.detections import Detections
 from edged.vision.families.contract import Claim, Evidence, Family, suppressed_list
 from edged.vision.families.decoding import ANY, Outputs, Thresholds, checked_tensor, to_detections
 from edged.vision.placement import Placement
+from edged.vision.signatures import patterns
 
 _NAMES = ("boxes", "labels", "scores")
 
@@ -27,7 +28,7 @@ class TorchVision(Family, frozen=True):
     """torchvision's detectors."""
 
     name = "torchvision"
-    needs = "outputs boxes [M, 4], labels [M] and scores [M]"
+    signatures = patterns("boxes [M, 4], labels [M], scores [M]")
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         if index:

@@ -28,6 +28,7 @@ from edged.vision.families.decoding import Floats, Outputs, Rows, Thresholds, co
 from edged.vision.families.grids import cells_at
 from edged.vision.families.ssd import Ssd, priors_reading
 from edged.vision.placement import Placement
+from edged.vision.signatures import patterns
 
 _SQUARES = {8: (10, 16, 24), 16: (32, 48), 32: (64, 96), 64: (128, 192, 256)}  # sides in pixels, by stride
 _CENTRE_VARIANCE, _SIZE_VARIANCE = np.float32(0.1), np.float32(0.2)
@@ -42,7 +43,7 @@ class UltraFace(Ssd, frozen=True):
     """
 
     name = "ultraface"
-    needs = "scores [N, P, classes] and boxes [N, P, 4] with a row for each of its prior boxes"
+    signatures = patterns("scores? [N, P, slots], boxes? [N, P, 4]")
     feed: ClassVar[Feed] = {"scale": 1.0, "mean": (127.0, 127.0, 127.0), "std": (128.0, 128.0, 128.0)}
     thresholds = Thresholds(score=0.7, iou=0.3)
 

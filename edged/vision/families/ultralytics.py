@@ -10,6 +10,7 @@ import numpy as np
 
 from edged.tensors import Array, Dim, TensorSpec
 from edged.vision import settings as keys
+from edged.vision.comparison import nearest_form
 from edged.vision.detections import Detections
 from edged.vision.families.contract import (
     Claim,
@@ -37,6 +38,7 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.nms import best_first, corners_of, hull_of, nms
 from edged.vision.placement import Placement
+from edged.vision.signatures import needs, patterns
 
 # Three scales are usual; -p6, -p2 and the tiny v3 heads differ.
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
@@ -52,7 +54,7 @@ class Ultralytics(Family, frozen=True):
     """
 
     name = "ultralytics"
-    needs = "one output [N, 4+classes, cells]"
+    signatures = patterns("[N, 4+classes, cells]", "[N, 4+classes, cells], [N, 4+classes, cells]")
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         table = picture_tensor(outputs, self.reading.outputs[0], index, self.reading.width(4), ANY)
@@ -110,11 +112,11 @@ class Ultralytics(Family, frozen=True):
             return None
         if rows == 4 + 1 + 17 * 3:
             either = "52 classes, or one with 17 keypoints"
-            return Claim(None, f"{output.name} has 56 rows: {either}; set family={cls.name}, ultralytics-pose or raw")
+            return undecided(f"{output.name} has 56 rows: {either}", cls.name, UltralyticsPose.name)
         names = evidence.metadata.names
         if names and len(names) != rows - 4:
-            either = f"{rows - 4} classes, or more than boxes; set family={cls.name} or raw"
-            return Claim(None, f"{output.name} has {rows} rows, metadata names {len(names)}: {either}")
+            either = f"{rows - 4} classes, or more than boxes"
+            return undecided(f"{output.name} has {rows} rows, metadata names {len(names)}: {either}", cls.name)
         return cls.claim(evidence, f"row arithmetic: {output.name} is [4+{rows - 4} classes, {cells} grid cells]")
 
 
@@ -144,7 +146,7 @@ class UltralyticsEnd2End(Family, frozen=True):
     """
 
     name = "ultralytics-end2end"
-    needs = "one output [N, rows, 6]"
+    signatures = patterns("[N, R, 6]")
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         rows = picture_tensor(outputs, self.reading.outputs[0], index, ANY, 6)
@@ -196,7 +198,8 @@ class UltralyticsTask(Family, frozen=True):
         if evidence.metadata.task != cls.task:
             return None
         reason = f"metadata task={cls.task}"
-        return cls.claim(evidence, reason) or Claim(None, f"{reason}, but the family needs {cls.needs}")
+        form = nearest_form(cls.signatures, evidence.tensors)
+        return cls.claim(evidence, reason) or Claim(None, f"{reason}, but the family needs {needs(form)}")
 
     @classmethod
     def _claim_table(
@@ -252,7 +255,7 @@ class UltralyticsPose(UltralyticsTask, frozen=True):
     """
 
     name = "ultralytics-pose"
-    needs = "one output [N, 4+classes+3*keypoints, cells] or [N, rows, 6+3*keypoints]"
+    signatures = patterns("[N, 5+values, cells]", "[N, R, 6+values]")
     task = "pose"
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
@@ -278,7 +281,7 @@ class UltralyticsPose(UltralyticsTask, frozen=True):
     @classmethod
     def by_metadata(cls, evidence: Evidence) -> Claim | None:
         if evidence.metadata.task == cls.task and evidence.metadata.kpt_shape is None:
-            return Claim(None, f"metadata task=pose without kpt_shape: set family={cls.name} or family=raw")
+            return undecided("metadata task=pose without kpt_shape", cls.name)
         return super().by_metadata(evidence)
 
 
@@ -317,7 +320,7 @@ class UltralyticsObb(UltralyticsTask, frozen=True):
     """
 
     name = "ultralytics-obb"
-    needs = "one output [N, 4+classes+1, cells] or [N, rows, 7]"
+    signatures = patterns("[N, 5+classes, cells]", "[N, R, 7]")
     task = "obb"
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:

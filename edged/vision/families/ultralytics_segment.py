@@ -25,6 +25,7 @@ from edged.vision.families.decoding import (
 from edged.vision.families.ultralytics import UltralyticsTask
 from edged.vision.masks import Counts
 from edged.vision.placement import Placement
+from edged.vision.signatures import patterns
 
 
 class UltralyticsSegment(UltralyticsTask, frozen=True):
@@ -37,7 +38,7 @@ class UltralyticsSegment(UltralyticsTask, frozen=True):
     """
 
     name = "ultralytics-segment"
-    needs = "one output [N, 4+classes+32, cells] or [N, rows, 6+32] and one [N, 32, height, width]"
+    signatures = patterns("[N, 36+classes, cells], [N, 32, H/4, W/4]", "[N, R, 38], [N, 32, H/4, W/4]")
     task = "segment"
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:

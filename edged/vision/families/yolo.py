@@ -17,6 +17,8 @@ from edged.vision.families.contract import (
     Feed,
     Reading,
     count_classes,
+    may_be,
+    not_decoded,
     suppressed_list,
     undecided,
 )
@@ -39,9 +41,13 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.families.grids import count_cells, locate
 from edged.vision.placement import Fit, Placement
+from edged.vision.signatures import pattern, patterns
 
 _FEWEST = 6  # columns: a box, objectness, a class
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+_GRID_STRIDES = (4, 8, 16, 32, 64)
+END_TO_END = pattern("num_dets [N, 1], det_boxes [N, K, 4], det_scores [N, K], det_classes [N, K]")
+_RAW_HEADS = ", ".join(f"[N, 3, H/{stride}, W/{stride}, 5+classes]" for stride in STRIDES[0])
 
 
 def _certain(table: Array, thresholds: Thresholds) -> tuple[Rows, Floats]:
@@ -67,7 +73,9 @@ class YoloV5(Family, frozen=True):
     """
 
     name = "yolov5"
-    needs = "one output [N, rows, 5+classes]"
+    signatures = patterns(
+        "[N, 3*cells, 5+classes]", "[N, 3*cells64, 5+classes]", f"[N, 3*cells, 5+classes], {_RAW_HEADS}"
+    )
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         """See `Family.decode`. Each row counts once, with its best class."""
@@ -124,7 +132,7 @@ class YoloV7(YoloV5, frozen=True):
 
     name = "yolov7"
     counted: ClassVar[tuple[str, ...]] = ("num_dets", "det_boxes", "det_scores", "det_classes")
-    needs = f"outputs {', '.join(counted)}, one [N, 7], one [N, rows, 5+classes] or three raw heads"
+    signatures = (END_TO_END, *patterns("[M, 7]", "[N, 3*cells, 5+classes]", _RAW_HEADS))
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         if self.reading.form == _END2END:
@@ -206,11 +214,21 @@ class YoloV7(YoloV5, frozen=True):
 def _raw_heads(evidence: Evidence) -> list[TensorSpec]:
     """Return the raw heads, the largest grid first; empty if the outputs are not raw heads."""
     heads = list(evidence.outputs)
-    if len(heads) < 2 or any(len(spec.shape) != 5 for spec in heads):
+    if len(heads) < 2 or any(len(spec.shape) != 5 or not _is_on_grid(spec, evidence) for spec in heads):
         return []
     if all(isinstance(spec.shape[2], int) for spec in heads):
         heads.sort(key=lambda spec: -int(spec.shape[2]))
     return heads
+
+
+def _is_on_grid(head: TensorSpec, evidence: Evidence) -> bool:
+    """Whether rows and columns of a head [N, anchors, rows, columns, values] can be those of a grid on the input. In a
+    conversion from TensorFlow they are other dimensions."""
+    if evidence.size is None:
+        return True
+    width, height = evidence.size
+    sizes = ((-(-height // stride), -(-width // stride)) for stride in _GRID_STRIDES)
+    return any(may_be(head.shape, None, None, rows, columns, None) for rows, columns in sizes)
 
 
 _IN_CELLS, _IN_PIXELS = "grid", "pixels"
@@ -227,7 +245,7 @@ class YoloX(Family, frozen=True):
     """
 
     name = "yolox"
-    needs = "one output [N, cells, 5+classes]"
+    signatures = patterns("output? [N, cells, 5+classes]")
     feed: ClassVar[Feed] = {"color": "bgr", "fit": Fit.TOP_LEFT, "scale": 1.0}
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
@@ -274,10 +292,13 @@ class YoloX(Family, frozen=True):
         columns = output.shape[2]
         if not isinstance(columns, int) or columns == cells:
             return None
-        what = f"{output.name} has one row per grid cell"
+        what, names = f"{output.name} has one row per grid cell", evidence.metadata.names
+        if names and columns == 4 + len(names):
+            return not_decoded(f"{what} and 4+{len(names)} columns: an ultralytics table, but with rows for columns")
         if output.name != "output" or (columns == 6 and evidence.picture.name != "images"):
             six = (DeepStreamYolo.name,) if columns == 6 else ()
-            return undecided(f"{what}, as YOLOX and others have", cls.name, "yolov6", *six)
+            counts = f"{columns - 5} classes; with {columns - 4} it is an ultralytics table with rows for columns"
+            return undecided(f"{what}, as YOLOX and others with {counts}", cls.name, "yolov6", *six)
         return cls.claim(evidence, f"row arithmetic: {what}, a YOLOX export")
 
 
@@ -293,7 +314,7 @@ class DeepStreamYolo(Family, frozen=True):
     """
 
     name = "deepstream-yolo"
-    needs = "one output [N, rows, 6]"
+    signatures = patterns("output? [N, rows, 6]")
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, 6)
@@ -331,7 +352,10 @@ class YoloNas(Family, frozen=True):
 
     name = "yolo-nas"
     counted: ClassVar[tuple[str, ...]] = ("num_predictions", "pred_boxes", "pred_scores", "pred_classes")
-    needs = f"one output [N, 7] or {', '.join(counted)}"
+    signatures = patterns(
+        "graph2_flat_predictions? [M, 7]",
+        "num_predictions [N, 1], pred_boxes [N, K, 4], pred_scores [N, K], pred_classes [N, K]",
+    )
     feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX, "zoom": 636 / 640}
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from edged.vision.families.contract import Claim, Evidence
 from edged.vision.families.decoding import Thresholds
-from edged.vision.families.yolo import STRIDES, YoloV7
+from edged.vision.families.yolo import END_TO_END, STRIDES, YoloV7
+from edged.vision.signatures import patterns
 
 _NAMES = "images", "outputs"
 
@@ -24,7 +25,7 @@ class YoloV6(YoloV7, frozen=True):
     """YOLOv6."""
 
     name = "yolov6"
-    needs = f"one output [N, cells, 5+classes], or {', '.join(YoloV7.counted)}"
+    signatures = (*patterns("outputs? [N, cells, 5+classes]"), END_TO_END)
     thresholds = Thresholds(score=0.4, iou=0.45)
 
     @classmethod

@@ -30,6 +30,7 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.families.grids import cells_at
 from edged.vision.placement import Fit, Placement
+from edged.vision.signatures import patterns
 
 _STRIDES = (8, 16, 32)
 _COLUMNS = {"cls": 1, "obj": 1, "bbox": 4, "kps": 10}
@@ -46,7 +47,9 @@ class YuNet(Family, frozen=True):
     """
 
     name = "yunet"
-    needs = "outputs cls_S and obj_S [N, cells, 1], bbox_S [N, cells, 4], kps_S [N, cells, 10] for S in 8, 16, 32"
+    signatures = patterns(
+        ", ".join(f"{kind}_{s} [N, cells/{s}, {columns}]" for kind, columns in _COLUMNS.items() for s in _STRIDES)
+    )
     feed: ClassVar[Feed] = {"color": "bgr", "fit": Fit.TOP_LEFT, "pad": 0, "scale": 1.0}
     thresholds = Thresholds(score=0.6, iou=0.3)
 

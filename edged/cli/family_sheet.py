@@ -1,0 +1,81 @@
+"""`edged inspect --draw PICTURE --try-all`: what each family that accepts a model finds, as rows and as one picture."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edged.cli.common import refused_by_system
+from edged.errors import InvalidInput
+from edged.ipc.job_messages import TriedFamily
+
+if TYPE_CHECKING:
+    from edged.cli.local import LocalBox
+    from edged.engines.admission import Admission
+
+_SUFFIXES = (".jpg", ".jpeg")
+
+
+class FamilySheet(msgspec.Struct, frozen=True):
+    """What each family finds, by its settings, the nearest first. `drawn` is the file with a tile for each; it is empty
+    if no family accepts the model, and `why` says why then."""
+
+    families: tuple[tuple[dict[str, str], TriedFamily], ...]
+    drawn: str
+    why: str = ""
+
+    def rows(self) -> dict[str, str]:
+        """Return a row for each family, named by the settings as they are given to --set."""
+        if not self.families:
+            return {"tried": self.why}
+        return {_flags(settings): tried.line for settings, tried in self.families} | {"drawn": self.drawn}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the results for --json."""
+        families = [{"settings": settings, **msgspec.structs.asdict(tried)} for settings, tried in self.families]
+        return {"tried": {"drawn": self.drawn, "families": families}}
+
+
+def check(draw: Path | None, given: Mapping[str, str]) -> None:
+    """Raise InvalidInput if other options contradict `--try-all`; `given` are the settings on the command line."""
+    if draw is None:
+        raise InvalidInput("--try-all needs --draw PICTURE")
+    if "family" in given:
+        raise InvalidInput("--try-all tries every family; leave out --set family")
+
+
+def default_place(picture: Path, model: Path, out: Path | None) -> Path:
+    """Return the path of the contact sheet, by default in the current folder. Raises InvalidInput if it is not a
+    JPEG's."""
+    place = out or Path(f"{picture.stem}.{model.stem}.families.jpg")
+    if place.suffix.lower() not in _SUFFIXES:
+        raise InvalidInput(f"--try-all writes a JPEG; give --out a name that ends in .jpg instead of {place.name!r}")
+    return place
+
+
+def try_all(
+    box: LocalBox, file: Path, settings: Mapping[str, str], admission: Admission, picture: Path, place: Path
+) -> FamilySheet:
+    """Run an examined model on a picture with every family that accepts it, and write the contact sheet.
+
+    Raises the errors of `LocalBox.try_families`, and InvalidInput if the file cannot be written.
+    """
+    compared = box.try_families(file, settings, admission, picture)
+    if not compared.families:
+        recognition = None if admission.model is None else admission.model.recognition
+        no_picture = recognition is not None and recognition.preprocess is None
+        why = f": {recognition.picture}" if recognition is not None and no_picture else "; raw tensors are served"
+        return FamilySheet((), "", f"no family accepts the tensors of this model{why}")
+    try:
+        place.write_bytes(compared.picture)
+    except OSError as error:
+        raise InvalidInput(refused_by_system(error, place)) from error
+    return FamilySheet(compared.families, str(place))
+
+
+def _flags(settings: Mapping[str, str]) -> str:
+    return shlex.join(f"{key}={value}" for key, value in settings.items())

@@ -1,0 +1,75 @@
+"""All families that accept a model's tensors, each with the settings that it needs, to compare them on a picture.
+
+Some formats have the same shapes, and the file does not say which one it is. A person who sees the boxes knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from edged.errors import ConfigError
+from edged.tensors import TensorSpec
+from edged.vision.comparison import best
+from edged.vision.family import FAMILIES, Recognition, evidence_of, recognise
+from edged.vision.metadata import read_metadata
+from edged.vision.nearest import accepts
+
+_MOST = 48  # candidates; all families together have fewer forms
+# Settings that are tried if a family needs one of them. The anchors are those of YOLOv5's and YOLOv7's own models, in
+# models/yolov5s.yaml of ultralytics/yolov5 and cfg/deploy/yolov7.yaml of WongKinYiu/yolov7.
+_VARIANTS: tuple[Mapping[str, str], ...] = (
+    {"decode.boxes": "grid"},
+    {"decode.boxes": "pixels"},
+    {"decode.boxes": "corners"},
+    {"decode.boxes": "offsets"},
+    {"decode.scores": "best"},
+    {"decode.scores": "each"},
+    {"decode.anchors": "10,13,16,30,33,23; 30,61,62,45,59,119; 116,90,156,198,373,326"},
+    {"decode.anchors": "12,16,19,36,40,28; 36,75,76,55,72,146; 142,110,192,243,459,401"},
+)
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A family that accepts the model. `settings` are those to give with it, `family` among them."""
+
+    settings: dict[str, str]
+    recognition: Recognition
+
+
+def candidates(
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    metadata: Mapping[str, str],
+    settings: Mapping[str, str],
+    operators: Iterable[str] | None = None,
+    heads: Mapping[str, str] | None = None,
+) -> tuple[Candidate, ...]:
+    """Return the families that accept a model: those that `recognise` names, then the others, the nearest first.
+
+    The arguments are those of `recognise`; a setting `family` is ignored. A family that other settings contradict, such
+    as the number of `names`, is left out.
+    """
+    given = {key: value for key, value in settings.items() if key != "family"}
+    evidence = evidence_of(inputs, outputs, read_metadata(metadata), given, operators, heads)
+    if evidence is None:
+        return ()
+    names = [name for name, family in FAMILIES.items() if accepts(family, evidence)]
+    tensors, plain = evidence.tensors, recognise(inputs, outputs, metadata, given, operators, heads)
+    first = (plain.family, *plain.between)
+    names.sort(key=lambda name: (name not in first, -best(FAMILIES[name].signatures, tensors).score))
+
+    def recognised(chosen: Mapping[str, str]) -> Candidate | None:
+        try:
+            found = recognise(inputs, outputs, metadata, {**given, **chosen}, operators, heads)
+        except ConfigError:
+            return None
+        return Candidate(dict(chosen), found) if found.family is not None else None
+
+    def forms(name: str) -> Iterator[Candidate]:
+        alone = recognised({"family": name})
+        choices = (recognised({"family": name, **variant}) for variant in _VARIANTS) if alone is None else (alone,)
+        yield from (each for each in choices if each is not None)
+
+    return tuple(each for name in names for each in forms(name))[:_MOST]

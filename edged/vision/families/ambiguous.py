@@ -1,0 +1,33 @@
+"""A rule for shapes that several families have: it names them and does not guess."""
+
+from __future__ import annotations
+
+from edged.tensors import TensorSpec
+from edged.vision.comparison import shown
+from edged.vision.families.contract import Claim, Evidence, undecided
+
+
+def ambiguous_shape(evidence: Evidence) -> Claim | None:
+    """If several formats have the output's shape, do not guess: return a claim that names the settings that decide."""
+    output = evidence.only_output
+    if output is None:
+        return None
+    if evidence.flat_list is not None:
+        formats = "two formats (class before score, or after), or classes"
+        what = f"{shown(output)} is a list of detections in one of {formats}"
+        return undecided(what, "yolov7", "yolo-nas", "classification")
+    return _ambiguous_rows(evidence, output) if len(output.shape) == 3 else None
+
+
+def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
+    """Like `_ambiguous_shape`, for detections in rows, [1, rows, columns], with at least 6 columns, box first."""
+    _, rows, columns = output.shape
+    if not isinstance(columns, int) or columns < 6 or columns == evidence.cells():
+        return None
+    if columns == 6:
+        formats = "three formats (corners in pixels; centres in 0..1; or boxes that need NMS)"
+        what = f"{shown(output)} is one of {formats}"
+        return undecided(what, "ultralytics-end2end", "rtdetr-ultralytics", "deepstream-yolo")
+    if rows == 300:
+        return undecided(f"{shown(output)} is 300 queries, as RT-DETR has", "rtdetr-ultralytics")
+    return None

@@ -1,0 +1,110 @@
+"""Says what a model may be that no rule recognises: its kind, or the families whose signatures are nearest; and which
+settings of `family` are worth a try.
+
+A setting is named only if the family accepts the model. The order is that of what a family's signature and the model
+have in common, such as names, see `edged.vision.comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from edged.errors import ConfigError
+from edged.vision.comparison import Comparison, Tensors, best
+from edged.vision.families.contract import Claim, Evidence, Opened, readable, undecided
+from edged.vision.kinds import identify
+
+TRY_ALL = "edged inspect FILE --draw PICTURE --try-all"
+
+_UNKNOWN = "metadata, names and shapes match nothing that edged knows; raw tensors are served"
+_LONGEST_REASON = 1000
+_MOST_GROUPS = 2  # groups of families that are named
+_MOST_DIFFERENCES = 3
+# With less in common the tensors may as well be those of another kind of model: one map or table is not enough.
+_ENOUGH = 5
+
+Families = Mapping[str, type[Opened]]
+
+
+def explain(evidence: Evidence, families: Families) -> Claim:
+    """Return the claim, without a family, of a model that no rule claims."""
+    tensors = evidence.tensors
+    compared = {name: best(family.signatures, tensors) for name, family in families.items()}
+    near = sorted((name for name in compared if compared[name].is_near), key=lambda name: -compared[name].score)
+    fitting = [name for name in near if compared[name].is_readable and compared[name].points >= _ENOUGH]
+    found = identify(tensors)
+    if found is not None and all(found[1].score >= compared[name].score for name in near):
+        fitting = [name for name in fitting if not compared[name].cost]  # the kind has the tensors that are different
+        claim = msgspec.structs.replace(undecided(f"looks like {found[0].text}", *fitting), kind=found[0].name)
+    elif near:
+        claim = undecided(_likeness(near, compared), *fitting)
+    else:
+        page = "if docs/families.md lists its kind, set family to the name there"
+        return Claim(None, f"{_UNKNOWN}; {page}")
+    return _with_advice(claim, evidence, families)
+
+
+def explain_without_picture(tensors: Tensors) -> Claim:
+    """Return the claim, without a family, of a model that takes no picture."""
+    found = identify(tensors)
+    if found is None:
+        return Claim(None, _UNKNOWN)
+    return Claim(None, f"looks like {found[0].text}; raw tensors are served", kind=found[0].name)
+
+
+def advise(claim: Claim, evidence: Evidence, families: Families) -> Claim:
+    """Return the claim of a rule; if it is undecided, with those of its families that accept the model, the most likely
+    first, and with the settings that select them in its reason."""
+    return _with_advice(claim, evidence, families) if claim.between else claim
+
+
+def accepts(family: type[Opened], evidence: Evidence) -> bool:
+    """Whether the setting `family` could select a family: its `claim` accepts the tensors, perhaps with a further
+    setting; their datatypes are decoded; and it fills all inputs besides the picture."""
+    try:
+        claim = family.claim(evidence, "")
+    except ConfigError:  # a setting for another family
+        return False
+    if claim is None or (claim.family is not None and readable(claim, evidence.outputs).family is None):
+        return False
+    return [spec.name for spec in evidence.inputs if spec.name not in family.own_inputs] == [evidence.picture.name]
+
+
+def cut(reason: str) -> str:
+    """Return a reason without its middle if it is too long: the advice is at the end."""
+    half = _LONGEST_REASON // 2
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[: half - 5]} ... {reason[-half:]}"
+
+
+def _with_advice(claim: Claim, evidence: Evidence, families: Families) -> Claim:
+    tensors = evidence.tensors
+    accepting = [name for name in claim.between if accepts(families[name], evidence)]
+    accepting.sort(key=lambda name: -best(families[name].signatures, tensors).score)
+    if accepting:
+        choices = ", ".join(f"family={name}" for name in accepting)
+        advice = f": set {choices} or family=raw; {TRY_ALL} shows what each finds"
+    else:
+        advice = "; raw tensors are served"
+    return msgspec.structs.replace(claim, reason=claim.reason + advice, between=tuple(accepting))
+
+
+def _likeness(near: list[str], compared: Mapping[str, Comparison]) -> str:
+    """Return what the model looks like, and what differs. Families that differ in the same are named together; if some
+    do not differ, only these are named."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in near:
+        groups.setdefault(compared[name].differences, []).append(name)
+    if () in groups:
+        return f"has the tensors of {_either(groups[()])}"
+    texts = []
+    for differences, names in list(groups.items())[:_MOST_GROUPS]:
+        but = "; ".join(differences[:_MOST_DIFFERENCES])
+        texts.append(f"looks like {_either(names)}, but {but}")
+    return ", or ".join(texts)
+
+
+def _either(names: list[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
