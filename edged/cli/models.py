@@ -69,8 +69,8 @@ def add(
 
     edged models add yolo yolo-v2.onnx --replace
 
-    If config.json of a Hugging Face detector is next to the file, settings such as family and names are taken from it,
-    unless family is set or --replace is given.
+    If config.json of Hugging Face or metadata.json of anomalib is next to the file, settings such as family and names
+    are taken from it, unless family is set or --replace is given.
 
     Settings: family, names, backends, threads, precisions, performance,
     thresholds.{score,iou,max_detections,class_agnostic},
@@ -86,7 +86,7 @@ def add(
     settings, options = parse_assignments(setting or []), RepairOptions.parse(convert, convert_steps or [])
     found: tuple[str, ...] = ()
     if not replace:
-        settings, found = model_options.with_huggingface_settings(file, settings)
+        settings, found = model_options.with_exporter_settings(file, settings)
     doing = f"{'repairing' if options.is_any else 'examining'} {file.name}"
 
     def lines_of(added: tuple[str, Record | None]) -> list[str]:
