@@ -64,7 +64,7 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
     received = content_of(pb.Content.FromString(message_of(content).SerializeToString()))
     if isinstance(content, Embedding):
         assert isinstance(received, Embedding)
-        assert content.similarity(received) == pytest.approx(1)
+        assert content.cosine(received) == pytest.approx(1)
     else:
         assert received == content
 
@@ -162,8 +162,8 @@ def test_value_map_of_equal_or_no_finite_values() -> None:
 def test_embedding_has_length_one_and_cosine_similarity() -> None:
     one, other = Embedding.of([3, 4]), Embedding.of([-8, 6])
     assert np.linalg.norm(one.vector()) == pytest.approx(1)
-    assert one.similarity(other) == pytest.approx(0, abs=1e-7)
-    assert one.similarity(Embedding.of([30, 40])) == pytest.approx(1)
+    assert one.cosine(other) == pytest.approx(0, abs=1e-7)
+    assert one.cosine(Embedding.of([30, 40])) == pytest.approx(1)
     assert Embedding.of([0, 0]).vector().tolist() == [0, 0]
 
 
