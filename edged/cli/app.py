@@ -67,7 +67,7 @@ def _cameras() -> typer.Typer:
 def _gallery() -> typer.Typer:
     from edged.cli import gallery
 
-    text = "Names for the embeddings of a model, such as faces: add, list and remove them."
+    text = "Give names to faces and other embeddings."
     return _group("gallery", text, gallery.add, gallery.list_, gallery.remove)
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-import cv2
 import numpy as np
 
 from edged.tensors import Array, TensorSpec
@@ -36,7 +35,7 @@ from edged.vision.placement import Fit, Placement
 _SCORE, _LABEL, _MAP, _MASK = "pred_score", "pred_label", "anomaly_map", "pred_mask"
 _BOTH = "score and map"  # the form with two outputs; the others are the names of one
 _OUTPUT = "output"
-_MOST_SIDE = 2048  # cells of a map that is laid out over a whole picture
+_MOST_SIDE = 1024  # cells of a map that is laid out over a whole picture
 
 
 class Anomalib(ContentFamily, frozen=True):
@@ -90,17 +89,17 @@ class Anomalib(ContentFamily, frozen=True):
             return heat
         rows, columns = heat.shape
         cells = np.array((columns / width, rows / height))  # for each input pixel
+        to_cells = placement.to_input() * cells[:, None]
         picture = np.array((placement.width, placement.height))
-        scale = np.array((placement.scale_x, placement.scale_y)) * cells
+        scale = np.abs(to_cells[:, :2]).max(axis=0)  # cells for each picture pixel
         across, down = np.clip(np.rint(picture * scale), 1, _MOST_SIDE).astype(int).tolist()
-        # Coordinates count from edges, OpenCV's from centres of cells: hence the halves.
-        matrix = placement.to_input() * cells[:, None]
-        matrix[:, 2] += matrix[:, :2] @ (picture / (across, down) / 2) - 0.5
-        matrix[:, :2] *= picture / (across, down)
-        lowest = float(heat.min(initial=np.inf, where=np.isfinite(heat))) if np.isfinite(heat).any() else 0.0
-        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-        laid = cv2.warpAffine(heat, matrix, (across, down), flags=flags, borderValue=lowest)
-        return np.asarray(laid, np.float32)
+        # The cell in the input at the centre of each cell of the picture.
+        x, y = ((np.arange(count) + 0.5) * side / count for count, side in zip((across, down), picture, strict=True))
+        across_input, down_input = (row[0] * x + row[1] * y[:, None] + row[2] for row in to_cells)
+        is_shown = (across_input >= 0) & (across_input < columns) & (down_input >= 0) & (down_input < rows)
+        laid = np.full((down, across), np.nan, np.float32)  # becomes the lowest value
+        laid[is_shown] = heat[down_input[is_shown].astype(int), across_input[is_shown].astype(int)]
+        return laid
 
 
 class AnomalibV1(Anomalib, frozen=True):
