@@ -102,6 +102,14 @@ def test_gallery_region_of_a_picture_is_embedded(client: Client) -> None:
         client.add_to_gallery("faces", "Verde", [both], region=(-1, 0, 9, 9))
 
 
+def test_gallery_takes_large_pictures(client: Client) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (900, 900, 3), np.uint8)
+    noise[:, :, 2] = 255
+    large = cv2.imencode(".png", noise)[1].tobytes()
+    assert len(large) > 1 << 20
+    assert client.add_to_gallery("faces", "Rosa", [large] * 3).names == {"Rosa": 3}
+
+
 def test_gallery_of_one_bad_picture_adds_none(client: Client) -> None:
     with pytest.raises(InvalidInput, match="picture 2"):
         client.add_to_gallery("faces", "Rosa", [jpeg(RED), b"no picture"])
