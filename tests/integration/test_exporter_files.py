@@ -45,14 +45,10 @@ ANOMALY_V1 = """(float[n,3,64,64] input) => (float[n,1,8,8] output) <float scale
 }"""
 LABELS = {"0": "red, crimson", "1": "green", "2": "blue"}
 VIT = {"size": {"height": 32, "width": 32}, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-RESNET = {
-    "size": {"shortest_edge": 32},
-    "crop_pct": 0.875,
-    "do_normalize": True,
-    **{k: VIT[k] for k in VIT if "_" in k},
-}
-MOBILENET = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True, **VIT}
-PROCESSORS = {"vit": VIT, "resnet": RESNET, "mobilenet_v2": {**MOBILENET, "size": {"shortest_edge": 36}}}
+RESNET = {**VIT, "size": {"shortest_edge": 32}, "crop_pct": 0.875}
+CROP = {"crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
+MOBILENET = {**VIT, **CROP, "size": {"shortest_edge": 36}}
+PROCESSORS = {"vit": VIT, "resnet": RESNET, "mobilenet_v2": MOBILENET}
 
 
 @pytest.fixture(scope="module")
