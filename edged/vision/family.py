@@ -118,6 +118,7 @@ FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
         UltralyticsClassification,
         embedding.GenericEmbedding,
         embedding.ArcFace,
+        embedding.SFace,
         embedding.OsNet,
         embedding.Clip,
         embedding.Siglip,

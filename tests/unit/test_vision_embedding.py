@@ -18,7 +18,7 @@ from edged.vision.prepare import Preparer
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
 FACE, PERSON, PICTURE = (112, 112), (256, 128), (224, 224)
-FAMILIES = ("embedding", "arcface", "osnet", "clip", "siglip", "dinov2")
+FAMILIES = ("embedding", "arcface", "sface", "osnet", "clip", "siglip", "dinov2")
 
 
 def see(
@@ -170,6 +170,7 @@ def test_embedding_of_wrong_tensor_is_an_error(rows: np.ndarray) -> None:
     ("family", "size", "fit", "mean", "std"),
     [
         ("arcface", FACE, Fit.LETTERBOX, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        ("sface", FACE, Fit.LETTERBOX, (0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255)),
         ("osnet", PERSON, Fit.STRETCH, IMAGENET_MEAN, IMAGENET_STD),
         ("siglip", PICTURE, Fit.STRETCH, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
         ("dinov2", PICTURE, Fit.CENTER_CROP, IMAGENET_MEAN, IMAGENET_STD),
@@ -196,5 +197,5 @@ def test_embedding_input_is_that_of_its_authors(
     filled = np.empty(wanted.shape, np.float32)
     Preparer(wanted).prepare(np.full((*size, 3), (20, 130, 250), np.uint8), filled, None)
     expected = (np.array((250, 130, 20)) / 255 - mean) / std
-    np.testing.assert_allclose(filled[:, size[0] // 2, size[1] // 2], expected, atol=1e-5)
-    np.testing.assert_allclose(filled[:, 0, 0], expected, atol=1e-5)
+    np.testing.assert_allclose(filled[:, size[0] // 2, size[1] // 2], expected, rtol=1e-5)
+    np.testing.assert_allclose(filled[:, 0, 0], expected, rtol=1e-5)

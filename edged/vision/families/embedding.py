@@ -7,12 +7,14 @@ or if `family` is set; config.json of Hugging Face sets it (see `edged.models.hu
 
 Sources: deepinsight/insightface (commit 7fadd42), python-package/insightface/model_zoo/arcface_onnx.py and
 utils/face_align.py; KaiyangZhou/deep-person-reid (commit f8cd150), torchreid/utils/feature_extractor.py and
-tools/export.py; huggingface/optimum-onnx (commit 1939f27), optimum/exporters/onnx/model_configs.py;
+tools/export.py; opencv/opencv, modules/objdetect/src/face_recognize.cpp (commit 0692bb4); opencv/opencv_zoo,
+models/face_recognition_sface/sface.py; huggingface/optimum-onnx (commit 1939f27), optimum/exporters/onnx/model_configs.py;
 xenova/transformers.js, scripts/extra/clip.py; the image processors of transformers 5.24.0.
 
 The score of `thresholds` is the least similarity (the cosine of the angle) with which a vector gets a name from a
-gallery. It is that of Immich for insightface's models (largest distance 0.5) and of StrongSORT in boxmot for OSNet
-(largest distance 0.2); no source has one for the others. No trained model was at hand to verify these families.
+gallery. It is that of Immich for insightface's models (largest distance 0.5), of OpenCV's model zoo for SFace, and of
+StrongSORT in boxmot for OSNet (largest distance 0.2); no source has one for the others. No trained model was at hand to
+verify these families.
 """
 
 from __future__ import annotations
@@ -87,8 +89,8 @@ class ArcFace(GenericEmbedding, frozen=True):
 
     Input [N, 3, 112, 112] FP32, RGB, (pixel - 127.5) / 127.5; output [N, 512]. The authors turn and scale the face so
     that eyes, nose and mouth are at fixed places, and the outside of the picture is black. edged shows the model the
-    picture or region as it is, which finds fewer faces again. Older models from MXNet (arcfaceresnet100) subtract and
-    divide in the graph: set preprocess.mean=0, preprocess.std=1 and preprocess.scale=1 for them.
+    picture or region as it is, which finds fewer faces again. Older models of insightface, from MXNet, subtract and
+    divide in the graph: they are of the family `sface`.
     """
 
     name = "arcface"
@@ -100,6 +102,15 @@ class ArcFace(GenericEmbedding, frozen=True):
         "std": (127.5, 127.5, 127.5),
     }
     thresholds = Thresholds(score=0.5)
+
+
+class SFace(GenericEmbedding, frozen=True):
+    """SFace of OpenCV's model zoo, and older models of insightface, which normalise in the graph: as `ArcFace`, but
+    RGB in 0..255."""
+
+    name = "sface"
+    feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX, "pad": 0, "scale": 1.0}
+    thresholds = Thresholds(score=0.363)
 
 
 class OsNet(GenericEmbedding, frozen=True):
