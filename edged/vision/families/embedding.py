@@ -6,10 +6,11 @@ a model wants are not in its file. So a model is claimed only if the name of an 
 or if `family` is set; config.json of Hugging Face sets it (see `edged.models.huggingface`).
 
 Sources: deepinsight/insightface (commit 7fadd42), python-package/insightface/model_zoo/arcface_onnx.py and
-utils/face_align.py; KaiyangZhou/deep-person-reid (commit f8cd150), torchreid/utils/feature_extractor.py and
-tools/export.py; opencv/opencv, modules/objdetect/src/face_recognize.cpp (commit 0692bb4); opencv/opencv_zoo,
-models/face_recognition_sface/sface.py; huggingface/optimum-onnx (commit 1939f27), optimum/exporters/onnx/model_configs.py;
-xenova/transformers.js, scripts/extra/clip.py; the image processors of transformers 5.24.0.
+utils/face_align.py; opencv/opencv, modules/objdetect/src/face_recognize.cpp (commit 0692bb4); opencv/opencv_zoo,
+models/face_recognition_sface/sface.py; KaiyangZhou/deep-person-reid (commit f8cd150), tools/export.py and
+torchreid/utils/feature_extractor.py; huggingface/optimum-onnx (commit 1939f27),
+optimum/exporters/onnx/model_configs.py; xenova/transformers.js, scripts/extra/clip.py; the image processors of
+transformers 5.24.0.
 
 The score of `thresholds` is the least similarity (the cosine of the angle) with which a vector gets a name from a
 gallery. It is that of Immich for insightface's models (largest distance 0.5), of OpenCV's model zoo for SFace, and of
