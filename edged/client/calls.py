@@ -61,6 +61,7 @@ Asynchronous = TypeVar("Asynchronous", covariant=True)
 Arguments = ParamSpec("Arguments")
 
 _OPERATIONS = "/edged.v1.Operations/"
+_GALLERY_S = 120.0  # for 32 pictures on a slow box
 _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): kind for kind in get_args(events.What)}
 
 
@@ -288,7 +289,7 @@ class DaemonCalls:
         sides = {"x": part.x, "y": part.y, "width": part.width, "height": part.height}
         made = [pb.GalleryPicture(encoded=read_picture(each), **sides) for each in pictures]
         request = pb.AddToGalleryRequest(model=model, name=name, pictures=made)
-        return Call(_OPERATIONS + "AddToGallery", request, pb.Gallery, _one(GalleryInfo))
+        return Call(_OPERATIONS + "AddToGallery", request, pb.Gallery, _one(GalleryInfo), timeout=_GALLERY_S)
 
     @unary
     def galleries(self) -> Call[list[GalleryInfo]]:

@@ -15,6 +15,7 @@ import msgspec
 
 from edged.errors import InvalidInput, NotFound
 from edged.files import not_stored, read_regular
+from edged.models.entries import split_name
 from edged.serving.work import EngineRef
 from edged.store import atomic, sealed
 from edged.vision.content import Embedding
@@ -88,6 +89,12 @@ class Galleries:
                 return None
             await self._write(model, gallery)
             return gallery
+
+    async def forget(self, model: str) -> None:
+        """Remove the galleries of all versions of a model, if it has any."""
+        for each in {*self._galleries, *self._damaged}:
+            if split_name(each)[0] == model:
+                await self.remove(each, "")
 
     async def _write(self, model: str, gallery: Gallery) -> None:
         try:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edged.client import Client
+from edged.errors import InvalidInput
 from edged.vision.content import Anomaly, Embedding
 from tests.integration.daemon import Daemon
 from tests.integration.onnx_files import write
@@ -144,6 +145,9 @@ def test_anomalib_1_has_the_threshold_of_its_metadata(box: Daemon, tmp_path: Pat
     assert "from metadata.json: family, thresholds.score" in said
     with box.client() as client:
         check_anomaly(client, "cable", 40)
+        assert client.infer("cable", picture(), iou=0.5).content is not None
+        with pytest.raises(InvalidInput):
+            client.infer("cable", picture(), score=2.0)
 
 
 @pytest.mark.long

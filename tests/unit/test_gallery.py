@@ -178,6 +178,15 @@ async def test_galleries_remove_of_what_does_not_exist_is_not_found(tmp_path: Pa
     assert await made.remove("faces", "") is None
 
 
+async def test_galleries_of_all_versions_of_a_model_are_forgotten(tmp_path: Path) -> None:
+    made = await asyncio.to_thread(filled, tmp_path, "Anna")
+    for model in ("faces:2", "faces-2"):
+        await made.add(model, SPACE, "Ben", [BEN])
+    await made.forget("faces")
+    await made.forget("missing")
+    assert list(Galleries(tmp_path).all()) == list(made.all()) == ["faces-2"]
+
+
 async def test_galleries_of_another_version_start_again(tmp_path: Path) -> None:
     made = await asyncio.to_thread(filled, tmp_path, "Anna")
     newer = engine("newer")

@@ -227,8 +227,8 @@ class OperationsService:
             raise InvalidInput(f"model {request.name!r} is in the daemon's configuration; remove it there")
         kept = await asyncio.to_thread(self._controller.repository.remove, request.name, delete=request.delete)
         await self._controller.removed(request.name)
-        if request.delete and request.name in self._controller.galleries.all():
-            await self._controller.galleries.remove(request.name, "")
+        if request.delete:
+            await self._controller.galleries.forget(request.name)
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
     async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:

@@ -118,11 +118,6 @@ class AnomalibV1(Anomalib, frozen=True):
             return Claim(None, f"family={cls.name} has no threshold: set {keys.THRESHOLD} to {where}")
         return Claim(cls.name, reason, Reading((output.name,), _MAP if _is_map(output) else _SCORE))
 
-    @classmethod
-    def by_names(cls, evidence: Evidence) -> Claim | None:
-        """No name shows that a map is of anomalies."""
-        return None
-
 
 def _label(outputs: Outputs, index: int) -> bool | None:
     """Return the label in the graph, BOOL [N] or [N, 1]; None if the model has none."""
