@@ -62,6 +62,16 @@ def test_recognise_embedding_by_name_of_output(
 
 
 @pytest.mark.parametrize(
+    ("operators", "family"),
+    [(None, "arcface"), (("Conv", "Mul"), "arcface"), (("Conv", "Sub", "Mul"), "sface")],
+)
+def test_recognise_face_embedding_that_normalises_in_the_graph(operators: tuple[str, ...] | None, family: str) -> None:
+    inputs = (TensorSpec("data", "FP32", ("n", 3, *FACE)),)
+    found = recognise(inputs, (TensorSpec("embedding", "FP32", ("n", 512)),), {}, {}, operators)
+    assert found.family == family
+
+
+@pytest.mark.parametrize(
     ("outputs", "families"),
     [
         ({"last_hidden_state": ("n", 257, 384)}, "set family=dinov2, family=embedding or"),

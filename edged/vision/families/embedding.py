@@ -48,6 +48,7 @@ _LOGITS = "logits"
 _WORDS = frozenset(("embedding", "embeddings", "embeds", "embed", "feature", "features", "feat", "descriptor"))
 _CLASS_TOKEN = "class-token"  # noqa: S105 - a form, no secret
 _LEAST = 8  # values of an embedding
+_FACE, _PERSON = (112, 112), (128, 256)  # width and height of inputs
 
 
 class GenericEmbedding(ContentFamily, frozen=True):
@@ -167,16 +168,22 @@ def by_names(evidence: Evidence) -> Claim | None:
 
 
 def suggested(evidence: Evidence) -> tuple[str, ...]:
-    """Return the family to name for a model whose only output may be an embedding; empty if it cannot be one."""
+    """Return the families to name for a model whose only output may be an embedding; empty if it cannot be one."""
     output = evidence.only_output
-    return () if output is None or not _is_vector(output, tokens=False) else (_preset(evidence).name,)
+    if output is None or not _is_vector(output, tokens=False):
+        return ()
+    return (ArcFace.name, SFace.name) if evidence.size == _FACE else (_preset(evidence).name,)
 
 
 def _preset(evidence: Evidence) -> type[GenericEmbedding]:
-    """Return the family whose input size a model has: that of aligned faces, or of persons; else the generic one."""
-    if evidence.size == (112, 112):
-        return ArcFace
-    return OsNet if evidence.size == (128, 256) else GenericEmbedding
+    """Return the family whose input size a model has: that of aligned faces, or of persons; else the generic one.
+
+    As insightface does, a graph that subtracts and multiplies counts as one that normalises pixels; insightface looks
+    at its first nodes only.
+    """
+    if evidence.size == _FACE:
+        return SFace if (evidence.operators or frozenset()) >= {"Sub", "Mul"} else ArcFace
+    return OsNet if evidence.size == _PERSON else GenericEmbedding
 
 
 def _is_embedding(name: str) -> bool:
