@@ -18,6 +18,7 @@ from edged.files import not_stored, read_regular
 from edged.models.entries import split_name
 from edged.serving.work import EngineRef
 from edged.store import atomic, sealed
+from edged.tasks import despite_cancelling
 from edged.vision.content import Embedding
 from edged.vision.gallery import MOST_BYTES, Gallery, space_of
 
@@ -71,7 +72,7 @@ class Galleries:
             others = sum(len(each.vectors) for key, each in self._galleries.items() if key != model)
             if others + len(gallery.vectors) > _MOST_BYTES:
                 raise InvalidInput(f"all galleries together may have {_MOST_BYTES >> 20} MiB; remove a name first")
-            await self._write(model, gallery)
+            await self._replace(model, gallery)
             return gallery
 
     async def remove(self, model: str, name: str) -> Gallery | None:
@@ -84,11 +85,9 @@ class Galleries:
                 if name not in gallery.names:
                     raise NotFound(f"no {name[:80]!r} in the gallery of {model}; see: edged gallery list {model}")
                 gallery = gallery.without(name)
-            if gallery is None or not name or not gallery.names:
-                await self._delete(model)
-                return None
-            await self._write(model, gallery)
-            return gallery
+            left = gallery if name and gallery is not None and gallery.names else None
+            await self._replace(model, left)
+            return left
 
     async def forget(self, model: str) -> None:
         """Remove the galleries of all versions of a model, if it has any."""
@@ -96,21 +95,24 @@ class Galleries:
             if split_name(each)[0] == model:
                 await self.remove(each, "")
 
-    async def _write(self, model: str, gallery: Gallery) -> None:
+    async def _replace(self, model: str, gallery: Gallery | None) -> None:
+        """Replace the gallery of a model on disk and in memory, or delete it. Both agree even if the caller is
+        cancelled."""
+        path = self._path(model)
+
+        async def change() -> None:
+            if gallery is None:
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+                self._galleries.pop(model, None)
+            else:
+                await asyncio.to_thread(sealed.write, path, gallery, _MODE)
+                self._galleries[model] = gallery
+            self._damaged.pop(model, None)
+
         try:
-            await asyncio.to_thread(sealed.write, self._path(model), gallery, _MODE)
+            await despite_cancelling(change())
         except OSError as error:
             raise not_stored(f"the gallery of {model!r}", error) from error
-        self._galleries[model] = gallery
-        self._damaged.pop(model, None)
-
-    async def _delete(self, model: str) -> None:
-        try:
-            await asyncio.to_thread(self._path(model).unlink, True)
-        except OSError as error:
-            raise not_stored(f"the removal of the gallery of {model!r}", error) from error
-        self._galleries.pop(model, None)
-        self._damaged.pop(model, None)
 
     def _path(self, model: str) -> Path:
         return self._folder / f"{quote(model, safe='')}{_SUFFIX}"

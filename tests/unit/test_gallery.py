@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import stat
+import threading
 from pathlib import Path
 
 import msgspec
@@ -229,6 +230,30 @@ def test_galleries_damaged_file_is_kept_and_not_used(
     assert "damaged" in info.problem
     asyncio.run(again.add("faces", SPACE, "Anna", [ANNA]))
     assert (again.damaged(), list(Galleries(tmp_path).all())) == ({}, ["faces"])
+
+
+async def test_galleries_of_a_cancelled_caller_agree_in_memory_and_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, writing, may_write = Galleries(tmp_path), threading.Event(), threading.Event()
+    write = sealed.write
+
+    def slowly(path: Path, content: msgspec.Struct, mode: int) -> None:
+        writing.set()
+        may_write.wait(10)
+        write(path, content, mode)
+
+    monkeypatch.setattr(sealed, "write", slowly)
+    adding = asyncio.ensure_future(made.add("faces", SPACE, "Anna", [ANNA]))
+    await asyncio.to_thread(writing.wait, 10)
+    adding.cancel()
+    other = asyncio.ensure_future(made.add("faces", SPACE, "Ben", [BEN]))
+    await asyncio.sleep(0)
+    may_write.set()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    await other
+    assert made.all()["faces"].counts() == Galleries(tmp_path).all()["faces"].counts() == {"Anna": 1, "Ben": 1}
 
 
 async def test_galleries_on_a_full_disk_keep_what_they_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
