@@ -107,6 +107,16 @@ class ModelInfo(Info, frozen=True):
     precision_reason: str = ""
 
 
+class GalleryInfo(Info, frozen=True):
+    """The gallery of an embedding model. `names` has the number of pictures of each name, `bytes` is the size of their
+    embeddings. `problem` says why the gallery is not used; empty if it is."""
+
+    model: str
+    names: dict[str, int]
+    bytes: int
+    problem: str = ""
+
+
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of this engine and of
     unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only the ratio of the two

@@ -35,6 +35,18 @@ async def until_set(event: asyncio.Event, seconds: float) -> None:
         waiting.cancel()
 
 
+async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
+    """Wait for short work even if this task is cancelled, and raise the cancellation afterwards."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
 def failed(name: str, error: BaseException) -> None:
     """Log and count the unexpected end of a task."""
     FAILURES[name] += 1

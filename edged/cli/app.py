@@ -71,6 +71,13 @@ def _cameras() -> typer.Typer:
     return _group("cameras", cameras.cameras.__doc__, *subcommands, callback=cameras.cameras)
 
 
+def _gallery() -> typer.Typer:
+    from edged.cli import gallery
+
+    text = "Give names to faces and other embeddings."
+    return _group("gallery", text, gallery.add, gallery.list_, gallery.remove)
+
+
 def _engines() -> typer.Typer:
     from edged.cli import engine_commands, engines
 
@@ -115,6 +122,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "infer": _function("infer", "infer"),
     "stream": _function("stream", "stream"),
     "cameras": _cameras,
+    "gallery": _gallery,
     "status": _function("status", "status"),
     "top": _function("top", "top"),
     "page": _function("page", "page"),

@@ -125,6 +125,17 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     return wrapped
 
 
+def parse_region(text: str | None) -> tuple[int, int, int, int] | None:
+    """Parse `X,Y,W,H`. Raises InvalidInput for any other text."""
+    if text is None:
+        return None
+    parts = text.split(",")
+    if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
+        raise InvalidInput(f"{text!r} is not a region; give x,y,width,height in pixels, such as 0,200,640,0")
+    x, y, width, height = map(int, parts)
+    return x, y, width, height
+
+
 def _unwind_on_sigterm() -> None:
     """Let SIGTERM and SIGHUP raise SystemExit, so that the command stops its children and removes temporary folders.
 

@@ -79,8 +79,8 @@ def inspect(
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    As in edged models add, settings are taken from config.json of a Hugging Face detector next to the file,
-    unless family is set, and prompts are encoded with tokenizer.json next to it.
+    As in edged models add, settings are taken from config.json of Hugging Face or metadata.json of anomalib next to
+    the file, unless family is set, and prompts are encoded with tokenizer.json next to it.
 
     --convert shows the repairs that edged models add --convert would make, whether the repaired model gives the same
     answers, and whether it can be served. The repaired model is not kept.
@@ -96,7 +96,7 @@ def inspect(
     if out is not None and draw is None:
         raise InvalidInput("--out needs --draw PICTURE")
     given = parse_assignments(setting or [])
-    settings, found = model_options.with_huggingface_settings(file, given)
+    settings, found = model_options.with_exporter_settings(file, given)
     settings, encoded = model_options.with_token_ids(settings, file.absolute().parent)
     options = RepairOptions.parse(convert, convert_steps or [])
     if options.is_any and draw is not None:

@@ -10,7 +10,7 @@ import typer
 
 from edged.config import child_limits
 from edged.errors import InvalidInput
-from edged.models.huggingface import CONFIG, PROCESSOR, read_settings
+from edged.models import anomalib, huggingface
 from edged.models.repair import Record
 from edged.vision.prompts import PROMPTS
 
@@ -33,12 +33,16 @@ Steps: TypeAlias = Annotated[
 ]
 
 
-def with_huggingface_settings(file: Path, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the given settings and those in Hugging Face's files next to the model, and a line that names the latter.
-    The files are not read if `family` is given."""
-    found = {} if "family" in settings else read_settings(file)
+def with_exporter_settings(file: Path, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the given settings and those in files that Hugging Face or anomalib put next to the model, and a line that
+    names the latter. The files are not read if `family` is given."""
+    if "family" in settings:
+        return settings, ()
+    found, source = huggingface.read_settings(file), f"{huggingface.CONFIG} and {huggingface.PROCESSOR}"
+    if not found:
+        found, source = anomalib.read_settings(file), anomalib.METADATA
     added = [key for key in found if key not in settings]
-    lines = (f"from {CONFIG} and {PROCESSOR}: {', '.join(added)}",) if added else ()
+    lines = (f"from {source}: {', '.join(added)}",) if added else ()
     return {**found, **settings}, lines
 
 

@@ -69,9 +69,9 @@ def add(
 
     edged models add yolo yolo-v2.onnx --replace
 
-    If config.json of a Hugging Face detector is next to the file, settings such as family and names are taken from it,
-    unless family is set or --replace is given. The prompts of a zero-shot detector are encoded with tokenizer.json next
-    to the file, or in the folder above:
+    If config.json of Hugging Face or metadata.json of anomalib is next to the file, settings such as family and names
+    are taken from it, unless family is set or --replace is given. The prompts of a zero-shot detector are encoded with
+    tokenizer.json next to the file, or in the folder above:
 
     edged models add owl onnx/model.onnx --set "prompts=a photo of a cat, a photo of a dog"
 
@@ -89,7 +89,7 @@ def add(
     settings, options = parse_assignments(setting or []), RepairOptions.parse(convert, convert_steps or [])
     found: tuple[str, ...] = ()
     if not replace:
-        settings, found = model_options.with_huggingface_settings(file, settings)
+        settings, found = model_options.with_exporter_settings(file, settings)
     settings, encoded = model_options.with_token_ids(settings, file.absolute().parent)
     doing = f"{'repairing' if options.is_any else 'examining'} {file.name}"
 

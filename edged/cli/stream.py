@@ -19,7 +19,6 @@ from edged.errors import EdgedError, InvalidInput
 from edged.formatting import many
 
 if TYPE_CHECKING:
-    from edged.client.frames import Region
     from edged.client.requests import FrameCounts
     from edged.client.result import Result
     from edged.client.sinks import Sink, Sinks
@@ -235,7 +234,7 @@ def stream(
             weight=weight,
             priority=priority,
             track=track,
-            region=_parse_region(region),
+            region=common.parse_region(region),
             rotation=rotation,
             class_agnostic=class_agnostic,
             reconnect=reconnect,
@@ -245,17 +244,6 @@ def stream(
             _follow(results, frames, stats, sinks, json)
     if not results.counts.answered and (results.counts.failed or not results.counts.sent):
         raise EdgedError(f"no frame was answered: {stats.error or 'the source had no frames'}")
-
-
-def _parse_region(text: str | None) -> Region | None:
-    """Parse `X,Y,W,H`. Raises InvalidInput for any other text."""
-    if text is None:
-        return None
-    parts = text.split(",")
-    if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
-        raise InvalidInput(f"{text!r} is not a region; give x,y,width,height in pixels, such as 0,200,640,0")
-    x, y, width, height = map(int, parts)
-    return x, y, width, height
 
 
 def _parse_listening(text: str) -> tuple[str, int]:

@@ -24,6 +24,7 @@ from edged.api_types import (
     EngineProgress,
     EventInfo,
     Explanation,
+    GalleryInfo,
     LoadInfo,
     ModelInfo,
     PartChange,
@@ -31,7 +32,17 @@ from edged.api_types import (
     StatusInfo,
 )
 from edged.backoff import Backoff
-from edged.client.frames import Captured, FrameOptions, Picture, Region, frame_options, single, stream_options
+from edged.client.frames import (
+    Captured,
+    FrameOptions,
+    Picture,
+    Region,
+    frame_options,
+    read_picture,
+    single,
+    stream_options,
+    to_region,
+)
 from edged.client.result import Result, from_proto
 from edged.client.upload import Package, Samples, Upload
 from edged.message_mapper import AnyStruct, to_struct
@@ -50,6 +61,7 @@ Asynchronous = TypeVar("Asynchronous", covariant=True)
 Arguments = ParamSpec("Arguments")
 
 _OPERATIONS = "/edged.v1.Operations/"
+_GALLERY_S = 120.0  # for 32 pictures on a slow box
 _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): kind for kind in get_args(events.What)}
 
 
@@ -257,6 +269,42 @@ class DaemonCalls:
         """Remove an added camera. Raises NotFound, or InvalidInput if the camera is in the configuration file."""
         request = pb.RemoveCameraRequest(name=name)
         return Call(_OPERATIONS + "RemoveCamera", request, pb.RemoveCameraResponse, lambda answer: None)
+
+    @unary
+    def add_to_gallery(
+        self,
+        model: str,
+        name: str,
+        pictures: Iterable[str | os.PathLike[str] | bytes],
+        *,
+        region: Region | None = None,
+    ) -> Call[GalleryInfo]:
+        """Add 1 to 32 JPEG or PNG pictures (paths or bytes) of a person or thing to the gallery of an embedding model.
+        Results then have this name as `label` of their `Embedding`. The daemon keeps embeddings, not pictures.
+
+        Only `region` of each picture is used, as in `infer`. If one picture fails, none is added. Raises InvalidInput
+        if the model returns no embeddings, or if the gallery is full.
+        """
+        part = to_region(region or (0, 0, 0, 0))
+        sides = {"x": part.x, "y": part.y, "width": part.width, "height": part.height}
+        made = [pb.GalleryPicture(encoded=read_picture(each), **sides) for each in pictures]
+        request = pb.AddToGalleryRequest(model=model, name=name, pictures=made)
+        return Call(_OPERATIONS + "AddToGallery", request, pb.Gallery, _one(GalleryInfo), timeout=_GALLERY_S)
+
+    @unary
+    def galleries(self) -> Call[list[GalleryInfo]]:
+        """Return the galleries of all models: names and numbers of pictures."""
+        parse = _list_of("galleries", GalleryInfo)
+        return Call(_OPERATIONS + "ListGalleries", pb.ListGalleriesRequest(), pb.ListGalleriesResponse, parse)
+
+    @unary
+    def remove_from_gallery(
+        self, model: str, name: str | None = None, *, everything: bool = False
+    ) -> Call[GalleryInfo]:
+        """Remove a name from the gallery of a model, or with `everything` the whole gallery; return what is left.
+        Raises NotFound, or InvalidInput unless one of both is given."""
+        request = pb.RemoveFromGalleryRequest(model=model, name=name or "", everything=everything)
+        return Call(_OPERATIONS + "RemoveFromGallery", request, pb.Gallery, _one(GalleryInfo))
 
     @unary
     def device(self) -> Call[DeviceInfo]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb
 from edged.vision.content import Anomaly, Classes, ClassMap, Content, Depth, Embedding, Text, ValueMap
@@ -30,7 +32,8 @@ def _content(message: pb.Content) -> Content:
     if message.HasField("depth"):
         return Depth(_map(message.depth.map), message.depth.is_inverse, message.depth.unit)
     if message.HasField("embedding"):
-        return Embedding.of(message.embedding.values)
+        named = message.embedding
+        return msgspec.structs.replace(Embedding.of(named.values), label=named.label, similarity=named.similarity)
     if message.HasField("text"):
         return Text(message.text.text, message.text.score)
     if message.HasField("anomaly"):

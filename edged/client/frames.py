@@ -55,7 +55,7 @@ def frame_options(
     if rotation not in _TURNS:
         raise InvalidInput(f"rotation={rotation} is invalid; give 0, 90, 180 or 270 degrees clockwise")
     limits = _thresholds(score, iou, max_detections, class_agnostic)
-    return FrameOptions(limits, None if region is None else _region(region), rotation, options)
+    return FrameOptions(limits, None if region is None else to_region(region), rotation, options)
 
 
 def stream_options(
@@ -103,7 +103,7 @@ def _thresholds(
     return limits
 
 
-def _region(region: Region) -> pb.Region:
+def to_region(region: Region) -> pb.Region:
     if len(region) != 4 or not all(0 <= value < 2**32 for value in region):
         raise InvalidInput(f"region={region} is not x, y, width and height in pixels")
     x, y, width, height = region

@@ -45,7 +45,7 @@ def private(config: Config) -> tuple[Path, ...]:
     files = (Path(each).expanduser().absolute() for each in named if each)
     state = state_dir(config)
     kept = state.glob(state_format.copy_name("*"))
-    return (state / "access", state / "audit", state / "lock", state / "cameras", *kept, *files)
+    return (state / "access", state / "audit", state / "lock", state / "cameras", state / "gallery", *kept, *files)
 
 
 def addresses(config: Config) -> tuple[str, ...]:

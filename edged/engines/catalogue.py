@@ -32,6 +32,7 @@ from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRe
 from edged.models.entries import ModelEntry, plain_entry, split_name, stamp, versioned_name
 from edged.models.finding import Reason
 from edged.models.model import Model
+from edged.serving.galleries import Galleries
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.tasks import TaskGroup
@@ -80,14 +81,15 @@ class Catalogue:
         tasks: TaskGroup,
         retire: Callable[[ServingSession | None], None],
         prove: Prove | None = None,
+        galleries: Galleries | None = None,
     ) -> None:
-        """`prove` raises ModelRefused if no host may open the model."""
+        """`prove` raises ModelRefused if no host may open the model. `galleries` has names for embeddings."""
         self.models: dict[str, PlannedModel] = {}
         self._selection, self._named, self._builder = selection, dict(named), builder
         self._planner, self._events, self._tasks, self._retire = planner, events, tasks, retire
         self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
         self._logged_notes: dict[str, tuple[str, ...]] = {}  # notes that were logged, by model
-        self._prove = prove
+        self._prove, self._galleries = prove, galleries
         self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after temporary failures, by model
         self._known: set[str] = set()  # digests of models that something is cached for
         self._is_tidy = False  # whether the caches of models removed before this start were deleted
@@ -166,7 +168,7 @@ class Catalogue:
         for name, entry in entries.items():
             planned = self.models.get(name)
             if planned is None:
-                planned = self.models[name] = PlannedModel(entry, Slot(name))
+                planned = self.models[name] = PlannedModel(entry, Slot(name, self._galleries))
                 self._read(planned)
                 is_changed = True
             elif planned.entry != entry or (name in weights and planned.weights_changed(weights[name])):

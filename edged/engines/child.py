@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias, TypeVar
+from typing import IO, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ from edged.ipc import job_channel as channel
 from edged.ipc import job_messages as jobs
 from edged.ipc.job_messages import FreeDims, Lower, Prove, Simplify
 from edged.logs.child_output import ChildLogForwarder
+from edged.tasks import despite_cancelling
 
 _POLL_SECONDS = 0.25
 _LONGEST_PAUSE = 4 * _POLL_SECONDS
@@ -311,18 +312,6 @@ async def in_thread(make: Callable[[], contextlib.AbstractContextManager[_T]]) -
         yield given[0]
     finally:
         await despite_cancelling(asyncio.to_thread(entered.close))
-
-
-async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
-    """Wait for short work even if this task is cancelled, and raise the cancellation afterwards."""
-    task, cancelled = asyncio.ensure_future(work), None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
 
 
 def _error(failure: jobs.Failure) -> EdgedError:

@@ -53,6 +53,7 @@ from edged.files import NO_DESCRIPTORS, unwritable
 from edged.models.model import Model
 from edged.models.repository import Overrides, Repository
 from edged.serving import memory
+from edged.serving.galleries import Galleries
 from edged.serving.hosts import Hosts
 from edged.serving.link import HostLink
 from edged.serving.slot import Slot
@@ -143,8 +144,10 @@ class Controller:
             probe,
         )
         self.selection = selection or ModelSelection(repository)
+        self.galleries = Galleries(repository.root.parent / "gallery")
         self.catalogue = Catalogue(
-            self.selection, named, builder, self._planner, self.events, self._tasks, self.opener.retire, self._prove
+            *(self.selection, named, builder, self._planner, self.events, self._tasks, self.opener.retire),
+            *(self._prove, self.galleries),
         )
         self.models = self.catalogue.models
         self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts)

@@ -1,13 +1,17 @@
-"""Settings from the files that Hugging Face puts next to a model: config.json and preprocessor_config.json.
+"""Settings from the files that Hugging Face puts next to a model: config.json, and preprocessor_config.json or
+processor_config.json.
 
-Exports of detectors have the same tensors for all kinds of models; only `model_type` in config.json says which one it
-is. The files are in the folder of the ONNX file (Optimum) or in its parent (`onnx/model.onnx` on the Hub).
+Exports of detectors and image encoders have the same tensors for all kinds of models; only `model_type` in config.json
+says which one it is. Models of segmentation, depth and classes are known by their class in `architectures`, whose
+outputs are all of one form. The files are in the folder of the ONNX file (Optimum) or in its parent (`onnx/model.onnx`
+on the Hub).
 
-Source: `configuration_*.py` and the image processors of transformers 5.24.0.
+Source: `configuration_*.py`, `modeling_auto.py` and the image processors of transformers 5.24.0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +22,7 @@ from edged.files import read_regular
 from edged.models import limits
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+_COMBINED = "processor_config.json"  # instead of the latter, for models with text, as transformers writes from 5.0 on
 # model_type -> family
 FAMILIES = {
     **dict.fromkeys(("detr", "yolos", "table-transformer"), "detr"),
@@ -28,65 +33,189 @@ FAMILIES = {
     **dict.fromkeys(("grounding-dino", "mm-grounding-dino"), "grounding-dino"),
 }
 _PROMPTED = ("owlvit", "owlv2", "grounding-dino")  # families whose classes are the prompts
+# model_type -> family, unless the model is a classifier
+ENCODERS = {
+    **dict.fromkeys(("clip", "clip_vision_model"), "clip"),
+    **dict.fromkeys(("siglip", "siglip_vision_model"), "siglip"),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), "dinov2"),
+}
+# The ends of the names of classes in `architectures`.
+_CLASSIFIER, _SEGMENTATION, _DEPTH = "ForImageClassification", "ForSemanticSegmentation", "ForDepthEstimation"
+_METRIC = ("glpn", "zoedepth")  # model_type of models that return metres
+_RELATIVE = ("depth_anything", "depth_pro", "dpt")  # of models that return inverse depth; Depth Anything has both
+_UNNORMALISED = ("glpn", "mobilevit", "mobilevitv2")  # their processors do not normalise, and have no setting for it
+_SQUARE = ("beit", "data2vec-vision", "dpt", "segformer")  # a size that is one number is the width and the height
+_LABELS = "multi_label_classification"
+_FULL_SIZE = 384  # pixels: image processors with `crop_pct` do not crop inputs from this size on
 _MOST_BYTES = 1 << 20
 
 _T = TypeVar("_T")
 
 
-class _Config(msgspec.Struct):
+class _Backbone(msgspec.Struct, frozen=True):
     model_type: str = ""
+
+
+class _Config(msgspec.Struct, frozen=True):
+    model_type: str = ""
+    architectures: list[str] | None = None
+    problem_type: str | None = None
     id2label: dict[int, str] = {}
+    backbone_config: _Backbone | None = None
+    depth_estimation_type: str = ""
+
+    def is_class(self, end: str) -> bool:
+        return any(name.endswith(end) for name in self.architectures or ())
+
+    @property
+    def map_family(self) -> str:
+        """The family of a model of segmentation or depth; empty for another model, and if the unit is unknown."""
+        if self.is_class(_SEGMENTATION):
+            return "segmentation"
+        if not self.is_class(_DEPTH):
+            return ""
+        if self.model_type in _METRIC or self.depth_estimation_type == "metric":
+            return "depth-metric"
+        # Models with this backbone were trained with metres, but no file says so.
+        is_unknown = self.backbone_config is not None and self.backbone_config.model_type == "dinov2"
+        is_dpt = self.model_type == "dpt"
+        return "depth" if self.model_type in _RELATIVE and not (is_dpt and is_unknown) else ""
+
+    @property
+    def first_labels(self) -> dict[int, str]:
+        """A label of ImageNet or ADE20K lists synonyms, such as "tench, Tinca tinca": the first one names the class."""
+        return {number: label.partition(",")[0] for number, label in self.id2label.items()}
 
 
-class _Processor(msgspec.Struct):
+class _Processor(msgspec.Struct, frozen=True):
     do_normalize: bool | None = None
     image_mean: list[float] | None = None
     image_std: list[float] | None = None
+    do_rescale: bool | None = None
+    do_resize: bool | None = None
+    do_center_crop: bool | None = None
+    do_flip_channel_order: bool | None = None
     size: object = None
+    crop_size: object = None
+    crop_pct: float | None = None
+
+
+class _Combined(msgspec.Struct, frozen=True):
+    image_processor: _Processor = _Processor()
 
 
 def read_settings(file: Path) -> dict[str, str]:
-    """Return the settings for a detector of Hugging Face's transformers; empty if no file next to it
-    describes one.
+    """Return the settings for a model of Hugging Face's transformers: a detector, classifier, image encoder, or model
+    of segmentation or depth. Empty if no file next to it describes one.
 
-    These are `family`, `names` (unless prompts are the classes), `preprocess.mean` and `.std`, `preprocess.width` and
-    `.height` if the processor resizes all pictures to one size, and `outputs.finite` for Grounding DINO. A file that
-    cannot be read counts as absent.
+    These are `family` (not for classifiers), `names` (unless prompts are the classes), `decode.activation` for several
+    labels, `outputs.finite` for Grounding DINO, and `preprocess.*`: mean and std, the size if the processor fits all
+    pictures into one, and how. A file that cannot be read counts as absent.
     """
     folder = next((each for each in (file.parent, file.parent.parent) if (each / CONFIG).is_file()), None)
     config = None if folder is None else _read(folder / CONFIG, _Config)
-    if folder is None or config is None or config.model_type not in FAMILIES:
+    if folder is None or config is None:
         return {}
-    settings = {"family": FAMILIES[config.model_type]}
-    if settings["family"] == "grounding-dino":
-        settings |= {limits.FINITE: "ignore"}  # its logits are minus infinity beyond the last token
-    if settings["family"] not in _PROMPTED:
-        settings |= _names(config)
-    return settings | _of_processor(_read(folder / PROCESSOR, _Processor) or _Processor())
+    combined = _read(folder / _COMBINED, _Combined) or _Combined()
+    processor = _read(folder / PROCESSOR, _Processor) or combined.image_processor
+    if config.is_class(_CLASSIFIER):
+        activation = {"decode.activation": "sigmoid"} if config.problem_type == _LABELS else {}
+        return {**_names(config.first_labels), **activation, **_pixels(processor), **_fit(processor)}
+    if config.map_family:
+        return _of_map_model(config, processor)
+    if config.model_type in ENCODERS:
+        return {"family": ENCODERS[config.model_type], **_pixels(processor), **_fit(processor)}
+    if config.model_type in FAMILIES:
+        family = FAMILIES[config.model_type]
+        names = {} if family in _PROMPTED else _names(config.id2label)
+        # The logits of Grounding DINO are minus infinity beyond the last token.
+        unchecked = {limits.FINITE: "ignore"} if family == "grounding-dino" else {}
+        return {"family": family, **names, **unchecked, **_pixels(processor), **_size(processor.size)}
+    return {}
 
 
-def _names(config: _Config) -> dict[str, str]:
-    names = [" ".join(config.id2label[key].split()) for key in sorted(config.id2label)]
-    if not names or sorted(config.id2label) != list(range(len(names))) or any("," in name for name in names):
+def _of_map_model(config: _Config, processor: _Processor) -> dict[str, str]:
+    """Return the settings for a model of segmentation or depth. It is shown all of the picture, also if its processor
+    cuts out the middle."""
+    names = _names(config.first_labels) if config.map_family == "segmentation" else {}
+    if processor.do_normalize is None and config.model_type in _UNNORMALISED:
+        processor = msgspec.structs.replace(processor, do_normalize=False)
+    size = processor.crop_size if processor.do_center_crop else processor.size
+    if type(size) is int and (processor.do_center_crop or config.model_type in _SQUARE):
+        size = {"width": size, "height": size}
+    return {"family": config.map_family, **names, **_pixels(processor), **_size(size)}
+
+
+def _names(labels: Mapping[int, str]) -> dict[str, str]:
+    """Return the setting `names`; empty if a setting cannot hold the labels."""
+    names = [" ".join(labels[key].split()) for key in sorted(labels)]
+    if not names or sorted(labels) != list(range(len(names))) or any("," in name for name in names):
         return {}
     return {"names": ",".join(name or str(number) for number, name in enumerate(names))}
 
 
-def _of_processor(processor: _Processor) -> dict[str, str]:
+def _pixels(processor: _Processor) -> dict[str, str]:
+    """Return how pixels become values."""
     settings: dict[str, str] = {}
+    if processor.do_flip_channel_order:
+        settings["preprocess.color"] = "bgr"
+    if processor.do_rescale is False:
+        settings["preprocess.scale"] = "1"
     if processor.do_normalize is False:
-        settings |= {"preprocess.mean": "0", "preprocess.std": "1"}
-    elif processor.do_normalize and processor.image_mean and processor.image_std:
+        return {**settings, "preprocess.mean": "0", "preprocess.std": "1"}
+    if processor.do_normalize and processor.image_mean and processor.image_std:
         pairs = ("mean", processor.image_mean), ("std", processor.image_std)
         settings |= {f"preprocess.{key}": ",".join(map(str, values)) for key, values in pairs}
-    size = processor.size
+    return settings
+
+
+def _fit(processor: _Processor) -> dict[str, str]:
+    """Return how pictures are fitted into the input of a classifier or encoder, and its size; empty if that is unknown.
+
+    The processors stretch the picture, or resize its shorter side and cut out the middle. Those with `crop_pct`
+    (ConvNext, ResNet) do the latter if their only size is below 384 pixels.
+    """
+    if processor.do_resize is False:
+        return {}
+    edge = _edge(processor.size)
+    stretched = {"preprocess.fit": "stretch", "preprocess.zoom": "1"}
+    if processor.crop_pct is not None and edge is not None:
+        if edge >= _FULL_SIZE or not 0.1 <= processor.crop_pct <= 1:
+            return {**stretched, **_square(edge)}
+        return {**_cropped(edge / processor.crop_pct, edge), **_square(edge)}
+    crop_edge = _edge(processor.crop_size)
+    crop = _size(processor.crop_size) or ({} if crop_edge is None else _square(crop_edge))
+    if processor.do_center_crop and crop and edge is not None:
+        return {**_cropped(edge, max(map(int, crop.values()))), **crop}
+    if processor.do_center_crop:
+        return {}
+    size = _size(processor.size) or ({} if edge is None or isinstance(processor.size, dict) else _square(edge))
+    return {**stretched, **size} if size else {}
+
+
+def _cropped(resized: float, kept: int) -> dict[str, str]:
+    """Return the settings for a shorter side that is resized to some pixels, of which the middle ones are kept."""
+    return {"preprocess.fit": "center_crop", "preprocess.zoom": f"{max(1.0, resized / kept):.6g}"}
+
+
+def _edge(size: object) -> int | None:
+    """Return the shortest edge, or the only number of older files; None for another size."""
+    edge = size.get("shortest_edge") if isinstance(size, dict) else size
+    return edge if type(edge) is int and edge > 0 else None
+
+
+def _size(size: object) -> dict[str, str]:
+    """Return the settings for a fixed width and height; empty for other sizes."""
     if isinstance(size, list) and len(size) == 2:  # as early versions write it
         size = {"height": size[0], "width": size[1]}
-    if isinstance(size, dict):
-        sides = {side: size.get(side) for side in ("width", "height")}
-        if all(type(pixels) is int and pixels > 0 for pixels in sides.values()):  # True is no size
-            settings |= {f"preprocess.{side}": str(pixels) for side, pixels in sides.items()}
-    return settings
+    sides = {side: size.get(side) if isinstance(size, dict) else None for side in ("width", "height")}
+    if all(type(pixels) is int and pixels > 0 for pixels in sides.values()):  # True is no size
+        return {f"preprocess.{side}": str(pixels) for side, pixels in sides.items()}
+    return {}
+
+
+def _square(side: int) -> dict[str, str]:
+    return {"preprocess.width": str(side), "preprocess.height": str(side)}
 
 
 def _read(path: Path, kind: type[_T]) -> _T | None:

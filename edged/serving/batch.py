@@ -16,11 +16,12 @@ from edged.ipc.arena import Arena, Span
 from edged.serving.link import HostLink, Reply, rebuild
 from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputTensor, OutputView, TensorWork, Work
 from edged.tensors import DATATYPES, byte_size
-from edged.vision.content import unpack
+from edged.vision.content import Embedding, unpack
 
 _ALIGNED = 64  # bytes: the host places each output at a multiple of this
 
 Refuse = Callable[[Work, EdgedError], None]
+LookUp = Callable[[EngineRef, Embedding, float], Embedding]
 
 
 class Batch:
@@ -158,8 +159,11 @@ def _release(arena: Arena, spans: list[Span]) -> None:
     spans.clear()
 
 
-def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
-    """Return the result of each piece of work, copied out of the arena because the span is reused.
+def answers(
+    batch: Batch, engine: EngineRef, reply: Reply, arena: Arena, look_up: LookUp
+) -> list[Answered | EdgedError]:
+    """Return the result of each piece of work, copied out of the arena because the span is reused. `look_up` names
+    embeddings.
 
     If the outputs are not the requested ones, lie outside the span `reply`, or do not have the rows of the batch,
     EngineUnusable is raised for tensor requests and returned for frames: a hostile model may have taken over the host,
@@ -174,7 +178,7 @@ def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list
         return [_answered(w, batch, views, engine, reply.times) for w, views in zip(works, outputs, strict=True)]
     if len(reply.seen) != len(works):
         return [EngineUnusable(f"the host answered {len(reply.seen)} of {len(works)} pictures") for _ in works]
-    return [_answer(seen, work, batch, engine, arena) for seen, work in zip(reply.seen, works, strict=True)]
+    return [_answer(seen, work, batch, engine, arena, look_up) for seen, work in zip(reply.seen, works, strict=True)]
 
 
 def times_of(reply: Reply) -> list[m.Times]:
@@ -200,7 +204,9 @@ def _answered(
         return error
 
 
-def _answer(seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Arena) -> Answered | EdgedError:
+def _answer(
+    seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Arena, look_up: LookUp
+) -> Answered | EdgedError:
     if seen.error:
         return rebuild(seen.error, seen.message)
     outputs: tuple[OutputTensor, ...] = ()
@@ -215,6 +221,9 @@ def _answer(seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Ar
         content = None if seen.content is None else unpack(seen.content)
     except ValueError as error:
         return EngineUnusable(f"the host sent an invalid content: {error}")
+    if isinstance(content, Embedding):
+        given = work.thresholds if isinstance(work, FrameWork) else None
+        content = look_up(engine, content, (given or engine.recognition.thresholds).score)
     queue_ms = (batch.sent - work.received) * 1e3
     return Answered(engine, seen.detections, outputs, seen.width, seen.height, queue_ms, seen.times, content)
 

@@ -32,11 +32,13 @@ from edged.errors import (
 from edged.ipc import messages as m
 from edged.ipc.finite import Finiteness
 from edged.serving.batch import Batch, answers, reply_bytes, stage, times_of
+from edged.serving.galleries import Galleries
 from edged.serving.link import HostLink, Reply
 from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
 from edged.serving.session import Demand, ServingSession
 from edged.serving.statistics import Statistics
 from edged.serving.work import Answered, EngineRef, TensorWork, Work
+from edged.vision.content import Embedding
 
 _LOG = logging.getLogger("edged.serving")
 _WAITING = 64  # requests
@@ -48,8 +50,9 @@ _LAST = -(1 << 31)  # the priority of late work with the delay policy
 class Slot:
     """One model's place in the daemon: its waiting work and the session that serves it."""
 
-    def __init__(self, model: str) -> None:
-        self.model = model
+    def __init__(self, model: str, galleries: Galleries | None = None) -> None:
+        """`galleries` has names for embeddings."""
+        self.model, self._galleries = model, galleries
         self.current: ServingSession | None = None
         self.batching_policy = TensorBatching()
         self.swaps = 0
@@ -291,7 +294,7 @@ class Slot:
     def _settle(self, session: ServingSession, batch: Batch, reply: Reply) -> EdgedError | None:
         """Answer the work of a batch; return an error if the whole reply is invalid."""
         try:
-            results = answers(batch, session.engine, reply, session.link.arena)
+            results = answers(batch, session.engine, reply, session.link.arena, self._look_up)
         except EdgedError as error:
             return error
         now = time.monotonic()
@@ -307,6 +310,12 @@ class Slot:
                 work.future.set_result(result)
                 self.answered += 1
         return None
+
+    def _look_up(self, engine: EngineRef, embedding: Embedding, least: float) -> Embedding:
+        """Return an embedding with its name in the model's gallery."""
+        if self._galleries is None:
+            return Embedding(embedding.data)
+        return self._galleries.name(self.model, engine, embedding, least)
 
     def _count(
         self,

@@ -66,10 +66,10 @@ def is_sealed(data: bytes) -> bool:
     return bool(mark) and end == _digest(body) + _END
 
 
-def write(path: Path, content: msgspec.Struct) -> None:
+def write(path: Path, content: msgspec.Struct, mode: int = 0o640) -> None:
     """Replace a file, and create its folder if that is missing, as after a full disk. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-    atomic.write_file(path, seal(content))
+    path.parent.mkdir(parents=True, exist_ok=True, mode=mode | (mode >> 2 & 0o111))  # readers may enter the folder
+    atomic.write_file(path, seal(content), mode)
 
 
 def keep(path: Path, content: msgspec.Struct) -> None:

@@ -53,7 +53,7 @@ def compare(expected: Content, found: Content) -> tuple[str, float]:
     if isinstance(expected, Depth) and isinstance(found, Depth):
         return "depth", _depth_error(expected.map.values(), found.map.values())
     if isinstance(expected, Embedding) and isinstance(found, Embedding):
-        return "embedding", expected.similarity(found)
+        return "embedding", expected.cosine(found)
     if isinstance(expected, Text) and isinstance(found, Text):
         return "text", SequenceMatcher(None, expected.text, found.text, autojunk=False).ratio()
     if not (isinstance(expected, Anomaly) and isinstance(found, Anomaly)):  # a family of another package

@@ -139,13 +139,22 @@ class Depth(msgspec.Struct, frozen=True, array_like=True, tag="depth", forbid_un
 
 
 class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", forbid_unknown_fields=True):
-    """A vector that is near the vectors of similar pictures. `data` has little-endian float32 values of length 1."""
+    """A vector that is near the vectors of similar pictures. `data` has little-endian float32 values of length 1.
+
+    The daemon looks it up in the model's gallery: `similarity` is that of the nearest picture, -1..1, and `label` is
+    the name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery both are
+    empty.
+    """
 
     data: bytes
+    label: str = ""
+    similarity: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.data or len(self.data) % _FLOAT.itemsize or not np.isfinite(self.vector()).all():
             raise ValueError(f"{len(self.data)} bytes are no finite float32 vector")
+        if not math.isfinite(self.similarity):
+            raise ValueError(f"a similarity of {self.similarity}")
 
     @classmethod
     def of(cls, values: npt.ArrayLike) -> Embedding:
@@ -158,7 +167,7 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
         """Return the values, float32 [n], read-only."""
         return np.frombuffer(self.data, _FLOAT)
 
-    def similarity(self, other: Embedding) -> float:
+    def cosine(self, other: Embedding) -> float:
         """Return the cosine of the angle to another vector, -1..1. Raises ValueError if the sizes differ."""
         return float(np.clip(self.vector() @ other.vector(), -1.0, 1.0))
 
@@ -221,7 +230,10 @@ def lines(content: Content, names: Sequence[str]) -> Iterator[Line]:
         low, high, unit = content.map.low, content.map.high, f" {content.unit}" if content.unit else ""
         yield Line(f"{'inverse depth' if content.is_inverse else 'depth'} {low:.3g} to {high:.3g}{unit}")
     elif isinstance(content, Embedding):
-        yield Line(f"embedding of {len(content.vector())} values")
+        if content.label or content.similarity:
+            yield Line(f"{content.label or 'unknown'} {content.similarity:.0%}")
+        else:
+            yield Line(f"embedding of {len(content.vector())} values")
     elif isinstance(content, Text):
         yield Line(f"{content.text} {content.score:.0%}" if content.text else "no text")
     else:

@@ -19,7 +19,8 @@ def content_fields(content: Content, names: Sequence[str]) -> Fields:
     - class map: `class_map` of {width, height, class_ids, lengths, areas}; see `ClassMap`. An area is {class, class_id,
       share}, the share of the picture in 0..1
     - depth: `depth` of {unit, is_inverse, map}
-    - embedding: `embedding`, a list of numbers
+    - embedding: `embedding`, a list of numbers; with a gallery also `label`, which is empty if no name is near enough,
+      and `similarity`
     - text: `text`, and `confidence` in 0..1
     - anomaly: `anomaly` of {score, is_anomalous}, and `map` if the model has one
 
@@ -36,7 +37,9 @@ def content_fields(content: Content, names: Sequence[str]) -> Fields:
     if isinstance(content, Depth):
         return {"depth": {"unit": content.unit, "is_inverse": content.is_inverse, "map": _map(content.map)}}
     if isinstance(content, Embedding):
-        return {"embedding": content.vector().tolist()}
+        named = {"label": content.label, "similarity": content.similarity}
+        is_named = content.label or content.similarity
+        return {"embedding": content.vector().tolist(), **(named if is_named else {})}
     if isinstance(content, Text):
         return {"text": content.text, "confidence": content.score}
     assert isinstance(content, Anomaly)

@@ -20,7 +20,9 @@ from edged.tensors import TensorSpec
 from edged.vision import nearest
 from edged.vision import settings as keys
 from edged.vision.comparison import Tensors, nearest_form, shown
+from edged.vision.families import embedding
 from edged.vision.families.ambiguous import ambiguous_shape
+from edged.vision.families.anomaly import Anomalib, AnomalibV1
 from edged.vision.families.centerface import CenterFace
 from edged.vision.families.classification import Classification, UltralyticsClassification
 from edged.vision.families.contract import Claim, ContentFamily, Evidence, Family, Reading, Rule, readable
@@ -133,6 +135,15 @@ FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
         MoveNet,
         Classification,
         UltralyticsClassification,
+        embedding.GenericEmbedding,
+        embedding.ArcFace,
+        embedding.SFace,
+        embedding.OsNet,
+        embedding.Clip,
+        embedding.Siglip,
+        embedding.DinoV2,
+        Anomalib,
+        AnomalibV1,
     )
 }
 
@@ -173,6 +184,8 @@ _RULES: tuple[Rule, ...] = (
     Scrfd.by_names,
     CenterFace.by_names,
     RtmPose.by_names,
+    Anomalib.by_names,
+    embedding.by_names,
     # Shapes.
     YoloV5.by_shape,
     YoloX.by_shape,
@@ -220,13 +233,16 @@ def recognise(
     if family is not None and preprocess is None:
         claim, family, other = Claim(None, f"looks like {claim.family}, but {why}"), None, None
     names = _names(settings, exported, claim)
+    thresholds, score_range = Thresholds(), (0.0, 1.0)
+    if family is not None:
+        thresholds, score_range = claim.thresholds or family.thresholds, family.score_range
     return Recognition(
         family=claim.family,
         reason=nearest.cut(f"{claim.reason}{exported.remark}"),
         preprocess=preprocess,
         picture=why,
         names=names,
-        thresholds=_thresholds(settings, Thresholds() if family is None else family.thresholds),
+        thresholds=_thresholds(settings, thresholds, score_range),
         input=evidence.picture.name if evidence is not None else "",
         reading=msgspec.structs.replace(claim.reading, classes=claim.classes or len(names)),
         is_set=family is not None and "family" in settings,
@@ -336,9 +352,9 @@ def _names(settings: Mapping[str, str], exported: ExportMetadata, claim: Claim) 
     return given
 
 
-def _thresholds(settings: Mapping[str, str], base: Thresholds) -> Thresholds:
+def _thresholds(settings: Mapping[str, str], base: Thresholds, score_range: tuple[float, float]) -> Thresholds:
     given = {
-        "score": keys.number(settings, "thresholds.score", 0, 1),
+        "score": keys.number(settings, keys.THRESHOLD, *score_range),
         "iou": keys.number(settings, "thresholds.iou", 0, 1),
         "max_detections": keys.integer(settings, "thresholds.max_detections", 1, 4096),
         "class_agnostic": keys.boolean(settings, "thresholds.class_agnostic"),

@@ -16,7 +16,8 @@ PREPROCESS = tuple(
     f"preprocess.{k}"
     for k in ("color", "fit", "scale", "mean", "std", "width", "height", "pad", "zoom", "antialias", "reduce")
 )
-THRESHOLDS = tuple(f"thresholds.{k}" for k in ("score", "iou", "max_detections", "class_agnostic"))
+THRESHOLD = "thresholds.score"
+THRESHOLDS = (THRESHOLD, *(f"thresholds.{k}" for k in ("iou", "max_detections", "class_agnostic")))
 DECODE = tuple(f"decode.{k}" for k in ("activation", "anchors", "background", "boxes", "scores"))
 UNPREFIXED = ("family", "names", "prompts")
 KNOWN = (*UNPREFIXED, *PREPROCESS, *THRESHOLDS, *DECODE)

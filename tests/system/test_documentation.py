@@ -57,6 +57,7 @@ NOT_RUN = {
     r"edged reload|sudo edged reload": "needs a daemon with a file; tests/integration/test_reload.py runs it",
     r"edged config check edged.toml": "shows what is wrong; tests/unit/test_config_command.py runs it",
     r"edged models (add|set) owl": "needs weights; tests/integration/test_prompted_models.py runs it",
+    r"edged models add faces": "the model exists; tests/integration/test_gallery.py adds it",
     r"edged models add yolo|edged models add street": "shows a refusal; tests/integration/test_repairs.py runs it",
     r"edged \d|cpu \d|making |[A-Z]{4}|doors  |front|openvino  |open  |\{\"time": "output",
     r"# (Frigate|prometheus)": "a file of another program",
@@ -117,13 +118,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     place = daemon.home / "reader"
     place.mkdir()
     fill(place)
-    for name in ("scale", "doors"):
+    for name in ("scale", "doors", "faces"):
         (daemon.models / name / "1").mkdir(parents=True)
         shutil.copy(place / f"{name}.onnx", daemon.models / name / "1" / "model.onnx")
         # One engine is enough to show a build.
         (daemon.models / name / "edged.toml").write_text('backends = ["onnxruntime"]\n')
     with daemon:
-        for name in ("scale", "doors"):
+        for name in ("scale", "doors", "faces"):
             daemon.ready(name)
         yield House(daemon, port)
 
@@ -139,7 +140,7 @@ def fill(place: Path) -> None:
     """Write the files that the documentation names."""
     scene = Scene(2_000_000_001, 640, 480)
     pictures = [scene.frame(number)[0] for number in range(10)]
-    for name in ("hall.jpg", "street.jpg"):
+    for name in ("hall.jpg", "street.jpg", "ada.jpg", "ada-2.jpg", "bert.jpg"):
         cv2.imwrite(str(place / name), pictures[0])
     video = cv2.VideoWriter(str(place / "hall.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10, (640, 480))
     for picture in pictures:
@@ -147,6 +148,14 @@ def fill(place: Path) -> None:
     video.release()
     for name in ("doors.onnx", "door.onnx"):
         shutil.copy(MODEL_PATH, place / name)
+    data = helper.make_tensor_value_info("data", TensorProto.FLOAT, ["n", 3, 112, 112])
+    embedding = helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["n", 12])
+    nodes = [
+        helper.make_node("AveragePool", ["data"], ["pooled"], kernel_shape=[56, 56], strides=[56, 56]),
+        helper.make_node("Flatten", ["pooled"], ["embedding"]),
+    ]
+    faces = helper.make_graph(nodes, "faces", [data], [embedding])
+    onnx.save(helper.make_model(faces, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), place / "faces.onnx")
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "scale", [x], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), place / "scale.onnx")

@@ -42,6 +42,8 @@ CONTENTS: dict[str, Content] = {
     "class map": ClassMap.of(np.array([[2, 2, 2], [1, 0, 0]])),
     "depth": Depth(HEAT, True, "m"),
     "embedding": Embedding.of([3, 0, 4]),
+    "embedding with a name": Embedding(Embedding.of([3, 0, 4]).data, "Ada", 0.75),
+    "embedding of no name": Embedding(Embedding.of([3, 0, 4]).data, "", 0.25),
     "text": Text("KA 17", 0.5),
     "anomaly": Anomaly(0.75, True, HEAT),
     "anomaly without a map": Anomaly(0.25, False),
@@ -64,7 +66,8 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
     received = content_of(pb.Content.FromString(message_of(content).SerializeToString()))
     if isinstance(content, Embedding):
         assert isinstance(received, Embedding)
-        assert content.similarity(received) == pytest.approx(1)
+        assert content.cosine(received) == pytest.approx(1)
+        assert (received.label, received.similarity) == (content.label, content.similarity)
     else:
         assert received == content
 
@@ -85,6 +88,8 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
         ["embedding", b""],
         ["embedding", b"123"],
         ["embedding", np.array([np.nan], np.float32).tobytes()],
+        ["embedding", bytes(4), "Ada", float("nan")],
+        ["embedding", bytes(4), 5],
         ["text", "a" * 5000, 0.5],
         ["text", "a", float("nan")],
         ["anomaly", float("inf"), True, None],
@@ -162,8 +167,8 @@ def test_value_map_of_equal_or_no_finite_values() -> None:
 def test_embedding_has_length_one_and_cosine_similarity() -> None:
     one, other = Embedding.of([3, 4]), Embedding.of([-8, 6])
     assert np.linalg.norm(one.vector()) == pytest.approx(1)
-    assert one.similarity(other) == pytest.approx(0, abs=1e-7)
-    assert one.similarity(Embedding.of([30, 40])) == pytest.approx(1)
+    assert one.cosine(other) == pytest.approx(0, abs=1e-7)
+    assert one.cosine(Embedding.of([30, 40])) == pytest.approx(1)
     assert Embedding.of([0, 0]).vector().tolist() == [0, 0]
 
 
@@ -178,6 +183,8 @@ def test_embedding_has_length_one_and_cosine_similarity() -> None:
         "class map": ["sky 50%", "road 33%", "car 17%"],
         "depth": ["inverse depth -1 to 3 m"],
         "embedding": ["embedding of 3 values"],
+        "embedding with a name": ["Ada 75%"],
+        "embedding of no name": ["unknown 25%"],
         "text": ["KA 17 50%"],
         "anomaly": ["anomaly 0.75"],
         "anomaly without a map": ["normal 0.25"],
@@ -196,6 +203,9 @@ def test_json_has_the_fields_of_each_content() -> None:
     assert fields["depth"]["depth"]["unit"] == "m"
     assert base64.b64decode(fields["depth"]["depth"]["map"]["data"]) == HEAT.data
     assert fields["embedding"]["embedding"] == pytest.approx([0.6, 0, 0.8])
+    assert fields["embedding"].keys() == {"embedding"}
+    assert (fields["embedding with a name"]["label"], fields["embedding with a name"]["similarity"]) == ("Ada", 0.75)
+    assert (fields["embedding of no name"]["label"], fields["embedding of no name"]["similarity"]) == ("", 0.25)
     assert fields["text"] == {"text": "KA 17", "confidence": 0.5}
     assert "map" not in fields["anomaly without a map"]["anomaly"]
     msgspec.json.encode(fields)

@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edged.client.result import Detection, Result, Timings
 from edged.client.sinks import Answered, Mqtt
 from edged.client.sinks.mqtt import Settings, Topics, broker, slug
 from edged.errors import InvalidInput, NotFound, Unsupported
+from edged.vision.content import Anomaly, Content, Depth, Embedding, ValueMap
 from tests.unit.mqtt_broker import Broker
 from tests.waiting import wait
 
@@ -48,6 +50,26 @@ def test_mqtt_results_are_published() -> None:
         sink.close()
         at.wait_for("site/one/hall/availability", b"offline")
         assert at.logins == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    ("content", "counts"),
+    [
+        (Embedding(bytes(4), "Ada", 0.75), {"Ada": 1}),
+        (Embedding(bytes(4), "", 0.25), {}),
+        (Anomaly(0.75, True), {"anomaly": 1}),
+        (Anomaly(0.25, False), {}),
+        (Depth(ValueMap(1, 1, 0, 1, bytes(2)), True), {}),
+    ],
+)
+def test_mqtt_counts_names_and_anomalies(content: Content, counts: dict[str, int]) -> None:
+    with Broker() as at:
+        sink = connect(at)
+        sink.on_answer(Answered(msgspec.structs.replace(answered().result, content=content)))
+        at.wait_for("site/one/hall/result")
+        assert json.loads(at.retained["site/one/hall/counts"]) == counts
+        assert at.retained["site/one/hall/detected"] == (b"ON" if counts else b"OFF")
+        sink.close()
 
 
 def test_mqtt_unchanged_counts_are_not_published_again_and_errors_ignored() -> None:

@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 
 from edged.client import Captured
-from edged.client.result import Classification, Detection, Result, Skips, Timings
+from edged.client.result import Detection, Result, Skips, Timings
 from edged.client.sinks import Answered, JsonLines, Mp4, Preview, Sink, Sinks
 from edged.client.sinks.sink import Background, PendingFrames
 from edged.client.sources import Source
 from edged.errors import InvalidInput, Unsupported
+from edged.vision.content import Classes
 from tests.unit.media import jpeg, shade
 
 av = pytest.importorskip("av")
@@ -177,15 +178,16 @@ def test_json_lines_are_appended_and_flushed(tmp_path: Path) -> None:
     path = tmp_path / "found.jsonl"
     path.write_text("{}\n")
     sink = JsonLines(path)
-    skips, classes = (Skips(1, 2, 2, "stale"),), (Classification(1, "kitchen", 0.5),)
+    skips, classes = (Skips(1, 2, 2, "stale"),), Classes((1,), (0.5,))
     sink.on_answer(Answered(result(3, skipped=2, skips=skips)))
-    sink.on_answer(Answered(result(4, classes=classes, error=("UNAVAILABLE", "gone"))))
+    seen = {"detections": (), "content": classes, "class_labels": {1: "kitchen"}}
+    sink.on_answer(Answered(result(4, **seen, error=("UNAVAILABLE", "gone"))))
     first, second = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     assert (first["camera"], first["sequence"], first["skipped"], first["error"]) == ("hall", 3, 2, None)
     assert first["skips"] == [{"first": 1, "last": 2, "count": 2, "reason": "stale"}]
     assert first["predictions"][0]["class"] == "cup"
-    assert "classes" not in first
-    assert second["classes"][0]["label"] == "kitchen"
+    assert "top" not in first
+    assert second["top"] == "kitchen"
     assert second["error"] == {"code": "UNAVAILABLE", "message": "gone"}
     sink.close()
     with pytest.raises(OSError, match="No such file"):

@@ -59,11 +59,22 @@ def test_recognise_classifier_by_any_evidence(
     assert (found.thresholds.score, found.thresholds.max_detections) == (0.0, 5)
 
 
-@pytest.mark.parametrize(("columns", "settings"), [(512, {}), (4, {}), (4, {"names": "a,b,c"}), ("c", {})])
-def test_recognise_embedding_is_not_a_classifier(columns: int | str, settings: dict[str, str]) -> None:
-    found = see(columns, settings)
+@pytest.mark.parametrize(
+    ("columns", "settings", "size", "families"),
+    [
+        (512, {}, 224, "family=classification, family=embedding or"),
+        (512, {}, 112, "family=classification, family=arcface, family=sface or"),
+        (4, {}, 224, "family=classification or"),
+        (4, {"names": "a,b,c"}, 224, "family=classification or"),
+        ("c", {}, 224, "family=classification, family=embedding or"),
+    ],
+)
+def test_recognise_row_of_numbers_is_classes_or_an_embedding(
+    columns: int | str, settings: dict[str, str], size: int, families: str
+) -> None:
+    found = see(columns, settings, size=size)
     assert found.family is None
-    assert "family=classification or family=raw" in found.reason
+    assert f"{families} family=raw" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -183,3 +194,44 @@ def test_classify_setting_overrides_the_graph(
     activation: str, expected: list[float], heads: dict[str, str] | None
 ) -> None:
     assert scores_of([2.0, 0.5], heads, decode__activation=activation) == expected
+
+
+# -- several labels -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "settings", "has_labels"),
+    [
+        ("Sigmoid", {}, True),
+        ("HardSigmoid", {}, True),
+        ("Sigmoid", {"decode.activation": "none"}, True),
+        ("Gemm", {"decode.activation": "sigmoid"}, True),
+        (None, {"decode.activation": "sigmoid"}, True),
+        ("Gemm", {}, False),
+        ("Softmax", {}, False),
+        ("Sigmoid", {"decode.activation": "softmax"}, False),
+        (None, {}, False),
+    ],
+)
+def test_recognise_classifier_with_a_sigmoid_has_several_labels(
+    head: str | None, settings: dict[str, str], has_labels: bool
+) -> None:
+    inputs = (TensorSpec("input", "FP32", ("n", 3, 224, 224)),)
+    outputs = (TensorSpec("logits", "FP32", ("n", 40)),)
+    found = recognise(inputs, outputs, {}, settings, (), None if head is None else {"logits": head})
+    wanted = (0.5, 300) if has_labels else (0.0, 5)
+    assert (found.thresholds.score, found.thresholds.max_detections) == wanted
+    chosen = recognise(inputs, outputs, {}, {**settings, "thresholds.score": "0.2"}, (), None)
+    assert chosen.thresholds.score == 0.2
+
+
+def test_classify_several_labels_returns_each_above_the_threshold_or_none() -> None:
+    settings = {"family": "classification", "decode.activation": "sigmoid"}
+    found = see(8, settings)
+    opened = open_family(found)
+    assert isinstance(opened, Classifier)
+    rows = np.array([[3, -3, 2, 1, 0.5, 4, 5, 6], [-1] * 8], np.float32)
+    labels, none = (opened.classify({"output": rows}, index, found.thresholds) for index in (0, 1))
+    assert labels.class_ids == (7, 6, 5, 0, 2, 3, 4)
+    np.testing.assert_allclose(labels.scores, 1 / (1 + np.exp(-rows[0, list(labels.class_ids)])), rtol=1e-5)
+    assert none == Classes()

@@ -258,6 +258,8 @@ METHODS: Final[dict[str, Roles | None]] = {
             _OPERATIONS,
             "AddModel RemoveModel Rebuild Verify Cancel Pin Unpin Evict RefreshDevice Reload",
         ),
+        (OPERATE, _OPERATIONS, "AddToGallery RemoveFromGallery"),
+        (READ, _OPERATIONS, "ListGalleries"),
         (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera SetModel TryModel"),
         (READ, _OPERATIONS, "WatchPictures"),
     )

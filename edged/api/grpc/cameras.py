@@ -246,9 +246,11 @@ def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) 
     """Return the thresholds of a model, with those in `given` replaced. Raises InvalidInput."""
     known = controller.find(model).model if model else None
     base = known.recognition.thresholds if known is not None else Thresholds()
+    # The model's own score is not checked: an anomaly score may have any scale. This form also refuses NaN.
+    wrong = [f"{key}={given[key]:g}" for key in ("score", "iou") if key in given and not 0 <= given[key] <= 1]
+    if wrong:
+        raise InvalidInput(f"thresholds {' '.join(wrong)} must be between 0 and 1")
     found: Thresholds = replace(base, **given)
-    if not (0 <= found.score <= 1 and 0 <= found.iou <= 1):  # this form also refuses NaN
-        raise InvalidInput(f"thresholds score={found.score:g} iou={found.iou:g} must be between 0 and 1")
     most: Thresholds = replace(found, max_detections=max(1, min(found.max_detections, 4096)))
     return most
 

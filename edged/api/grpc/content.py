@@ -27,6 +27,7 @@ def fill_content(message: pb.Content, content: Content, names: Sequence[str]) ->
         _fill_map(message.depth.map, content.map)
     elif isinstance(content, Embedding):
         message.embedding.values.extend(content.vector().tolist())
+        message.embedding.label, message.embedding.similarity = content.label, content.similarity
     elif isinstance(content, Text):
         message.text.text, message.text.score = content.text, content.score
     else:

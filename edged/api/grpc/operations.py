@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from edged.api.grpc.gallery import GalleryHandlers
 from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.upload import receive_upload, repair_upload, upload_folder
 from edged.api_types import CameraInfo, DeviceLoad, EngineInfo, ModelInfo, StatusInfo
@@ -23,7 +24,7 @@ from edged.config import Health
 from edged.config.changes import Change
 from edged.device import system
 from edged.device.root import Root
-from edged.engines import report
+from edged.engines import gallery_report, report
 from edged.engines.admission import admit, ask_picture, examine
 from edged.engines.alarms import Alarm
 from edged.engines.commands import Ordered, Selection
@@ -58,7 +59,8 @@ class OperationsService:
         self._counts, self._sensors = counts, Sensors()
         self.reloads: Reload | None = None  # reloads the configuration; None without a configuration file
         self.page = ""  # the URL of the page, if it is open
-        self.service = Service(pb.DESCRIPTOR.services_by_name["Operations"], self)
+        handlers = (self, GalleryHandlers(controller))
+        self.service = Service(pb.DESCRIPTOR.services_by_name["Operations"], *handlers)
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[to_message(info, pb.ModelStatus) for info in self.models()])
@@ -225,6 +227,8 @@ class OperationsService:
             raise InvalidInput(f"model {request.name!r} is in the daemon's configuration; remove it there")
         kept = await asyncio.to_thread(self._controller.repository.remove, request.name, delete=request.delete)
         await self._controller.removed(request.name)
+        if request.delete:
+            await self._controller.galleries.forget(request.name)
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
     async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
@@ -300,7 +304,8 @@ class OperationsService:
     def _info(self, planned: PlannedModel) -> ModelInfo:
         controller = self._controller
         shapes = report.shape_report(planned, controller.learning.state(planned.entry.name))
-        return report.model(planned, controller.alarms.active(), controller.health, shapes)
+        info = report.model(planned, controller.alarms.active(), controller.health, shapes)
+        return msgspec.structs.replace(info, notes=(*info.notes, *gallery_report.notes(controller.galleries, planned)))
 
     def _camera_statuses(self) -> list[pb.CameraStatus]:
         return [to_message(each, pb.CameraStatus) for each in self.cameras()]

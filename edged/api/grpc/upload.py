@@ -11,7 +11,6 @@ from typing import BinaryIO
 
 from edged.backends import registry
 from edged.engines.admission import admit
-from edged.engines.child import despite_cancelling
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
 from edged.engines.repairer import Repaired, repair
@@ -23,6 +22,7 @@ from edged.models.inspection import too_large
 from edged.models.repair import RepairOptions
 from edged.models.repository import Repository
 from edged.proto import operations_pb2 as pb
+from edged.tasks import despite_cancelling
 
 
 @contextlib.asynccontextmanager

@@ -50,6 +50,9 @@ CONTENT_FIELDS: Mapping[type[Message], ContentFields] = {
     },
     pb.RepositoryModelLoadRequest: {pb.RepositoryModelLoadRequest.PARAMETERS_FIELD_NUMBER: _FILE},
     operations.AddModelRequest: {operations.AddModelRequest.CHUNK_FIELD_NUMBER: _FREE},
+    operations.AddToGalleryRequest: {
+        operations.AddToGalleryRequest.PICTURES_FIELD_NUMBER: {operations.GalleryPicture.ENCODED_FIELD_NUMBER: _FREE}
+    },
 }
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -30,9 +30,11 @@ from edged.client.sources.address import query_settings
 from edged.client.sources.source import RateLimit
 from edged.errors import InvalidInput, NotFound, Unsupported, redact
 from edged.version import __version__
+from edged.vision.content import Anomaly, Embedding
 
 _IN_FLIGHT = 16  # most messages that the broker has not acknowledged
 _CLASSES = 100  # most entities of one camera
+_ANOMALY = "anomaly"
 _LAST_WORDS_S = 2.0
 _AT_LEAST_ONCE = 1
 
@@ -105,7 +107,7 @@ class Mqtt(Sink):
         if result.error is not None:
             return
         with self._publishing:
-            self._counts = Counter(found.label for found in result.detections)
+            self._counts = Counter(_labels(result))
             if not self._limit.admits(self._clock()) or not self._client.is_connected():
                 return
             if not self._has_room():
@@ -174,6 +176,15 @@ class Mqtt(Sink):
     def _on_disconnect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
         if reason.is_failure:
             _log.warning("%s: the connection is lost (%s); trying again", self.name, reason)
+
+
+def _labels(result: Result) -> Iterator[str]:
+    """Yield the labels to count: of detections, the name of an embedding, and "anomaly" for an anomalous picture."""
+    yield from (found.label for found in result.detections)
+    if isinstance(result.content, Embedding) and result.content.label:
+        yield result.content.label
+    if isinstance(result.content, Anomaly) and result.content.is_anomalous:
+        yield _ANOMALY
 
 
 def _is_over(info: Any) -> bool:

@@ -4,6 +4,9 @@ Outputs of a Softmax or Sigmoid in the graph are used as they are; a softmax is 
 `decode.activation` overrides this. The choice must not depend on the values of a frame, or else scores of different
 frames could not be compared. Only if the graph is unknown, values from 0 to 1 are taken as probabilities. An embedding
 has the same shape, so a model is claimed only if its file or its settings show that the output is classes.
+
+With a sigmoid, in the graph or by the setting, classes are independent: a picture has every label with a score of at
+least 0.5, or none.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from edged.vision import settings as keys
 from edged.vision.content import Classes
 from edged.vision.families.contract import Claim, Classifier, Evidence, Feed, Reading, count_classes, undecided
 from edged.vision.families.decoding import Floats, Outputs, Thresholds, at_least, picture_vector
+from edged.vision.families.embedding import suggested
 from edged.vision.nms import best_first
 from edged.vision.placement import Fit
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
@@ -25,7 +29,9 @@ from edged.vision.signatures import patterns
 
 _IMAGENET = (1000, 1001)
 _WORDS = ("logits", "prob", "softmax", "class")  # words in the name of an output of classes
-_FINAL = frozenset(("HardSigmoid", "Sigmoid", "Softmax"))  # operators whose results are probabilities
+_SIGMOIDS = frozenset(("HardSigmoid", "Sigmoid"))
+_FINAL = _SIGMOIDS | {"Softmax"}  # operators whose results are probabilities
+_LABELS = Thresholds(score=0.5, max_detections=300)  # of pictures with several labels
 _NONE, _SOFTMAX, _SIGMOID = "none", "softmax", "sigmoid"
 
 
@@ -61,9 +67,12 @@ class Classification(Classifier, frozen=True):
         if output is None:
             return None
         form = keys.choice(evidence.settings, "decode.activation", tuple(_ACTIVATIONS))
+        head = None if evidence.heads is None else evidence.heads.get(output.name)
+        has_labels = form == _SIGMOID or (form in (None, _NONE) and head in _SIGMOIDS)
         if form is None and evidence.heads is not None:
-            form = _NONE if evidence.heads.get(output.name) in _FINAL else _SOFTMAX
-        return Claim(cls.name, reason, Reading((output.name,), form or ""), count_classes(output.shape[1]))
+            form = _NONE if head in _FINAL else _SOFTMAX
+        reading, classes = Reading((output.name,), form or ""), count_classes(output.shape[1])
+        return Claim(cls.name, reason, reading, classes, thresholds=_LABELS if has_labels else None)
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
@@ -84,7 +93,8 @@ class Classification(Classifier, frozen=True):
         if classes in _IMAGENET:
             return cls.claim(evidence, f"one 2-D output of ImageNet's {classes} classes")
         shape = ",".join(map(str, output.shape))
-        return undecided(f"one 2-D output, {output.name} [{shape}]: classes or an embedding", cls.name)
+        what = f"one 2-D output, {output.name} [{shape}]: classes or an embedding"
+        return undecided(what, cls.name, *suggested(evidence))
 
 
 class UltralyticsClassification(Classification, frozen=True):

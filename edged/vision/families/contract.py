@@ -135,6 +135,8 @@ class Claim(msgspec.Struct, frozen=True):
 
     `classes` is the number of class slots, if the shape shows it. It includes the `background` slots that come first,
     but not background slots at the end. `names` are the classes' names if neither the file nor the settings have any.
+    `thresholds` are the default ones if those of the family do not suit this form.
+
     Without a family: `between` are the families that the setting `family` may choose, and `kind` is the kind of a model
     whose tensors are not decoded (see `edged.vision.kinds`).
     """
@@ -145,6 +147,7 @@ class Claim(msgspec.Struct, frozen=True):
     classes: int | None = None
     background: int = 0
     names: tuple[str, ...] = ()
+    thresholds: Thresholds | None = None
     between: tuple[str, ...] = ()
     kind: str = ""
 
@@ -174,6 +177,7 @@ class Opened(msgspec.Struct, frozen=True):
     signatures: ClassVar[tuple[Signature, ...]]  # one for each form; `claim` decides, these only find the nearest
     feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX}  # how pictures are fed; see `preprocess.preprocess_for`
     thresholds: ClassVar[Thresholds] = Thresholds()
+    score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the setting thresholds.score
     own_inputs: ClassVar[tuple[str, ...]] = ()  # the inputs that `extra_inputs` fills
 
     preprocess: Preprocess

@@ -41,7 +41,9 @@ class Thresholds(msgspec.Struct, frozen=True):
     such as 0.45 gives fewer duplicates but loses neighbours in a crowd.
 
     If the model's graph includes the NMS, `iou` applies only between different classes, and only with `class_agnostic`.
-    A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0.
+    A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0, or 300 and
+    0.5 if a picture has several labels. An embedding gets a name if its similarity is at least `score`. A picture is
+    anomalous if its anomaly score, in the model's own scale, is at least `score`.
     """
 
     score: float = 0.25

@@ -1,0 +1,42 @@
+"""Reports on galleries, and why one is not used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edged.api_types import GalleryInfo
+from edged.engines.plan import PlannedModel
+from edged.serving.galleries import Galleries
+from edged.vision.gallery import Gallery, space_of
+
+
+def galleries(kept: Galleries, models: Mapping[str, PlannedModel]) -> list[GalleryInfo]:
+    """Report all galleries by model, also those whose file is damaged."""
+    damaged = [GalleryInfo(model, {}, 0, f"its file is damaged: {why}") for model, why in kept.damaged().items()]
+    found = [gallery(model, each, models.get(model)) for model, each in kept.all().items()]
+    return sorted(found + damaged, key=lambda info: info.model)
+
+
+def gallery(model: str, found: Gallery, planned: PlannedModel | None) -> GalleryInfo:
+    """Report the gallery of a model. `planned` is None if the daemon does not have the model."""
+    return GalleryInfo(model, found.counts(), len(found.vectors), _problem(model, found, planned))
+
+
+def notes(kept: Galleries, planned: PlannedModel) -> tuple[str, ...]:
+    """Return a line for `edged models show` if a model has a gallery that is not used."""
+    name = planned.entry.name
+    if name in kept.damaged():
+        return (f"its gallery is not used: the file is damaged: {kept.damaged()[name]}",)
+    found = kept.all().get(name)
+    problem = "" if found is None else _problem(name, found, planned)
+    return (f"its gallery is not used: {problem}",) if problem else ()
+
+
+def _problem(model: str, found: Gallery, planned: PlannedModel | None) -> str:
+    if planned is None:
+        return "the daemon has no model of this name"
+    answering = planned.answering
+    if answering is None or found.space == space_of(answering.digest, answering.recognition):
+        return ""
+    what = "it was made with another version of the model, or with other settings of preprocessing"
+    return f"{what}; add its pictures again: edged gallery add {model} NAME PICTURE"

@@ -1,0 +1,135 @@
+"""The galleries of all models: in memory for lookups, and a file for each below the state directory.
+
+Faces and their names are personal data: the files have vectors but no pictures, only the daemon's user can read them,
+and child processes cannot (`daemon/locations.py`). A damaged file is kept for the operator, but not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from edged.errors import InvalidInput, NotFound
+from edged.files import not_stored, read_regular
+from edged.models.entries import split_name
+from edged.serving.work import EngineRef
+from edged.store import atomic, sealed
+from edged.tasks import despite_cancelling
+from edged.vision.content import Embedding
+from edged.vision.gallery import MOST_BYTES, Gallery, space_of
+
+_LOG = logging.getLogger("edged.serving")
+_SUFFIX = ".json"
+_MODE = 0o600
+_MOST_BYTES = 64 << 20  # vectors of all galleries
+_LARGEST = MOST_BYTES * 2  # bytes of a file: vectors in base64, and names
+
+
+class Galleries:
+    """The galleries by model. Lookups and changes run on the event loop; threads access the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the galleries in `folder`, which need not exist."""
+        self._folder = folder
+        self._galleries: dict[str, Gallery] = {}
+        self._damaged: dict[str, str] = {}  # why a file cannot be used, by model
+        self._changing = asyncio.Lock()
+        self._read()
+
+    def name(self, model: str, engine: EngineRef, embedding: Embedding, least: float) -> Embedding:
+        """Return an embedding with the nearest name in the gallery of its model, and its similarity.
+
+        The label is empty if the similarity is below `least`. Both are empty without a gallery of the engine's model.
+        A label that the host sent is dropped: a hostile model may have taken over the host.
+        """
+        label, similarity = "", 0.0
+        gallery = self._galleries.get(model)
+        if gallery is not None and gallery.names and gallery.space == space_of(engine.model, engine.recognition):
+            label, similarity = gallery.nearest(embedding)
+        label = label if similarity >= least else ""
+        return msgspec.structs.replace(embedding, label=label, similarity=similarity)
+
+    def all(self) -> dict[str, Gallery]:
+        """Return all galleries, sorted by model."""
+        return dict(sorted(self._galleries.items()))
+
+    def damaged(self) -> dict[str, str]:
+        """Return why the file of a gallery cannot be used, by model."""
+        return dict(self._damaged)
+
+    async def add(self, model: str, space: str, name: str, embeddings: list[Embedding]) -> Gallery:
+        """Add pictures of a name and return the gallery. Vectors of another space are dropped, since they can no longer
+        be compared. Raises InvalidInput if the gallery is full, and the errors of `not_stored`."""
+        async with self._changing:
+            before = self._galleries.get(model)
+            if before is None or before.space != space:
+                before = Gallery(space, len(embeddings[0].vector()), (), b"")
+            gallery = before.with_pictures(name, embeddings)
+            others = sum(len(each.vectors) for key, each in self._galleries.items() if key != model)
+            if others + len(gallery.vectors) > _MOST_BYTES:
+                raise InvalidInput(f"all galleries together may have {_MOST_BYTES >> 20} MiB; remove a name first")
+            await self._replace(model, gallery)
+            return gallery
+
+    async def remove(self, model: str, name: str) -> Gallery | None:
+        """Remove a name, or with an empty name the whole gallery of a model; return what is left. Raises NotFound."""
+        async with self._changing:
+            gallery = self._galleries.get(model)
+            if gallery is None and not (model in self._damaged and not name):
+                raise NotFound(f"model {model[:80]!r} has no gallery; see: edged gallery list")
+            if name and gallery is not None:
+                if name not in gallery.names:
+                    raise NotFound(f"no {name[:80]!r} in the gallery of {model}; see: edged gallery list {model}")
+                gallery = gallery.without(name)
+            left = gallery if name and gallery is not None and gallery.names else None
+            await self._replace(model, left)
+            return left
+
+    async def forget(self, model: str) -> None:
+        """Remove the galleries of all versions of a model, if it has any."""
+        for each in {*self._galleries, *self._damaged}:
+            if split_name(each)[0] == model:
+                await self.remove(each, "")
+
+    async def _replace(self, model: str, gallery: Gallery | None) -> None:
+        """Replace the gallery of a model on disk and in memory, or delete it. Both agree even if the caller is
+        cancelled."""
+        path = self._path(model)
+
+        async def change() -> None:
+            if gallery is None:
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+                self._galleries.pop(model, None)
+            else:
+                await asyncio.to_thread(sealed.write, path, gallery, _MODE)
+                self._galleries[model] = gallery
+            self._damaged.pop(model, None)
+
+        try:
+            await despite_cancelling(change())
+        except OSError as error:
+            raise not_stored(f"the gallery of {model!r}", error) from error
+
+    def _path(self, model: str) -> Path:
+        return self._folder / f"{quote(model, safe='')}{_SUFFIX}"
+
+    def _read(self) -> None:
+        try:
+            atomic.sweep(self._folder)
+            paths = sorted(self._folder.glob(f"[!.]*{_SUFFIX}"))
+        except OSError as error:
+            _LOG.error("galleries in %s cannot be read: %s", self._folder, error.strerror or error)
+            return
+        for path in paths:
+            model = unquote(path.name.removesuffix(_SUFFIX))
+            try:
+                if path.stat().st_size > _LARGEST:
+                    raise sealed.Damaged("it is too large")
+                self._galleries[model] = sealed.unseal(read_regular(path), Gallery)
+            except (OSError, sealed.Damaged) as error:
+                _LOG.error("gallery %s cannot be used: %s; restore it or add the pictures again", path, error)
+                self._damaged[model] = str(error)
