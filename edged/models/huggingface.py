@@ -1,4 +1,5 @@
-"""Settings from the files that Hugging Face puts next to a model: config.json and preprocessor_config.json.
+"""Settings from the files that Hugging Face puts next to a model: config.json, and preprocessor_config.json or
+processor_config.json.
 
 Exports of detectors have the same tensors for all kinds of models; only `model_type` in config.json says which one it
 is. The files are in the folder of the ONNX file (Optimum) or in its parent (`onnx/model.onnx` on the Hub).
@@ -18,6 +19,7 @@ from edged.files import read_regular
 from edged.models import limits
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+_COMBINED = "processor_config.json"  # instead of the latter, for models with text, as transformers writes from 5.0 on
 # model_type -> family
 FAMILIES = {
     **dict.fromkeys(("detr", "yolos", "table-transformer"), "detr"),
@@ -38,11 +40,15 @@ class _Config(msgspec.Struct):
     id2label: dict[int, str] = {}
 
 
-class _Processor(msgspec.Struct):
+class _Processor(msgspec.Struct, frozen=True):
     do_normalize: bool | None = None
     image_mean: list[float] | None = None
     image_std: list[float] | None = None
     size: object = None
+
+
+class _Combined(msgspec.Struct, frozen=True):
+    image_processor: _Processor = _Processor()
 
 
 def read_settings(file: Path) -> dict[str, str]:
@@ -62,7 +68,8 @@ def read_settings(file: Path) -> dict[str, str]:
         settings |= {limits.FINITE: "ignore"}  # its logits are minus infinity beyond the last token
     if settings["family"] not in _PROMPTED:
         settings |= _names(config)
-    return settings | _of_processor(_read(folder / PROCESSOR, _Processor) or _Processor())
+    combined = _read(folder / _COMBINED, _Combined) or _Combined()
+    return settings | _of_processor(_read(folder / PROCESSOR, _Processor) or combined.image_processor)
 
 
 def _names(config: _Config) -> dict[str, str]:

@@ -67,6 +67,27 @@ def test_settings_of_a_processor(tmp_path: Path, processor: object, settings: di
     assert settings_of(tmp_path, {"model_type": "d_fine"}, processor) == {"family": "rtdetr-transformers", **settings}
 
 
+def test_settings_of_a_processor_for_pictures_and_text(tmp_path: Path) -> None:
+    pictures = {
+        "do_normalize": True,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.25] * 3,
+        "size": {"height": 8, "width": 9},
+    }
+    combined = {"processor_class": "OwlViTProcessor", "image_processor": pictures}
+    (tmp_path / "processor_config.json").write_text(json.dumps(combined))
+    expected = {
+        "family": "owlvit",
+        "preprocess.mean": "0.5,0.5,0.5",
+        "preprocess.std": "0.25,0.25,0.25",
+        "preprocess.width": "9",
+        "preprocess.height": "8",
+    }
+    assert settings_of(tmp_path, {"model_type": "owlvit"}) == expected
+    plain = {"family": "owlvit", "preprocess.mean": "0", "preprocess.std": "1"}
+    assert settings_of(tmp_path, {"model_type": "owlvit"}, {"do_normalize": False}) == plain
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
