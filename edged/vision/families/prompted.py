@@ -9,8 +9,7 @@ and their pictures differ:
 
 - OWL-ViT: stretched, usually to 768 x 768; normalised as for CLIP.
 - OWLv2: in the top left corner of a square, the rest black; usually 960 x 960; normalised as for CLIP. Boxes are
-  relative to the square. Versions of transformers up to 2025 filled the rest with grey (0.5), which their texts still
-  say; 5.24.0 does not.
+  relative to the square. Earlier versions of transformers filled the rest with grey, as its documentation still says.
 
 Grounding DINO (and MM Grounding DINO): inputs `pixel_values` as above, stretched and normalised as for ImageNet,
 `pixel_mask` INT64 [N, H, W] of ones, and INT64 [N, L] `input_ids`, `token_type_ids` (zeros) and `attention_mask`
