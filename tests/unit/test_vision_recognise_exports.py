@@ -40,7 +40,7 @@ FED = {
     "transformers, deformable detr": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "transformers, rt-detr": STRETCH,
     "transformers, owlvit": msgspec.structs.replace(STRETCH, mean=CLIP_MEAN, std=CLIP_STD),
-    "transformers, owlv2": Preprocess(WIDTH, HEIGHT, fit=Fit.TOP_LEFT, pad=128, mean=CLIP_MEAN, std=CLIP_STD),
+    "transformers, owlv2": Preprocess(WIDTH, HEIGHT, fit=Fit.TOP_LEFT, pad=0, mean=CLIP_MEAN, std=CLIP_STD),
     "transformers, grounding dino": msgspec.structs.replace(STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "rtmdet, mmdeploy": Preprocess(
         WIDTH,

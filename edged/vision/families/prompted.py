@@ -8,8 +8,8 @@ sees only those before it, so the padding has no effect. Only config.json next t
 and their pictures differ:
 
 - OWL-ViT: stretched, usually to 768 x 768; normalised as for CLIP.
-- OWLv2: in the top left corner of a square, the rest grey (0.5); usually 960 x 960; normalised as for CLIP. Boxes are
-  relative to the square.
+- OWLv2: in the top left corner of a square, the rest black; usually 960 x 960; normalised as for CLIP. Boxes are
+  relative to the square. Earlier versions of transformers filled the rest with grey, as its documentation still says.
 
 Grounding DINO (and MM Grounding DINO): inputs `pixel_values` as above, stretched and normalised as for ImageNet,
 `pixel_mask` INT64 [N, H, W] of ones, and INT64 [N, L] `input_ids`, `token_type_ids` (zeros) and `attention_mask`
@@ -24,11 +24,11 @@ logit of a prompt is the largest of its tokens. transformers also counts full st
 returns the words whose tokens are above a second threshold, so that a label can be a part of a prompt, words of
 several, or empty. Here a label is always a whole prompt.
 
-Source: the processors and image processors of transformers (`processing_owlv2.py` at commit ed921f9,
-`image_processing_owlv2.py` at 06053b8 and its fast version at 0cd6bcd, which is the one that pads with grey,
-`processing_grounding_dino.py` at 7abb76c), the ONNX configurations of optimum-onnx (commit 1939f27), transformers.js
-(commit 5ed4c5c). The inputs of Grounding DINO are known from transformers.js only: Optimum does not export it. Not
-verified on trained weights. The authors resize with other filters: OWL-ViT bicubic, OWLv2 with a Gaussian.
+Source: the processors and image processors of transformers 5.24.0, the ONNX configurations of optimum-onnx (commit
+1939f27), transformers.js (commit 5ed4c5c). The inputs of Grounding DINO are known from transformers.js only: Optimum
+does not export it. Verified with small models of transformers 5.24.0 with random weights, exported with these inputs
+and outputs: the same token ids, labels, and to 5e-6 and 1e-4 pixels the same scores and boxes. Not verified on trained
+weights. The authors resize with other filters: OWL-ViT bicubic, OWLv2 with a Gaussian.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ class OwlVit(_Prompted, frozen=True):
 
 
 class OwlV2(OwlVit, frozen=True):
-    """OWLv2: as `OwlVit`, but the picture is in a corner of a grey square."""
+    """OWLv2: as `OwlVit`, but the picture is in a corner of a black square."""
 
     name = "owlv2"
-    feed: ClassVar[Feed] = {"mean": CLIP_MEAN, "std": CLIP_STD, "fit": Fit.TOP_LEFT, "pad": 128}
+    feed: ClassVar[Feed] = {"mean": CLIP_MEAN, "std": CLIP_STD, "fit": Fit.TOP_LEFT, "pad": 0}
 
 
 class GroundingDino(_Prompted, frozen=True):
