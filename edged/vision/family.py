@@ -27,6 +27,7 @@ from edged.vision.families.contract import (
 )
 from edged.vision.families.damo_yolo import DamoYolo
 from edged.vision.families.decoding import Thresholds
+from edged.vision.families.depth import MetricDepth, RelativeDepth
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
 from edged.vision.families.efficientdet import EfficientDet
 from edged.vision.families.fastestdet import FastestDet
@@ -36,6 +37,7 @@ from edged.vision.families.movenet import MoveNet
 from edged.vision.families.nanodet import NanoDet, NanoDetPlus
 from edged.vision.families.paddle import PicoDet, PpYoloEPlus
 from edged.vision.families.scrfd import Scrfd
+from edged.vision.families.segmentation import PaddleSeg, Segmentation
 from edged.vision.families.ssd import Ssd
 from edged.vision.families.topdown import HrNet, RtmPose
 from edged.vision.families.torchvision import TorchVision
@@ -114,6 +116,10 @@ FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
         MoveNet,
         Classification,
         UltralyticsClassification,
+        Segmentation,
+        PaddleSeg,
+        RelativeDepth,
+        MetricDepth,
     )
 }
 
@@ -183,6 +189,9 @@ _RULES: tuple[Rule, ...] = (
     Scrfd.by_names,
     CenterFace.by_names,
     RtmPose.by_names,
+    Segmentation.by_names,
+    PaddleSeg.by_names,
+    RelativeDepth.by_names,
     # Shapes.
     YoloV5.by_shape,
     YoloX.by_shape,
@@ -198,6 +207,7 @@ _RULES: tuple[Rule, ...] = (
     MoveNet.by_shape,
     _ambiguous_shape,
     Classification.by_shape,
+    Segmentation.by_shape,
     Ultralytics.by_shape,
 )
 

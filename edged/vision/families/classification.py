@@ -24,7 +24,7 @@ from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
 _IMAGENET = (1000, 1001)
 _WORDS = ("logits", "prob", "softmax", "class")  # words in the name of an output of classes
-_FINAL = frozenset(("HardSigmoid", "Sigmoid", "Softmax"))  # operators whose results are probabilities
+FINAL = frozenset(("HardSigmoid", "Sigmoid", "Softmax"))  # operators whose results are probabilities
 _NONE, _SOFTMAX, _SIGMOID = "none", "softmax", "sigmoid"
 
 
@@ -49,7 +49,7 @@ class Classification(Classifier, frozen=True):
         row[~np.isfinite(row)] = -np.inf
         if row.max(initial=-np.inf) == -np.inf:
             return Classes()
-        scores = _ACTIVATIONS[self.reading.form or (_NONE if _are_probabilities(row) else _SOFTMAX)](row)
+        scores = ACTIVATIONS[self.reading.form or (_NONE if _are_probabilities(row) else _SOFTMAX)](row)
         best = best_first(scores, thresholds.max_detections)
         best = best[np.isfinite(row[best]) & (scores[best] >= thresholds.score)]
         return Classes.of(best, scores[best])
@@ -59,9 +59,9 @@ class Classification(Classifier, frozen=True):
         output = _row(evidence)
         if output is None:
             return None
-        form = keys.choice(evidence.settings, "decode.activation", tuple(_ACTIVATIONS))
+        form = keys.choice(evidence.settings, "decode.activation", tuple(ACTIVATIONS))
         if form is None and evidence.heads is not None:
-            form = _NONE if evidence.heads.get(output.name) in _FINAL else _SOFTMAX
+            form = _NONE if evidence.heads.get(output.name) in FINAL else _SOFTMAX
         return Claim(cls.name, reason, Reading((output.name,), form or ""), count_classes(output.shape[1]))
 
     @classmethod
@@ -130,4 +130,4 @@ def _as_is(row: Floats) -> Floats:
     return row
 
 
-_ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {_NONE: _as_is, _SOFTMAX: _softmax, _SIGMOID: _sigmoid}
+ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {_NONE: _as_is, _SOFTMAX: _softmax, _SIGMOID: _sigmoid}
