@@ -188,9 +188,9 @@ def _is_known(output: TensorSpec, evidence: Evidence) -> bool:
 
 
 def _checked_ids(cells: Array, name: str) -> Ids:
-    """Return class numbers. Raises EngineUnusable if they are no whole numbers, or below 0."""
+    """Return class numbers. Raises EngineUnusable if they are no whole numbers in 0..2^31-1."""
     class_ids = cells.astype(np.int64, copy=False)
-    if cells.dtype.kind not in "iu" or class_ids.min() < 0:
-        what = f"{cells.dtype} values from {cells.min()}"
-        raise EngineUnusable(f"output {name} has {what}, expected class numbers from 0; set family=raw")
+    if cells.dtype.kind != "i" or class_ids.min() < 0 or class_ids.max() >= 1 << 31:
+        what = f"{cells.dtype} values from {cells.min()} to {cells.max()}"
+        raise EngineUnusable(f"output {name} has {what}, expected class numbers; set family=raw")
     return class_ids
