@@ -314,13 +314,47 @@ def test_compare_different_contents(expected: Content, found: Content, figure: t
     assert compare(expected, found) == (figure[0], pytest.approx(figure[1], abs=1e-6))
 
 
-def test_compare_depth_ignores_scale_and_offset_but_no_other_shape() -> None:
-    ramp = np.linspace(1, 5, 100).reshape(10, 10)
+def test_compare_class_map_of_noise_that_one_side_encodes_coarser() -> None:
+    fine = np.random.default_rng(0).integers(0, 3, (40, 64))
+    for coarse in (fine[::2, ::2], fine[::2, ::2][::2, ::2]):
+        assert compare(ClassMap.of(fine), ClassMap.of(coarse)) == ("class_map", 1.0)
+        assert compare(ClassMap.of(coarse), ClassMap.of(fine)) == ("class_map", 1.0)
+    assert compare(ClassMap.of(fine), ClassMap.of(fine[:20]))[1] == 0
+    assert compare(ClassMap.of(fine), ClassMap.of(fine[:, :1]))[1] == 0
+
+
+RAMP = np.linspace(1, 5, 100).reshape(10, 10)
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        (RAMP, 0),
+        (RAMP + 0.1, 0.1 / RAMP.std()),
+        (RAMP * 2, np.sqrt(np.mean(RAMP**2)) / RAMP.std()),
+        (RAMP * 0 + RAMP.mean(), 1),
+    ],
+)
+def test_compare_depth_in_metres_counts_scale_and_offset(values: np.ndarray, error: float) -> None:
+    ours, theirs = (Depth(ValueMap.of(each), False, "m") for each in (RAMP, values))
+    assert compare(ours, theirs) == ("depth", pytest.approx(error, abs=1e-4))
+
+
+def test_compare_depth_of_one_value() -> None:
+    flat = np.full((3, 3), 2.0)
+    for unit in ("", "m"):
+        assert compare(Depth(ValueMap.of(flat), False, unit), Depth(ValueMap.of(flat), False, unit))[1] == 0
+        assert compare(Depth(ValueMap.of(flat), False, unit), Depth(ValueMap.of(np.eye(3)), False, unit))[1] == 1
+
+
+def test_compare_depth_without_a_unit_ignores_scale_and_offset_but_no_other_shape() -> None:
+    ramp = RAMP
 
     def error(values: np.ndarray) -> float:
         return compare(Depth(ValueMap.of(ramp), True), Depth(ValueMap.of(values), True))[1]
 
     assert error(ramp * 3 + 7) == pytest.approx(0, abs=1e-4)
+    assert error(-ramp) == pytest.approx(1)
     assert error(ramp.T) > 0.8
     assert error(np.ones((10, 10))) == pytest.approx(1)
     assert error(ramp[:5]) == 1
