@@ -18,7 +18,8 @@ from edged.vision.families.contract import Classifier
 from edged.vision.family import ContentFamily, Recognition
 from edged.vision.placement import Fit, Placement, place
 
-_LEAST_SHARE = 0.005  # of a map: a class with less of it in both maps does not count, since a few cells decide its IoU
+# A class with less of both maps does not count, since a few cells decide its IoU.
+_LEAST_SHARE, _LEAST_CELLS = 0.005, 32
 _TINY = 1e-6
 
 
@@ -78,7 +79,7 @@ def _mean_iou(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> 
     for each in np.union1d(expected, found).tolist():
         ours, theirs = expected == each, found == each
         union = np.count_nonzero(ours | theirs)
-        if union >= _LEAST_SHARE * expected.size:
+        if union >= max(_LEAST_SHARE * expected.size, _LEAST_CELLS):
             shares.append(np.count_nonzero(ours & theirs) / union)
     return float(np.mean(shares)) if shares else 1.0
 

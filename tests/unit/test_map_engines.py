@@ -38,10 +38,11 @@ class Net(NamedTuple):
     figure: str
     last: tuple[str, ...] = ()  # operators after the last convolution
     datatype: str = "FP32"
+    seed: int = 1
 
     def save(self, path: Path, change: float = 0.0, bgr: bool = False) -> Path:
         """Write the model; or one whose weights differ by the share `change`, or that takes BGR."""
-        random, other = np.random.default_rng(1), np.random.default_rng(2)
+        random, other = np.random.default_rng(self.seed), np.random.default_rng(0)
         nodes, weights = [], []
         widths = (3, 16, 32, 32, self.channels)
         kernels = (3, 3, 3, 1)
@@ -74,7 +75,7 @@ NETS = {
     "logits": Net("segmentation", "logits", 19, "class_map"),
     "150 classes": Net("segmentation", "logits", 150, "class_map"),
     "class numbers": Net("segmentation", "output", 19, "class_map", ("ArgMax", "Cast"), "INT32"),
-    "mask": Net("segmentation", "output", 1, "class_map", ("Sigmoid",)),
+    "mask": Net("segmentation", "output", 1, "class_map", ("Sigmoid",), seed=7),
     "inverse depth": Net("depth", "predicted_depth", 1, "depth", ("Softplus",)),
     "depth in metres": Net("depth-metric", "predicted_depth", 1, "depth", ("Softplus",)),
 }
