@@ -57,7 +57,7 @@ class Classification(msgspec.Struct, frozen=True):
 
 
 class ClassArea(msgspec.Struct, frozen=True):
-    """A class in a class map, and its share of the picture in 0..1."""
+    """A class in a class map, and its share of the map in 0..1."""
 
     class_id: int
     label: str

