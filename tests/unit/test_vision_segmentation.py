@@ -66,6 +66,7 @@ def decode(
         ([spec("aux", "n", 21, 64, 96), spec("out", "n", 21, 64, 96)], "segmentation", "planes"),
         ([spec("argmax_0.tmp_0", "n", 64, 96, datatype="INT32")], "paddleseg", "ids"),
         ([spec("argmax_0.tmp_0", "n", "h", "w", datatype="INT32")], "paddleseg", "ids"),
+        ([spec("fetch_name_0", "n", 64, 96, datatype="INT32")], "paddleseg", "ids"),
         # Shapes.
         ([spec("output", "n", 64, 96, datatype="INT64")], "segmentation", "ids"),
         ([spec("output", "n", 1, 64, 96, datatype="INT64")], "segmentation", "ids"),
@@ -123,6 +124,15 @@ def test_recognise_ambiguous_maps_names_the_settings(output: TensorSpec, named: 
         assert see(output, settings={"family": name}).family == name
 
 
+def test_recognise_mask_with_further_outputs_names_the_settings() -> None:
+    outputs = spec("d0", "n", 1, 64, 96), spec("d1", "n", 1, 64, 96), spec("1959", "n", 64, 32, 48)
+    assert "family=segmentation" in see(*outputs).reason
+    found = see(*outputs, settings={"family": "segmentation"})
+    assert found.reading.outputs == ("d0",)
+    heads = spec("p3", "n", 1, 8, 12), spec("p4", "n", 1, 4, 6), spec("p5", "n", 1, 2, 3)
+    assert "family=segmentation" not in see(*heads).reason
+
+
 @pytest.mark.parametrize(
     "output",
     [
@@ -130,6 +140,7 @@ def test_recognise_ambiguous_maps_names_the_settings(output: TensorSpec, named: 
         spec("output", "n", 1000, 1, 1),
         spec("output", "n", 128, 192),
         spec("output", "n", 2, 3, 64, 96),
+        spec("output", "n", 85, 4, 6),  # a cell for 16 x 16 pixels, as a detector's head
         spec("output", "n", "c", "h", "w"),
         spec("output", "n", "h", "w", datatype="INT64"),
     ],

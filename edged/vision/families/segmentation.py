@@ -53,7 +53,8 @@ _INTEGERS = ("INT32", "INT64")
 _IDS, _PLANES, _PIXELS, _MASK, _LOGITS = "ids", "planes", "pixels", "mask", "mask-logits"
 _MASK_NAMES = ("background", "foreground")
 _MOST_ENLARGED = 32
-_PADDLE = re.compile(r"\.tmp_\d+$")  # names of Paddle's variables, which Paddle2ONNX keeps
+_COARSEST = 8  # pixels for each cell
+_PADDLE = re.compile(r"\.tmp_\d+$|^fetch_name_\d+$")  # names of Paddle's variables, which Paddle2ONNX keeps
 
 
 class Segmentation(ContentFamily, frozen=True):
@@ -128,16 +129,20 @@ class Segmentation(ContentFamily, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim class numbers, and as many maps as `names`; otherwise name the families whose outputs look the same."""
-        output = evidence.only_output
+        """Claim class numbers, and as many maps as `names`; otherwise name the families whose outputs look the same.
+
+        Of several outputs the first one counts, if it is a mask for each pixel: U2-Net and its relatives also return
+        coarser masks.
+        """
+        output = evidence.only_output or _mask_of_several(evidence)
         form = None if output is None else _form(output, evidence)
         if output is None or form is None:
             return None
         shape = f"{output.name} [{','.join(map(str, output.shape))}]"
         if form == _IDS:
-            is_sure = _is_known(output, evidence) or _head(output, evidence) == "ArgMax"
+            is_sure = _is_fine(output, evidence) or _head(output, evidence) == "ArgMax"
             return cls._claim_of(output, evidence, f"{shape} has a whole number for each pixel") if is_sure else None
-        if not _is_known(output, evidence):
+        if not _is_fine(output, evidence):
             return None
         if form in (_MASK, _LOGITS):
             what = "one map: depth, a mask, a heat map or a picture"
@@ -179,13 +184,24 @@ def _form(output: TensorSpec, evidence: Evidence) -> str | None:
     return _PIXELS if layout.is_last else _PLANES
 
 
+def _mask_of_several(evidence: Evidence) -> TensorSpec | None:
+    first = next(iter(evidence.outputs), None)
+    layout = None if first is None else layout_of(first, evidence)
+    is_fine = layout is not None and evidence.size is not None and layout.cells == evidence.size[::-1]
+    return first if is_fine and layout is not None and layout.channels == 1 else None
+
+
 def _head(output: TensorSpec, evidence: Evidence) -> str:
     return (evidence.heads or {}).get(output.name, "")
 
 
-def _is_known(output: TensorSpec, evidence: Evidence) -> bool:
-    """Whether all sizes are known, so that the output is certainly a map of the input."""
-    return evidence.size is not None and all(isinstance(dim, int) for dim in output.shape[1:])
+def _is_fine(output: TensorSpec, evidence: Evidence) -> bool:
+    """Whether an output certainly has a cell for each pixel, or for each square of at most 8 x 8: coarser maps are
+    rather the heads of a detector."""
+    layout = layout_of(output, evidence)
+    if layout is None or evidence.size is None or any(isinstance(dim, str) for dim in output.shape[1:]):
+        return False
+    return all(int(cells) * _COARSEST >= side for cells, side in zip(layout.cells, evidence.size[::-1], strict=True))
 
 
 def _checked_ids(cells: Array, name: str) -> Ids:
