@@ -267,6 +267,18 @@ def test_annotate_draws_a_map_only_on_its_part() -> None:
     assert not (annotate(grey, Detections.empty(), NAMES, content=outside)[60:] != 90).any()
 
 
+def test_annotate_lists_up_to_twelve_classes_as_a_legend() -> None:
+    grey = np.full((1000, 200, 3), 90, np.uint8)
+
+    def legend(classes: int) -> int:
+        """Return the number of rows that the legend darkens or writes on."""
+        content = ClassMap.of(np.arange(classes)[:, None].repeat(2, axis=1), (0, 990, 200, 1000))
+        drawn = annotate(grey, Detections.empty(), (), content=content)
+        return int((drawn[:990] != 90).any(axis=(1, 2)).sum())
+
+    assert legend(1) < legend(8) < legend(12) == legend(20)
+
+
 def test_annotate_shows_what_is_near_in_red() -> None:
     ramp = ValueMap.of(np.linspace(0, 9, 200)[None])
     grey = np.full((100, 200, 3), 90, np.uint8)

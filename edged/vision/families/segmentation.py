@@ -172,6 +172,7 @@ class PaddleSeg(Segmentation, frozen=True):
 
 
 def _form(output: TensorSpec, evidence: Evidence) -> str | None:
+    """Return the layout of an output, if it can be a map of classes."""
     layout = layout_of(output, evidence)
     if layout is None:
         return None
@@ -185,6 +186,7 @@ def _form(output: TensorSpec, evidence: Evidence) -> str | None:
 
 
 def _mask_of_several(evidence: Evidence) -> TensorSpec | None:
+    """Return the first output, if it has one number for each pixel of the input."""
     first = next(iter(evidence.outputs), None)
     layout = None if first is None else layout_of(first, evidence)
     is_fine = layout is not None and evidence.size is not None and layout.cells == evidence.size[::-1]
