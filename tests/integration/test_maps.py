@@ -62,13 +62,12 @@ def write_depth(path: Path) -> Path:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("maps")
     segmentation, depth = write_segmentation(folder / "colours"), write_depth(folder / "depth.onnx")
+    one_engine = ("backends=onnxruntime", "precisions=fp32", "threads=1")
     unnormalised = ("preprocess.mean=0", "preprocess.std=1", "family=depth-metric")
     with Daemon() as daemon:
-        for line in (
-            ("colours", segmentation),
-            ("depth", depth, *(word for each in unnormalised for word in ("--set", each))),
-        ):
-            added = CliRunner().invoke(app, ["models", "add", *map(str, line), "--target", daemon.unix])
+        for name, path, settings in (("colours", segmentation, ()), ("depth", depth, unnormalised)):
+            options = [word for each in (*one_engine, *settings) for word in ("--set", each)]
+            added = CliRunner().invoke(app, ["models", "add", name, str(path), *options, "--target", daemon.unix])
             assert added.exit_code == 0, added.output
         for name in ("colours", "depth"):
             daemon.ready(name)
@@ -113,10 +112,8 @@ def test_daemon_returns_depth_in_metres(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize(("model", "figure", "best"), [("colours", "class_map", 1.0), ("depth", "depth", 0.0)])
 def test_engines_are_verified_by_what_clients_see(daemon: Daemon, model: str, figure: str, best: float) -> None:
-    verified = [each for each in daemon.settled(model) if each.verdict is not None]
-    assert all(figure in each.verdict.figures for each in verified if each.verdict is not None)
-    exact = [each.verdict for each in verified if each.precision == "fp32" and each.verdict is not None]
-    assert exact
-    for verdict in exact:
+    verdicts = [each.verdict for each in daemon.settled(model) if each.verdict is not None]
+    assert verdicts
+    for verdict in verdicts:
         assert verdict.accepted, verdict.reason
         assert verdict.figures[figure] == pytest.approx(best, abs=0.01)
