@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb
-from edged.vision.content import Anomaly, Classes, ClassMap, Content, Depth, Embedding, Text, ValueMap
+from edged.vision.content import Anomaly, Box, Classes, ClassMap, Content, Depth, Embedding, Text, ValueMap
 
 
 def content_of(message: pb.Content) -> Content:
@@ -28,7 +28,7 @@ def labels_of(message: pb.Content) -> Mapping[int, str]:
 def _content(message: pb.Content) -> Content:
     if message.HasField("class_map"):
         grid = message.class_map
-        return ClassMap(grid.width, grid.height, tuple(grid.class_ids), tuple(grid.lengths))
+        return ClassMap(grid.width, grid.height, tuple(grid.class_ids), tuple(grid.lengths), _box(grid.box))
     if message.HasField("depth"):
         return Depth(_map(message.depth.map), message.depth.is_inverse, message.depth.unit)
     if message.HasField("embedding"):
@@ -43,4 +43,11 @@ def _content(message: pb.Content) -> Content:
 
 
 def _map(message: pb.ValueMap) -> ValueMap:
-    return ValueMap(message.width, message.height, message.low, message.high, message.data)
+    return ValueMap(message.width, message.height, message.low, message.high, message.data, _box(message.box))
+
+
+def _box(sides: Sequence[int]) -> Box | None:
+    if not sides:
+        return None
+    x1, y1, x2, y2 = sides
+    return x1, y1, x2, y2

@@ -57,7 +57,7 @@ class Classification(msgspec.Struct, frozen=True):
 
 
 class ClassArea(msgspec.Struct, frozen=True):
-    """A class in a class map, and its share of the picture in 0..1."""
+    """A class in a class map, and its share of the map in 0..1."""
 
     class_id: int
     label: str
@@ -162,12 +162,15 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def supervision(self) -> Any:
         """Return the detections as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes.
-        Raises Unsupported if supervision is not installed."""
+        A class map gives a detection for each of its classes, with its mask and without a score, as
+        `Detections.from_transformers` does. Raises Unsupported if supervision is not installed."""
         # Not made from Roboflow's JSON: supervision's reader of that JSON loses holes in masks and oriented boxes.
         try:
             supervision: Any = importlib.import_module("supervision")
         except ImportError:
             raise Unsupported(f"supervision is not installed; install it: {packages.install('supervision')}") from None
+        if isinstance(self.content, ClassMap):
+            return self._areas_of(supervision, self.content)
         found = self.boxes()
         data: dict[str, Any] = {_CLASS_NAMES: np.array([d.label for d in self.detections], dtype=str)}
         if found.corners is not None:
@@ -182,6 +185,22 @@ class Result(msgspec.Struct, frozen=True, eq=False):
             mask=pixels,
             tracker_id=found.tracker_ids,
             data=data,
+        )
+
+    def _areas_of(self, supervision: Any, classes: ClassMap) -> Any:
+        """Return the classes of a map as `supervision.Detections`."""
+        x1, y1, x2, y2 = classes.box or (0, 0, self.width, self.height)
+        x1, y1, x2, y2 = min(x1, self.width), min(y1, self.height), min(x2, self.width), min(y2, self.height)
+        cells, areas = classes.resized(x2 - x1, y2 - y1), self.areas
+        pixels = np.zeros((len(areas), self.height, self.width), np.bool_)
+        for inside, area in zip(pixels, areas, strict=True):
+            np.equal(cells, area.class_id, out=inside[y1:y2, x1:x2])
+        there = np.flatnonzero(pixels.any(axis=(1, 2)))  # a class can be lost if the map is finer than the picture
+        return supervision.Detections(
+            xyxy=supervision.mask_to_xyxy(pixels[there]),
+            mask=pixels[there],
+            class_id=np.array([area.class_id for area in areas], np.int64)[there],
+            data={_CLASS_NAMES: np.array([area.label for area in areas], dtype=str)[there]},
         )
 
     def mask(self, detection: Detection) -> npt.NDArray[np.bool_] | None:

@@ -15,10 +15,12 @@ import numpy.typing as npt
 from edged.errors import EngineUnusable
 from edged.tensors import Array
 from edged.vision.content import Anomaly, Classes, ClassMap, Content, Depth, Embedding, Text
+from edged.vision.families.contract import Classifier
 from edged.vision.family import ContentFamily, Recognition
 from edged.vision.placement import Fit, Placement, place
 
-_LEAST_SHARE = 0.005  # of a map: a class with less of it in both maps does not count, since a few cells decide its IoU
+# A class with less of both maps does not count, since a few cells decide its IoU.
+_LEAST_SHARE, _LEAST_CELLS = 0.005, 32
 _TINY = 1e-6
 
 
@@ -27,8 +29,9 @@ class ContentMatcher:
 
     def __init__(self, recognition: Recognition, family: ContentFamily) -> None:
         self._family, self._read = family, frozenset(recognition.reading.outputs)
-        # Every class counts, also those that clients do not get.
-        self._thresholds = msgspec.structs.replace(recognition.thresholds, score=0.0, max_detections=1 << 20)
+        self._thresholds = recognition.thresholds
+        if isinstance(family, Classifier):  # every class counts, also those that clients do not get
+            self._thresholds = msgspec.structs.replace(self._thresholds, score=0.0, max_detections=1 << 20)
         width, height = family.preprocess.width, family.preprocess.height
         self._whole = place(width, height, width, height, Fit.STRETCH)
 
@@ -51,7 +54,7 @@ def compare(expected: Content, found: Content) -> tuple[str, float]:
     if isinstance(expected, ClassMap) and isinstance(found, ClassMap):
         return "class_map", _mean_iou(expected.cells(), found.cells())
     if isinstance(expected, Depth) and isinstance(found, Depth):
-        return "depth", _depth_error(expected.map.values(), found.map.values())
+        return "depth", _depth_error(expected.map.values(), found.map.values(), has_scale=bool(expected.unit))
     if isinstance(expected, Embedding) and isinstance(found, Embedding):
         return "embedding", expected.cosine(found)
     if isinstance(expected, Text) and isinstance(found, Text):
@@ -69,27 +72,40 @@ def _class_score(expected: Classes, found: Classes) -> float:
 
 
 def _mean_iou(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> float:
-    """Return the mean IoU over the classes of two maps. Maps of different sizes, as noise has, share no cell."""
+    """Return the mean IoU over the classes of two maps. If one is coarser, since `ClassMap.of` thins noise, the cells
+    that both have are compared; maps of other sizes share no cell."""
+    expected, found = _thinned(expected, found.shape), _thinned(found, expected.shape)
     if expected.shape != found.shape:
         return 0.0
     shares = []
     for each in np.union1d(expected, found).tolist():
         ours, theirs = expected == each, found == each
         union = np.count_nonzero(ours | theirs)
-        if union >= _LEAST_SHARE * expected.size:
+        if union >= max(_LEAST_SHARE * expected.size, _LEAST_CELLS):
             shares.append(np.count_nonzero(ours & theirs) / union)
     return float(np.mean(shares)) if shares else 1.0
 
 
-def _depth_error(expected: npt.NDArray[np.float32], found: npt.NDArray[np.float32]) -> float:
-    """Return the RMS difference over the reference's standard deviation, after the scale and offset that fit best:
-    a depth without a unit is only known up to these."""
+def _thinned(cells: npt.NDArray[np.int32], shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
+    """Return every second cell, every fourth, and so on, as long as these are no fewer than a map of `shape` has."""
+    while (coarser := cells[::2, ::2]).size < cells.size and np.all(np.array(coarser.shape) >= shape):
+        cells = coarser
+    return cells
+
+
+def _depth_error(expected: npt.NDArray[np.float32], found: npt.NDArray[np.float32], *, has_scale: bool) -> float:
+    """Return the RMS difference over the reference's standard deviation. A depth without a scale is only known up to a
+    positive factor and an offset, so the difference is that after those that fit best."""
     if expected.shape != found.shape:
         return 1.0
     ours, theirs = expected.astype(np.float64).ravel(), found.astype(np.float64).ravel()
-    ours, theirs = ours - ours.mean(), theirs - theirs.mean()
-    spread, power = float(np.sqrt(np.mean(ours**2))), float(theirs @ theirs)
-    if spread < _TINY:
-        return 0.0 if power < _TINY else 1.0
-    scale = float(ours @ theirs) / power if power else 0.0
-    return float(np.sqrt(np.mean((ours - scale * theirs) ** 2))) / spread
+    difference, ours = ours - theirs, ours - ours.mean()
+    spread = float(np.sqrt(np.mean(ours**2)))
+    if not has_scale:
+        theirs = theirs - theirs.mean()
+        power = float(theirs @ theirs)
+        difference = ours - (max(float(ours @ theirs), 0.0) / power if power else 0.0) * theirs
+        if spread < _TINY:
+            return 0.0 if power < _TINY else 1.0
+    error = float(np.sqrt(np.mean(difference**2)))
+    return error / spread if spread >= _TINY else float(error >= _TINY)

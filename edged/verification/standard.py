@@ -39,7 +39,7 @@ class Tolerance(msgspec.Struct, frozen=True):
     box_score: float  # at most: largest difference between the scores of a detection
     class_score: float  # at most: largest difference between the probabilities of a class, in pictures and samples
     class_map: float  # at least: mean IoU of the classes in a class map
-    depth: float  # at most: RMS difference of depths over their standard deviation, after the best scale and offset
+    depth: float  # at most: RMS difference of depths over their standard deviation; without a unit after the best fit
     embedding: float  # at least: cosine of the angle between embeddings
     text: float  # at least: share of a text's characters that are equal
     anomaly: float  # at most: difference of anomaly scores over the larger score

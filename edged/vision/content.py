@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,6 +21,8 @@ MOST_SIDE = 8192  # the largest width or height of a map
 _MOST_RUNS = 1 << 15  # of a class map: the daemon decodes them on its event loop
 _MOST_TEXT = 4096  # characters
 _STEPS = 65535  # of a value in a `ValueMap`
+
+Box: TypeAlias = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels of the picture as sent
 _LEVEL = np.dtype("<u2")
 _FLOAT = np.dtype("<f4")
 
@@ -44,19 +46,20 @@ class Classes(msgspec.Struct, frozen=True, array_like=True, tag="classes", forbi
 
 
 class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", forbid_unknown_fields=True):
-    """The class of every cell of a grid of `width` x `height` cells that covers the whole picture.
+    """The class of every cell of a grid of `width` x `height` cells that covers the picture.
 
     `class_ids` and `lengths` are runs of equal cells, row by row from the upper left; the lengths are above 0 and add
-    up to width * height.
+    up to width * height. If the model was shown only a part of the picture, the map covers this part, `box`.
     """
 
     width: int
     height: int
     class_ids: tuple[int, ...]
     lengths: tuple[int, ...]
+    box: Box | None = None
 
     def __post_init__(self) -> None:
-        _check_sides(self.width, self.height)
+        _check_sides(self.width, self.height, self.box)
         cells = self.width * self.height
         if len(self.class_ids) != len(self.lengths) or min(self.lengths, default=0) < 1 or sum(self.lengths) != cells:
             raise ValueError(f"the runs of a class map do not add up to {self.width}x{self.height} cells")
@@ -64,24 +67,31 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
             raise ValueError(f"a class map of {len(self.lengths)} runs, or with a class id that is no class")
 
     @classmethod
-    def of(cls, cells: npt.NDArray[np.integer]) -> ClassMap:
+    def of(cls, cells: npt.NDArray[np.integer], box: Box | None = None) -> ClassMap:
         """Encode class ids [height, width]. Noise has too many runs; it is encoded with half the width and height, or
-        a quarter, and so on."""
+        a quarter, and so on. So is a map with a side above `MOST_SIDE`."""
         while True:
             flat = np.ascontiguousarray(cells).reshape(-1)
             starts = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
-            if len(starts) <= _MOST_RUNS:
+            if len(starts) <= _MOST_RUNS and max(cells.shape) <= MOST_SIDE:
                 break
             cells = cells[::2, ::2]
         lengths = np.diff(np.append(starts, flat.size))
-        return cls(cells.shape[1], cells.shape[0], tuple(flat[starts].tolist()), tuple(lengths.tolist()))
+        return cls(cells.shape[1], cells.shape[0], tuple(flat[starts].tolist()), tuple(lengths.tolist()), box)
 
     def cells(self) -> npt.NDArray[np.int32]:
         """Return the class ids, int32 [height, width]."""
         return np.repeat(np.array(self.class_ids, np.int32), self.lengths).reshape(self.height, self.width)
 
+    def resized(self, width: int, height: int) -> npt.NDArray[np.int32]:
+        """Return the class ids with another number of cells, int32 [height, width]: for the size of the picture (or of
+        `box`), the class of each pixel. Each cell has the class of the nearest cell of the map."""
+        rows, columns = _nearest(height, self.height), _nearest(width, self.width)
+        resized: npt.NDArray[np.int32] = self.cells()[rows[:, None], columns]
+        return resized
+
     def shares(self) -> list[tuple[int, float]]:
-        """Return (class id, share of the picture in 0..1) of each class in the map, the largest first."""
+        """Return (class id, share of the map in 0..1) of each class in the map, the largest first."""
         ids, index = np.unique(self.class_ids, return_inverse=True)
         areas = np.bincount(index, weights=self.lengths) / (self.width * self.height)
         order = np.argsort(-areas, kind="stable")
@@ -89,7 +99,8 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
 
 
 class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbid_unknown_fields=True):
-    """A number for every cell of a grid of `width` x `height` cells that covers the whole picture.
+    """A number for every cell of a grid of `width` x `height` cells that covers the picture, or `box` as in a
+    `ClassMap`.
 
     `data` has little-endian uint16 levels, row by row: 0 is `low`, 65535 is `high`, linear between them. The error is
     at most (high - low) / 131070.
@@ -100,24 +111,30 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
     low: float
     high: float
     data: bytes
+    box: Box | None = None
 
     def __post_init__(self) -> None:
-        _check_sides(self.width, self.height)
+        _check_sides(self.width, self.height, self.box)
         if len(self.data) != self.width * self.height * _LEVEL.itemsize:
             raise ValueError(f"{len(self.data)} bytes for a map of {self.width}x{self.height} levels of 2 bytes")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
             raise ValueError(f"a map from {self.low} to {self.high}")
 
     @classmethod
-    def of(cls, values: npt.NDArray[np.floating]) -> ValueMap:
-        """Encode values [height, width]. Values that are not finite become the lowest value; 0 if none is finite."""
+    def of(cls, values: npt.NDArray[np.floating], box: Box | None = None) -> ValueMap:
+        """Encode values [height, width]. Values that are not finite become the lowest value; 0 if none is finite. A map
+        with a side above `MOST_SIDE` is encoded with half the width and height, or a quarter, and so on."""
+        while max(values.shape) > MOST_SIDE:
+            values = values[::2, ::2]
         height, width = values.shape
         known = np.isfinite(values)
-        low = float(values.min(initial=np.inf, where=known)) if known.any() else 0.0
-        high = float(values.max(initial=-np.inf, where=known)) if known.any() else 0.0
+        if not known.all():
+            values = np.where(known, values, values.min(initial=np.inf, where=known) if known.any() else 0)
+        low, high = float(values.min()), float(values.max())
         scale = _STEPS / (high - low) if high > low else 0.0
-        levels = np.rint((np.where(known, values, low).astype(np.float64) - low) * scale)
-        return cls(width, height, low, high, levels.astype(_LEVEL).tobytes())
+        levels = np.subtract(values, low, dtype=np.float64)
+        levels *= scale
+        return cls(width, height, low, high, np.rint(levels, out=levels).astype(_LEVEL).tobytes(), box)
 
     def levels(self) -> npt.NDArray[np.uint16]:
         """Return the levels, uint16 [height, width], read-only."""
@@ -127,6 +144,16 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
         """Return the numbers, float32 [height, width]."""
         found = self.levels() * ((self.high - self.low) / _STEPS) + self.low
         return found.astype(np.float32)
+
+    def resized(self, width: int, height: int) -> npt.NDArray[np.float32]:
+        """Return the numbers with another number of cells, float32 [height, width]: for the size of the picture (or of
+        `box`), the number of each pixel. It is interpolated between the four nearest cells."""
+        values = self.values()
+        top, bottom, down = _between(height, self.height)
+        left, right, across = _between(width, self.width)
+        rows = values[top] * (1 - down[:, None]) + values[bottom] * down[:, None]
+        resized = rows[:, left] * (1 - across) + rows[:, right] * across
+        return resized.astype(np.float32, copy=False)
 
 
 class Depth(msgspec.Struct, frozen=True, array_like=True, tag="depth", forbid_unknown_fields=True):
@@ -240,6 +267,21 @@ def lines(content: Content, names: Sequence[str]) -> Iterator[Line]:
         yield Line(f"{'anomaly' if content.is_anomalous else 'normal'} {content.score:.3g}")
 
 
-def _check_sides(width: int, height: int) -> None:
+def _check_sides(width: int, height: int, box: Box | None) -> None:
     if not (1 <= width <= MOST_SIDE and 1 <= height <= MOST_SIDE):
         raise ValueError(f"a map of {width}x{height} cells; each side must be 1 to {MOST_SIDE}")
+    if box is not None and not (0 <= box[0] < box[2] < 1 << 31 and 0 <= box[1] < box[3] < 1 << 31):
+        raise ValueError(f"a map of {box}, which is no part of a picture")
+
+
+def _nearest(count: int, cells: int) -> npt.NDArray[np.int64]:
+    """Return the cell in which the centre of each of `count` places lies."""
+    return (np.arange(count) * 2 + 1) * cells // (count * 2)
+
+
+def _between(count: int, cells: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return the two cells between whose centres the centre of each of `count` places lies, and the weight of the
+    second."""
+    at = np.clip((np.arange(count) + 0.5) * cells / count - 0.5, 0, cells - 1)
+    first = at.astype(np.int64)
+    return first, np.minimum(first + 1, cells - 1), (at - first).astype(np.float32)

@@ -12,19 +12,21 @@ from edged.vision.detections import class_name
 Fields: TypeAlias = dict[str, Any]
 
 
-def content_fields(content: Content, names: Sequence[str]) -> Fields:
+def content_fields(content: Content, names: Sequence[str], maps: bool = True) -> Fields:
     """Return the fields of a content.
 
     - classes: `predictions` of {class, class_id, confidence}, and `top`, the best class
     - class map: `class_map` of {width, height, class_ids, lengths, areas}; see `ClassMap`. An area is {class, class_id,
-      share}, the share of the picture in 0..1
+      share}, the share of the map in 0..1
     - depth: `depth` of {unit, is_inverse, map}
     - embedding: `embedding`, a list of numbers; with a gallery also `label`, which is empty if no name is near enough,
       and `similarity`
     - text: `text`, and `confidence` in 0..1
     - anomaly: `anomaly` of {score, is_anomalous}, and `map` if the model has one
 
-    A map is {width, height, low, high, data}: `data` is base64 of the levels of a `ValueMap`.
+    A map is {width, height, low, high, data}: `data` is base64 of the levels of a `ValueMap`. A map of a part of the
+    picture also has its `box`, [x1, y1, x2, y2] in pixels. `maps` False leaves out what is large: `class_ids`,
+    `lengths` and `data`.
     """
     if isinstance(content, Classes):
         rows = zip(content.class_ids, content.scores, strict=True)
@@ -32,10 +34,10 @@ def content_fields(content: Content, names: Sequence[str]) -> Fields:
         return {"predictions": found, "top": found[0]["class"] if found else ""}
     if isinstance(content, ClassMap):
         areas = [{"class": class_name(names, n), "class_id": n, "share": share} for n, share in content.shares()]
-        size = {"width": content.width, "height": content.height}
-        return {"class_map": {**size, "class_ids": content.class_ids, "lengths": content.lengths, "areas": areas}}
+        runs = {"class_ids": content.class_ids, "lengths": content.lengths} if maps else {}
+        return {"class_map": {**_size(content), **runs, "areas": areas}}
     if isinstance(content, Depth):
-        return {"depth": {"unit": content.unit, "is_inverse": content.is_inverse, "map": _map(content.map)}}
+        return {"depth": {"unit": content.unit, "is_inverse": content.is_inverse, "map": _map(content.map, maps)}}
     if isinstance(content, Embedding):
         named = {"label": content.label, "similarity": content.similarity}
         is_named = content.label or content.similarity
@@ -43,10 +45,15 @@ def content_fields(content: Content, names: Sequence[str]) -> Fields:
     if isinstance(content, Text):
         return {"text": content.text, "confidence": content.score}
     assert isinstance(content, Anomaly)
-    heat = {} if content.map is None else {"map": _map(content.map)}
+    heat = {} if content.map is None else {"map": _map(content.map, maps)}
     return {"anomaly": {"score": content.score, "is_anomalous": content.is_anomalous, **heat}}
 
 
-def _map(values: ValueMap) -> Fields:
-    size = {"width": values.width, "height": values.height, "low": values.low, "high": values.high}
-    return {**size, "data": base64.b64encode(values.data).decode()}
+def _map(values: ValueMap, maps: bool) -> Fields:
+    levels = {"data": base64.b64encode(values.data).decode()} if maps else {}
+    return {**_size(values), "low": values.low, "high": values.high, **levels}
+
+
+def _size(cells: ClassMap | ValueMap) -> Fields:
+    size = {"width": cells.width, "height": cells.height}
+    return size if cells.box is None else {**size, "box": cells.box}

@@ -29,6 +29,7 @@ _MAX_LABEL = 40
 _HEAT = cv2.COLORMAP_TURBO
 _MAX_LINE = 48
 _MAX_LINES = 5
+_MAX_AREAS = 12  # lines of a class map, which are the legend of its colours
 _DARK, _LIGHT = (24, 24, 24), (255, 255, 255)
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 _MAX_COORDINATE = 1 << 15  # OpenCV computes in fractions of a pixel, which overflow above this
@@ -72,7 +73,8 @@ def annotate(
     for box, text, color in zip(boxes, _labels(rows, names), colors, strict=True):
         _draw_label(canvas, box, text, color, style)
     if content is not None:
-        rows_of_text = islice(lines(content, names), _MAX_LINES)
+        most = _MAX_AREAS if isinstance(content, ClassMap) else _MAX_LINES
+        rows_of_text = islice(lines(content, names), most)
         marked = [(text[:_MAX_LINE], class_color(each) if each >= 0 else _LIGHT) for text, each in rows_of_text]
         _draw_list(canvas, marked, style)
     if caption:
@@ -113,18 +115,23 @@ class _Style:
 
 def _draw_map(canvas: Image, content: Content) -> None:
     """Lay a class map over the picture in the colours of its classes, or a depth or anomaly map in colours from blue
-    (low) to red (high)."""
-    size = canvas.shape[1], canvas.shape[0]
+    (far, low) to red (near, high)."""
     if isinstance(content, ClassMap):
-        cells = content.cells()
-        ids, index = np.unique(cells, return_inverse=True)
-        colors = np.array([class_color(each) for each in ids.tolist()], np.uint8)[index.reshape(cells.shape)]
+        box, way = content.box, cv2.INTER_NEAREST
+        runs = np.array([class_color(each) for each in content.class_ids], np.uint8)
+        colors = np.repeat(runs, content.lengths, axis=0).reshape(content.height, content.width, 3)
     elif isinstance(content, Depth | Anomaly) and content.map is not None:
-        colors = np.asarray(cv2.applyColorMap((content.map.levels() >> 8).astype(np.uint8), _HEAT), np.uint8)
+        box, way = content.map.box, cv2.INTER_LINEAR
+        levels = (content.map.levels() >> 8).astype(np.uint8)
+        is_near_low = isinstance(content, Depth) and not content.is_inverse
+        colors = np.asarray(cv2.applyColorMap(~levels if is_near_low else levels, _HEAT), np.uint8)
     else:
         return
-    laid = cv2.resize(colors, size, interpolation=cv2.INTER_NEAREST)
-    cv2.addWeighted(canvas, 1 - _MASK_TINT, laid, _MASK_TINT, 0, canvas)
+    x1, y1, x2, y2 = box or (0, 0, canvas.shape[1], canvas.shape[0])
+    under = canvas[y1:y2, x1:x2]
+    if under.size:
+        laid = cv2.resize(colors, (under.shape[1], under.shape[0]), interpolation=way)
+        under[:] = cv2.addWeighted(under, 1 - _MASK_TINT, laid, _MASK_TINT, 0)
 
 
 def _draw_areas(canvas: Image, rows: Detections, boxes: Sequence[Box], colors: Sequence[Color]) -> None:

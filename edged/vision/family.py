@@ -28,6 +28,7 @@ from edged.vision.families.classification import Classification, UltralyticsClas
 from edged.vision.families.contract import Claim, ContentFamily, Evidence, Family, Reading, Rule, readable
 from edged.vision.families.damo_yolo import DamoYolo
 from edged.vision.families.decoding import Thresholds
+from edged.vision.families.depth import MetricDepth, RelativeDepth
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
 from edged.vision.families.efficientdet import EfficientDet
 from edged.vision.families.fastestdet import FastestDet
@@ -38,6 +39,7 @@ from edged.vision.families.nanodet import NanoDet, NanoDetPlus
 from edged.vision.families.paddle import PicoDet, PpYoloEPlus
 from edged.vision.families.prompted import GroundingDino, OwlV2, OwlVit
 from edged.vision.families.scrfd import Scrfd
+from edged.vision.families.segmentation import PaddleSeg, Segmentation
 from edged.vision.families.ssd import Ssd
 from edged.vision.families.third_party import RULES, ThirdParty
 from edged.vision.families.topdown import HrNet, RtmPose
@@ -144,6 +146,10 @@ FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
         embedding.DinoV2,
         Anomalib,
         AnomalibV1,
+        Segmentation,
+        PaddleSeg,
+        RelativeDepth,
+        MetricDepth,
     )
 }
 
@@ -186,6 +192,9 @@ _RULES: tuple[Rule, ...] = (
     RtmPose.by_names,
     Anomalib.by_names,
     embedding.by_names,
+    Segmentation.by_names,
+    PaddleSeg.by_names,
+    RelativeDepth.by_names,
     # Shapes.
     YoloV5.by_shape,
     YoloX.by_shape,
@@ -201,6 +210,7 @@ _RULES: tuple[Rule, ...] = (
     MoveNet.by_shape,
     ambiguous_shape,
     Classification.by_shape,
+    Segmentation.by_shape,
     Ultralytics.by_shape,
 )
 

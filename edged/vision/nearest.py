@@ -56,8 +56,12 @@ def explain_without_picture(tensors: Tensors) -> Claim:
 
 def advise(claim: Claim, evidence: Evidence, families: Families) -> Claim:
     """Return the claim of a rule; if it is undecided, with those of its families that accept the model, the most likely
-    first, and with the settings that select them in its reason."""
-    return _with_advice(claim, evidence, families) if claim.between else claim
+    first, with the settings that select them in its reason, and with the model's kind."""
+    if not claim.between:
+        return claim
+    found = identify(evidence.tensors)
+    kind = claim.kind or (found[0].name if found is not None else "")
+    return _with_advice(msgspec.structs.replace(claim, kind=kind), evidence, families)
 
 
 def accepts(family: type[Opened], evidence: Evidence) -> bool:

@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
+from edged.api.grpc.content import fill_content
 from edged.backoff import Backoff
 from edged.client import Captured, Client, Result
 from edged.client.frames import stream_options
@@ -21,6 +22,7 @@ from edged.client.result import Classification, Skips, from_proto
 from edged.errors import DaemonUnavailable, InvalidInput, NotFound
 from edged.proto import cameras_pb2 as pb
 from edged.vision import masks
+from edged.vision.content import ClassMap
 from tests.unit.scripted_daemon import ScriptedDaemon, answer
 
 pytestmark = pytest.mark.timeout(60)
@@ -312,3 +314,33 @@ def test_stream_reconnected_sends_no_old_frames(target: str) -> None:
         assert next(stream).sequence == 4
         stream.close()
         assert 3 not in [frame.sequence for frame in daemon.frames]
+
+
+def test_result_supervision_of_a_class_map_has_a_mask_for_each_class() -> None:
+    supervision = pytest.importorskip("supervision")
+    cells = np.array([[0, 0, 7, 7], [0, 3, 3, 7]])
+    found = mapped(cells, 8, 4).supervision()
+    assert found.class_id.tolist() == [0, 7, 3]
+    assert found.data["class_name"].tolist() == ["road", "7", "3"]
+    assert (found.confidence, found.tracker_id) == (None, None)
+    pixels = cells.repeat(2, axis=0).repeat(2, axis=1)
+    for mask, number in zip(found.mask, found.class_id, strict=True):
+        assert np.array_equal(mask, pixels == number)
+    assert np.array_equal(found.xyxy, supervision.mask_to_xyxy(found.mask))
+
+
+def test_result_supervision_of_a_class_map_of_a_part_of_the_picture() -> None:
+    pytest.importorskip("supervision")
+    found = mapped(np.array([[1, 2]]), 20, 10, (4, 2, 8, 6)).supervision()
+    assert found.mask.shape == (2, 10, 20)
+    assert found.xyxy.tolist() == [[4, 2, 5, 5], [6, 2, 7, 5]]
+    finer = mapped(np.array([[1, 1, 2, 3, 3]]), 2, 1).supervision()
+    assert finer.class_id.tolist() == [1, 3]
+    assert len(mapped(np.array([[1, 2]]), 20, 10, (40, 40, 80, 60)).supervision()) == 0
+
+
+def mapped(cells: np.ndarray, width: int, height: int, box: tuple[int, int, int, int] | None = None) -> Result:
+    """Return the result of a picture of width x height with a class map."""
+    message = pb.Result(width=width, height=height)
+    fill_content(message.content, ClassMap.of(cells, box), ("road",))
+    return from_proto(message)

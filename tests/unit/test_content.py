@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
+import cv2
 import msgspec
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb
 from edged.verification.contents import compare
 from edged.vision.content import (
+    MOST_SIDE,
     Anomaly,
     Classes,
     ClassMap,
@@ -40,7 +43,9 @@ CONTENTS: dict[str, Content] = {
     "classes": Classes((2, 0), (0.75, 0.25)),
     "no class": Classes(),
     "class map": ClassMap.of(np.array([[2, 2, 2], [1, 0, 0]])),
+    "class map of a part": ClassMap.of(np.array([[2, 0]]), (10, 20, 50, 60)),
     "depth": Depth(HEAT, True, "m"),
+    "depth of a part": Depth(ValueMap.of(np.eye(3), (0, 0, 3, 9)), False),
     "embedding": Embedding.of([3, 0, 4]),
     "embedding with a name": Embedding(Embedding.of([3, 0, 4]).data, "Ada", 0.75),
     "embedding of no name": Embedding(Embedding.of([3, 0, 4]).data, "", 0.25),
@@ -82,6 +87,10 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
         ["class-map", 2, 2, [-1], [4]],
         ["class-map", 1 << 20, 1, [0], [1 << 20]],
         ["class-map", 0, 0, [], []],
+        ["class-map", 1, 1, [0], [1], [0, 0, 0, 5]],
+        ["class-map", 1, 1, [0], [1], [-1, 0, 5, 5]],
+        ["class-map", 1, 1, [0], [1], [0, 0, 5, 1 << 40]],
+        ["class-map", 1, 1, [0], [1], [1, 2, 3]],
         ["depth", ["values", 2, 2, 0.0, 1.0, bytes(7)], True, "m"],
         ["depth", ["values", 2, 2, 1.0, 0.0, bytes(8)], True, "m"],
         ["depth", ["values", 2, 2, 0.0, float("inf"), bytes(8)], True, "m"],
@@ -114,6 +123,8 @@ def test_unpack_any_bytes_raises_nothing_but_value_error(data: bytes) -> None:
 def test_client_refuses_an_invalid_content() -> None:
     with pytest.raises(InvalidInput, match="runs of a class map"):
         content_of(pb.Content(class_map=pb.ClassMap(width=2, height=2, class_ids=[1], lengths=[9])))
+    with pytest.raises(InvalidInput):
+        content_of(pb.Content(class_map=pb.ClassMap(width=1, height=1, class_ids=[1], lengths=[1], box=[1, 2])))
 
 
 def test_result_labels_classes_and_areas() -> None:
@@ -143,6 +154,34 @@ def test_class_map_of_noise_is_made_coarser_until_it_fits() -> None:
     assert (found.width, found.height) == (128, 128)
     assert np.array_equal(found.cells(), noise[::4, ::4])
     assert unpack(pack(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("shape", "coarse"), [((2, MOST_SIDE + 2), (1, MOST_SIDE // 2 + 1)), ((4 * MOST_SIDE, 1), (MOST_SIDE, 1))]
+)
+def test_maps_with_a_long_side_are_made_coarser(shape: tuple[int, int], coarse: tuple[int, int]) -> None:
+    assert ClassMap.of(np.zeros(shape, int)).cells().shape == coarse
+    assert ValueMap.of(np.zeros(shape)).values().shape == coarse
+
+
+@given(arrays.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9))), st.integers(1, 20), st.integers(1, 20))
+def test_class_map_resized_has_the_class_of_the_nearest_cell(cells: np.ndarray, width: int, height: int) -> None:
+    found = ClassMap.of(cells).resized(width, height)
+    rows = np.floor((np.arange(height) + 0.5) * cells.shape[0] / height).astype(int)
+    columns = np.floor((np.arange(width) + 0.5) * cells.shape[1] / width).astype(int)
+    assert np.array_equal(found, cells[np.ix_(rows, columns)])
+
+
+@given(
+    arrays.arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(-99, 99, width=32)),
+    st.integers(1, 4),
+    st.integers(1, 4),
+)
+def test_value_map_resized_is_interpolated(values: np.ndarray, across: int, down: int) -> None:
+    map_ = ValueMap.of(values)
+    size = map_.width * across, map_.height * down
+    expected = cv2.resize(map_.values(), size, interpolation=cv2.INTER_LINEAR)
+    np.testing.assert_allclose(map_.resized(*size), expected, atol=1e-3)
 
 
 @given(
@@ -181,7 +220,9 @@ def test_embedding_has_length_one_and_cosine_similarity() -> None:
         "classes": ["sky 75%", "road 25%"],
         "no class": [],
         "class map": ["sky 50%", "road 33%", "car 17%"],
+        "class map of a part": ["road 50%", "sky 50%"],
         "depth": ["inverse depth -1 to 3 m"],
+        "depth of a part": ["depth 0 to 1"],
         "embedding": ["embedding of 3 values"],
         "embedding with a name": ["Ada 75%"],
         "embedding of no name": ["unknown 25%"],
@@ -201,6 +242,7 @@ def test_json_has_the_fields_of_each_content() -> None:
     assert fields["no class"] == {"predictions": [], "top": ""}
     assert fields["class map"]["class_map"]["areas"][2] == car
     assert fields["depth"]["depth"]["unit"] == "m"
+    assert fields["class map of a part"]["class_map"]["box"] == (10, 20, 50, 60)
     assert base64.b64decode(fields["depth"]["depth"]["map"]["data"]) == HEAT.data
     assert fields["embedding"]["embedding"] == pytest.approx([0.6, 0, 0.8])
     assert fields["embedding"].keys() == {"embedding"}
@@ -209,6 +251,50 @@ def test_json_has_the_fields_of_each_content() -> None:
     assert fields["text"] == {"text": "KA 17", "confidence": 0.5}
     assert "map" not in fields["anomaly without a map"]["anomaly"]
     msgspec.json.encode(fields)
+
+
+@EACH
+def test_json_without_maps_is_small_and_otherwise_equal(content: Content) -> None:
+    def without(fields: Any) -> Any:
+        left_out = ("class_ids", "lengths", "data")
+        return {k: without(v) for k, v in fields.items() if k not in left_out} if isinstance(fields, dict) else fields
+
+    whole, small = content_fields(content, NAMES), content_fields(content, NAMES, maps=False)
+    assert small == without(whole)
+
+
+def test_annotate_draws_a_map_only_on_its_part() -> None:
+    grey = np.full((100, 200, 3), 90, np.uint8)
+    for part in (ClassMap.of(np.ones((2, 2), int), (150, 50, 190, 90)), Depth(HEAT, True)):
+        if isinstance(part, Depth):
+            part = Depth(ValueMap.of(HEAT.values(), (150, 50, 190, 90)), True)
+        changed = (annotate(grey, Detections.empty(), NAMES, content=part) != grey).any(axis=2)
+        assert changed[50:90, 150:190].all()
+        changed[50:90, 150:190] = False
+        changed[:40] = False  # the legend
+        assert not changed.any()
+    outside = ClassMap.of(np.ones((2, 2), int), (500, 500, 600, 600))
+    assert not (annotate(grey, Detections.empty(), NAMES, content=outside)[60:] != 90).any()
+
+
+def test_annotate_lists_up_to_twelve_classes_as_a_legend() -> None:
+    grey = np.full((1000, 200, 3), 90, np.uint8)
+
+    def legend(classes: int) -> int:
+        """Return the number of rows that the legend darkens or writes on."""
+        content = ClassMap.of(np.arange(classes)[:, None].repeat(2, axis=1), (0, 990, 200, 1000))
+        drawn = annotate(grey, Detections.empty(), (), content=content)
+        return int((drawn[:990] != 90).any(axis=(1, 2)).sum())
+
+    assert legend(1) < legend(8) < legend(12) == legend(20)
+
+
+def test_annotate_shows_what_is_near_in_red() -> None:
+    ramp = ValueMap.of(np.linspace(0, 9, 200)[None])
+    grey = np.full((100, 200, 3), 90, np.uint8)
+    for content, column in ((Depth(ramp, True), 190), (Depth(ramp, False, "m"), 10)):
+        blue, _, red = annotate(grey, Detections.empty(), (), content=content)[90, column]
+        assert red > blue + 20
 
 
 @EACH
@@ -250,13 +336,47 @@ def test_compare_different_contents(expected: Content, found: Content, figure: t
     assert compare(expected, found) == (figure[0], pytest.approx(figure[1], abs=1e-6))
 
 
-def test_compare_depth_ignores_scale_and_offset_but_no_other_shape() -> None:
-    ramp = np.linspace(1, 5, 100).reshape(10, 10)
+def test_compare_class_map_of_noise_that_one_side_encodes_coarser() -> None:
+    fine = np.random.default_rng(0).integers(0, 3, (40, 64))
+    for coarse in (fine[::2, ::2], fine[::2, ::2][::2, ::2]):
+        assert compare(ClassMap.of(fine), ClassMap.of(coarse)) == ("class_map", 1.0)
+        assert compare(ClassMap.of(coarse), ClassMap.of(fine)) == ("class_map", 1.0)
+    assert compare(ClassMap.of(fine), ClassMap.of(fine[:20]))[1] == 0
+    assert compare(ClassMap.of(fine), ClassMap.of(fine[:, :1]))[1] == 0
+
+
+RAMP = np.linspace(1, 5, 100).reshape(10, 10)
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        (RAMP, 0),
+        (RAMP + 0.1, 0.1 / RAMP.std()),
+        (RAMP * 2, np.sqrt(np.mean(RAMP**2)) / RAMP.std()),
+        (RAMP * 0 + RAMP.mean(), 1),
+    ],
+)
+def test_compare_depth_in_metres_counts_scale_and_offset(values: np.ndarray, error: float) -> None:
+    ours, theirs = (Depth(ValueMap.of(each), False, "m") for each in (RAMP, values))
+    assert compare(ours, theirs) == ("depth", pytest.approx(error, abs=1e-4))
+
+
+def test_compare_depth_of_one_value() -> None:
+    flat = np.full((3, 3), 2.0)
+    for unit in ("", "m"):
+        assert compare(Depth(ValueMap.of(flat), False, unit), Depth(ValueMap.of(flat), False, unit))[1] == 0
+        assert compare(Depth(ValueMap.of(flat), False, unit), Depth(ValueMap.of(np.eye(3)), False, unit))[1] == 1
+
+
+def test_compare_depth_without_a_unit_ignores_scale_and_offset_but_no_other_shape() -> None:
+    ramp = RAMP
 
     def error(values: np.ndarray) -> float:
         return compare(Depth(ValueMap.of(ramp), True), Depth(ValueMap.of(values), True))[1]
 
     assert error(ramp * 3 + 7) == pytest.approx(0, abs=1e-4)
+    assert error(-ramp) == pytest.approx(1)
     assert error(ramp.T) > 0.8
     assert error(np.ones((10, 10))) == pytest.approx(1)
     assert error(ramp[:5]) == 1

@@ -306,3 +306,62 @@ def test_metadata_of_another_program_gives_no_settings(tmp_path: Path, metadata:
     (tmp_path / METADATA).write_bytes(b"\xff" * 9)
     assert read_anomalib(tmp_path / "model.onnx") == {}
     assert read_anomalib(tmp_path / "elsewhere" / "model.onnx") == {}
+
+
+# -- segmentation and depth -----------------------------------------------------------------------------------------
+
+
+def test_settings_of_segmentation(tmp_path: Path) -> None:
+    config = {
+        "model_type": "segformer",
+        "architectures": ["SegformerForSemanticSegmentation"],
+        "id2label": {"0": "wall", "1": "door, double door"},
+    }
+    processor = {"do_normalize": True, "image_mean": [0.4, 0.4, 0.4], "image_std": [0.2, 0.2, 0.2], "size": 512}
+    assert settings_of(tmp_path, config, processor, "onnx/model.onnx") == {
+        "family": "segmentation",
+        "names": "wall,door",
+        "preprocess.mean": "0.4,0.4,0.4",
+        "preprocess.std": "0.2,0.2,0.2",
+        "preprocess.width": "512",
+        "preprocess.height": "512",
+    }
+
+
+def test_settings_of_segmentation_whose_processor_crops_and_does_not_normalise(tmp_path: Path) -> None:
+    config = {"model_type": "mobilevit", "architectures": ["MobileViTForSemanticSegmentation"]}
+    size = {"size": {"shortest_edge": 544}, "do_center_crop": True, "crop_size": {"height": 512, "width": 512}}
+    assert settings_of(tmp_path, config, {**size, "do_flip_channel_order": True}) == {
+        "family": "segmentation",
+        "preprocess.color": "bgr",
+        "preprocess.mean": "0",
+        "preprocess.std": "1",
+        "preprocess.width": "512",
+        "preprocess.height": "512",
+    }
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more", "settings"),
+    [
+        ("depth_anything", {}, {"family": "depth"}),
+        ("depth_anything", {"depth_estimation_type": "relative"}, {"family": "depth"}),
+        ("depth_anything", {"depth_estimation_type": "metric"}, {"family": "depth-metric"}),
+        ("depth_anything", {"backbone_config": {"model_type": "dinov2"}}, {"family": "depth"}),
+        ("dpt", {"backbone_config": {"model_type": "beit"}}, {"family": "depth"}),
+        ("dpt", {"backbone_config": {"model_type": "dinov2"}}, {}),
+        ("zoedepth", {}, {"family": "depth-metric"}),
+        ("glpn", {}, {"family": "depth-metric", "preprocess.mean": "0", "preprocess.std": "1"}),
+        ("prompt_depth_anything", {}, {}),
+    ],
+)
+def test_settings_of_depth_have_a_unit_only_if_a_file_says_so(
+    tmp_path: Path, model_type: str, more: dict[str, object], settings: dict[str, str]
+) -> None:
+    config = {"model_type": model_type, "architectures": ["XForDepthEstimation"], "id2label": {"0": "LABEL_0"}, **more}
+    assert settings_of(tmp_path, config) == settings
+
+
+@pytest.mark.parametrize("architecture", ["SegformerForImageClassification", "MaskFormerForInstanceSegmentation", 5])
+def test_other_architectures_give_no_settings(tmp_path: Path, architecture: object) -> None:
+    assert settings_of(tmp_path, {"model_type": "segformer", "architectures": [architecture]}) == {}

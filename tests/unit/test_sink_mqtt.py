@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from edged.client.result import Detection, Result, Timings
 from edged.client.sinks import Answered, Mqtt
 from edged.client.sinks.mqtt import Settings, Topics, broker, slug
 from edged.errors import InvalidInput, NotFound, Unsupported
-from edged.vision.content import Anomaly, Content, Depth, Embedding, ValueMap
+from edged.vision.content import Anomaly, ClassMap, Content, Depth, Embedding, ValueMap
 from tests.unit.mqtt_broker import Broker
 from tests.waiting import wait
 
@@ -225,3 +226,51 @@ def test_mqtt_missing_library_raises_unsupported(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "paho.mqtt.client", None)
     with pytest.raises(Unsupported, match="-m pip install 'paho-mqtt"):
         Mqtt(broker("mqtt://box", {}), "hall")
+
+
+def seen(content: Content, sequence: int = 1) -> Answered:
+    labels = {0: "road", 1: "sky"}
+    return Answered(
+        Result(
+            "hall", sequence, "m", 8, 8, (), {}, 1.5, Timings(), "e", "b", 0, None, content=content, class_labels=labels
+        )
+    )
+
+
+def test_mqtt_class_map_gives_the_share_of_each_class_and_no_map() -> None:
+    discovery = "homeassistant/sensor/edged_box_hall"
+    with Broker() as at:
+        sink = connect(at)
+        sink.on_answer(seen(ClassMap.of(np.array([[0, 0, 1]]))))
+        at.wait_for("site/one/hall/readings")
+        assert json.loads(at.retained["site/one/hall/readings"]) == {"road": 66.7, "sky": 33.3}
+        assert "lengths" not in json.loads(at.wait_for("site/one/hall/result").payload)["class_map"]
+        sink.on_answer(seen(ClassMap.of(np.array([[0, 0, 0]])), 2))
+        at.wait_for("site/one/hall/readings", b'{"road":100.0}')
+        sink.close()
+        entity = json.loads(at.retained[f"{discovery}/reading_sky/config"])
+        assert (entity["name"], entity["unit_of_measurement"]) == ("sky", "%")
+        assert entity["value_template"] == '{{ value_json.get("sky", 0) }}'
+
+
+def test_mqtt_depth_gives_its_limits_and_the_map_if_wanted() -> None:
+    with Broker() as at:
+        sink = connect(at, "?rate=1000&maps=true")
+        sink.on_answer(seen(Depth(ValueMap.of(np.array([[1.5, 20.25]])), False, "m")))
+        at.wait_for("site/one/hall/readings")
+        assert json.loads(at.retained["site/one/hall/readings"]) == {"depth low": 1.5, "depth high": 20.25}
+        assert "data" in json.loads(at.wait_for("site/one/hall/result").payload)["depth"]["map"]
+        sink.close()
+        entities = [json.loads(value) for topic, value in at.retained.items() if "/reading_" in topic]
+        assert {entity["unit_of_measurement"] for entity in entities} == {"m"}
+
+
+def test_mqtt_equal_readings_are_not_published_again() -> None:
+    with Broker() as at:
+        sink = connect(at)
+        for number in range(1, 4):
+            sink.on_answer(seen(ClassMap.of(np.array([[0, 1]])), number))
+            at.wait_for("site/one/hall/result", count=number)
+        sink.close()
+        at.wait_for("site/one/hall/availability", b"offline")
+        assert sum(message.topic == "site/one/hall/readings" for message in at.published) == 1

@@ -133,7 +133,8 @@ END2END, RTDETR, DEEPSTREAM = "family=ultralytics-end2end", "family=rtdetr-ultra
         ),
         ((output(1, 99, 4), output(1, 99, 21, name="b")), {}, ("a table of boxes", "family=ssd")),
         ((output(1, 512),), {}, ("output0 [1,512]", "embedding", "family=classification", "family=raw")),
-        ((output(1, 3, 640, 640),), {}, ("a picture", "raw tensors")),
+        ((output(1, 3, 640, 640),), {}, ("several maps", "family=segmentation", "family=paddleseg")),
+        ((output(1, 3, 640, 480),), {}, ("match nothing", "docs/families.md")),
         ((output(1, 84, 8401),), DETECT, ("match nothing", "docs/families.md")),
     ],
 )

@@ -178,7 +178,7 @@ def test_recognise_heatmaps_are_not_guessed() -> None:
     hrnet = FORMATS["hrnet"].export
     found = see(hrnet)
     assert found.family is None
-    assert "set family=hrnet or family=raw" in found.reason
+    assert "set family=hrnet, family=segmentation or family=raw" in found.reason
     assert "hrnet" not in see(hrnet, outputs=(spec("output", 1, 21, HEIGHT // 4, WIDTH // 4),)).reason.split(";")[0]
     other = see(hrnet, {"family": "hrnet"}, outputs=(spec("output", 1, 21, HEIGHT // 4, WIDTH // 4),))
     assert other.reading.keypoints == (21, 3)

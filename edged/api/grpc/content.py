@@ -20,6 +20,7 @@ def fill_content(message: pb.Content, content: Content, names: Sequence[str]) ->
         grid.width, grid.height = content.width, content.height
         grid.class_ids.extend(content.class_ids)
         grid.lengths.extend(content.lengths)
+        grid.box.extend(content.box or ())
         for number, share in content.shares():
             grid.areas.add(class_id=number, label=class_name(names, number), share=share)
     elif isinstance(content, Depth):
@@ -39,3 +40,4 @@ def fill_content(message: pb.Content, content: Content, names: Sequence[str]) ->
 def _fill_map(message: pb.ValueMap, values: ValueMap) -> None:
     message.width, message.height = values.width, values.height
     message.low, message.high, message.data = values.low, values.high, values.data
+    message.box.extend(values.box or ())

@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -25,6 +25,7 @@ import msgspec
 
 from edged import packages
 from edged.client.result import Result
+from edged.client.sinks.readings import Reading, readings
 from edged.client.sinks.sink import Answered, Sink, encode
 from edged.client.sources.address import query_settings
 from edged.client.sources.source import RateLimit
@@ -43,8 +44,8 @@ _log = logging.getLogger("edged.client")
 
 class Mqtt(Sink):
     """Publishes the results of one camera below `PREFIX/CAMERA/`: each result as JSON at `result`, the number of
-    objects of each class at `counts`, ON or OFF at `detected`, and online or offline at `availability`. The broker
-    publishes offline if the connection is lost.
+    objects of each class at `counts`, ON or OFF at `detected`, numbers of a class map or depth at `readings`, and
+    online or offline at `availability`. The broker publishes offline if the connection is lost.
 
     At most `broker.settings.rate` results are published per second. A thread connects and reconnects, so the stream
     never waits. If the broker does not keep up, results are left out and count in `dropped`. Raises Unsupported if
@@ -63,11 +64,13 @@ class Mqtt(Sink):
         self.name = f"mqtt://{broker.host}:{broker.port}"
         self.dropped = 0
         self._topics = Topics(broker.prefix, broker.settings.discovery, node or socket.gethostname(), camera)
-        self._limit = RateLimit(broker.settings.rate)
+        self._limit, self._maps = RateLimit(broker.settings.rate), broker.settings.maps
         self._clock = clock
         self._known: dict[str, None] = {}  # classes that have an entity, in order of appearance
         self._counts: Counter[str] | None = None
         self._published: Counter[str] | None = None
+        self._readings: dict[str, Reading] = {}  # the last of each name, in order of appearance
+        self._published_readings: tuple[Reading, ...] = ()
         self._places: dict[tuple[str, str], Place | Crossings] = {}
         self._published_places: dict[tuple[str, str], Place | Crossings] = {}
         self._sent: deque[Any] = deque()
@@ -114,7 +117,8 @@ class Mqtt(Sink):
                 self.dropped += 1
                 return
             self._publish_counts()
-            self._publish(self._topics.whole(result), qos=0)
+            self._publish_readings(readings(result))
+            self._publish(self._topics.whole(result, self._maps), qos=0)
 
     def close(self) -> None:
         """Publish the last counts and `offline`, wait up to 2 seconds until they are sent, and disconnect."""
@@ -137,6 +141,17 @@ class Mqtt(Sink):
                 self._publish(*self._topics.class_entity(label))
         self._publish(*self._topics.state(self._counts))
         self._published = self._counts
+
+    def _publish_readings(self, found: tuple[Reading, ...]) -> None:
+        """Publish the readings if they changed, and entities for new names."""
+        if found == self._published_readings:
+            return
+        for each in found:
+            if each.name not in self._readings and len(self._readings) < _CLASSES:
+                self._publish(*self._topics.reading_entity(each))
+                self._readings[each.name] = each
+        self._publish(self._topics.read(found))
+        self._published_readings = found
 
     def _publish_places(self) -> None:
         for key, state in self._places.items():
@@ -167,11 +182,13 @@ class Mqtt(Sink):
             self._publish(*self._topics.camera_entities())
             for label in self._known:
                 self._publish(*self._topics.class_entity(label))
+            for each in self._readings.values():
+                self._publish(*self._topics.reading_entity(each))
             self._publish(self._topics.available(True))
             self._published_places = {}
             self._publish_places()
             self._sent.clear()
-            self._published = None
+            self._published, self._published_readings = None, ()
 
     def _on_disconnect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
         if reason.is_failure:
@@ -216,11 +233,12 @@ _PORTS = {"mqtt": 1883, "mqtts": 8883}
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings in the query of a broker's address. `rate` is results per second. `discovery` is the topic prefix to
     which Home Assistant subscribes; empty turns discovery off. `ca` is a file of CA certificates; empty means the
-    system's."""
+    system's. `maps` publishes results with their maps, which can have a megabyte each."""
 
     rate: float = 2.0
     discovery: str = "homeassistant"
     ca: str = ""
+    maps: bool = False
 
 
 class Broker(msgspec.Struct, frozen=True):
@@ -309,13 +327,13 @@ class Topics:
         }
         base = self._base = f"{prefix}/{slug(camera)}"
         self.availability, self.result = f"{base}/availability", f"{base}/result"
-        self.detected, self.counts = f"{base}/detected", f"{base}/counts"
+        self.detected, self.counts, self.readings = (f"{base}/{each}" for each in ("detected", "counts", "readings"))
 
     def available(self, online: bool) -> Message:
         return Message(self.availability, b"online" if online else b"offline", retain=True)
 
-    def whole(self, result: Result) -> Message:
-        return Message(self.result, encode(result))
+    def whole(self, result: Result, maps: bool = False) -> Message:
+        return Message(self.result, encode(result, maps))
 
     def state(self, counts: Counter[str]) -> tuple[Message, Message]:
         """Return the messages with whether anything is detected, and the number of objects of each class."""
@@ -334,6 +352,18 @@ class Topics:
         """Return the entity for the number of objects of a class; empty if discovery is off."""
         name = msgspec.json.encode(label).decode()
         return self._count(f"count_{slug(label)}", label, f"{{{{ value_json.get({name}, 0) }}}}", self.counts)
+
+    def read(self, found: Sequence[Reading]) -> Message:
+        """Return the message with the readings by name."""
+        return Message(self.readings, _json({each.name: each.value for each in found}), retain=True)
+
+    def reading_entity(self, reading: Reading) -> tuple[Message, ...]:
+        """Return the entity for a reading; 0 while a result lacks it. Empty if discovery is off."""
+        name = msgspec.json.encode(reading.name).decode()
+        config = {"name": reading.name, "state_topic": self.readings, "state_class": "measurement"}
+        unit = {"unit_of_measurement": reading.unit} if reading.unit else {}
+        template = {"value_template": f"{{{{ value_json.get({name}, 0) }}}}"}
+        return self._entity("sensor", f"reading_{slug(reading.name)}", {**config, **unit, **template})
 
     def place(self, kind: str, name: str, state: Place | Crossings) -> Message:
         """Return the message with the state of a zone or line."""

@@ -281,13 +281,13 @@ class JsonLines(Sink):
             self._file.close()
 
 
-def encode(result: Result) -> bytes:
-    return msgspec.json.encode(line(result))
+def encode(result: Result, maps: bool = True) -> bytes:
+    return msgspec.json.encode(line(result, maps))
 
 
-def line(result: Result) -> dict[str, object]:
+def line(result: Result, maps: bool = True) -> dict[str, object]:
     """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. Instead of `predictions`
-    a content has the fields of `content_fields`; a result of a recording also has `position_s`."""
+    a content has the fields of `content_fields`; `maps` as there. A result of a recording also has `position_s`."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}
@@ -304,5 +304,5 @@ def line(result: Result) -> dict[str, object]:
         "skips": msgspec.to_builtins(result.skips),
         "error": error,
         **result.json(),
-        **({} if result.content is None else content_fields(result.content, result.labels())),
+        **({} if result.content is None else content_fields(result.content, result.labels(), maps)),
     }

@@ -30,7 +30,7 @@ from edged.vision.signatures import patterns
 _IMAGENET = (1000, 1001)
 _WORDS = ("logits", "prob", "softmax", "class")  # words in the name of an output of classes
 _SIGMOIDS = frozenset(("HardSigmoid", "Sigmoid"))
-_FINAL = _SIGMOIDS | {"Softmax"}  # operators whose results are probabilities
+FINAL = _SIGMOIDS | {"Softmax"}  # operators whose results are probabilities
 _LABELS = Thresholds(score=0.5, max_detections=300)  # of pictures with several labels
 _NONE, _SOFTMAX, _SIGMOID = "none", "softmax", "sigmoid"
 
@@ -56,7 +56,7 @@ class Classification(Classifier, frozen=True):
         row[~np.isfinite(row)] = -np.inf
         if row.max(initial=-np.inf) == -np.inf:
             return Classes()
-        scores = _ACTIVATIONS[self.reading.form or (_NONE if _are_probabilities(row) else _SOFTMAX)](row)
+        scores = ACTIVATIONS[self.reading.form or (_NONE if _are_probabilities(row) else _SOFTMAX)](row)
         best = best_first(scores, thresholds.max_detections)
         best = best[np.isfinite(row[best]) & (scores[best] >= thresholds.score)]
         return Classes.of(best, scores[best])
@@ -66,11 +66,11 @@ class Classification(Classifier, frozen=True):
         output = _row(evidence)
         if output is None:
             return None
-        form = keys.choice(evidence.settings, "decode.activation", tuple(_ACTIVATIONS))
+        form = keys.choice(evidence.settings, "decode.activation", tuple(ACTIVATIONS))
         head = None if evidence.heads is None else evidence.heads.get(output.name)
         has_labels = form == _SIGMOID or (form in (None, _NONE) and head in _SIGMOIDS)
         if form is None and evidence.heads is not None:
-            form = _NONE if head in _FINAL else _SOFTMAX
+            form = _NONE if head in FINAL else _SOFTMAX
         reading, classes = Reading((output.name,), form or ""), count_classes(output.shape[1])
         return Claim(cls.name, reason, reading, classes, thresholds=_LABELS if has_labels else None)
 
@@ -141,4 +141,4 @@ def _as_is(row: Floats) -> Floats:
     return row
 
 
-_ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {_NONE: _as_is, _SOFTMAX: _softmax, _SIGMOID: _sigmoid}
+ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {_NONE: _as_is, _SOFTMAX: _softmax, _SIGMOID: _sigmoid}

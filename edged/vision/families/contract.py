@@ -231,8 +231,8 @@ class ContentFamily(Opened, frozen=True):
     """Decodes what a model says about the whole picture."""
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Content:
-        """Return the content of picture `index` of the batch. Maps cover the original picture, without the padding of
-        the input.
+        """Return the content of picture `index` of the batch. Maps cover the original picture without the padding of
+        the input; if the model was shown a part of it, they have the part's `box` (see `families.maps`).
 
         `outputs` are the model's tensors by name, batch first; they are not modified or kept.
         """

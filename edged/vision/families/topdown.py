@@ -156,4 +156,9 @@ class HrNet(TopDown, frozen=True):
             return None
         if any(isinstance(dim, str) for dim in evidence.outputs[0].shape[2:]):
             return None
-        return undecided(f"{claim.reading.outputs[0]} has {_COCO} maps of a quarter of the input's size", cls.name)
+        return undecided(
+            f"{claim.reading.outputs[0]} has {_COCO} maps of a quarter of the input's size: keypoints of a person, or"
+            " classes of pixels",
+            cls.name,
+            "segmentation",
+        )

@@ -37,7 +37,7 @@ for name, picture, options in kinds:
 with tempfile.TemporaryDirectory() as folder:
     assert cv2.imwrite(f"{folder}/image.jpg", image)
 
-for interpolation in (cv2.INTER_LINEAR, cv2.INTER_AREA):
+for interpolation in (cv2.INTER_LINEAR, cv2.INTER_AREA, cv2.INTER_NEAREST):
     assert cv2.resize(image, (640, 480), interpolation=interpolation).shape == (480, 640, 3)
     assert cv2.resize(image, (40, 30), interpolation=interpolation).shape == (30, 40, 3)
     assert cv2.resize(image.astype(np.float32), (40, 30), interpolation=interpolation).dtype == np.float32
@@ -61,6 +61,7 @@ assert (cv2.LUT(image, np.arange(256, dtype=np.uint8)) == image).all()
 assert cv2.LUT(image, np.linspace(0, 1, 256, dtype=np.float32)).dtype == np.float32
 cv2.add(image, image)
 cv2.addWeighted(image, 0.5, image, 0.5, 0.0)
+assert cv2.applyColorMap(image[:, :, 0], cv2.COLORMAP_TURBO).shape == (HEIGHT, WIDTH, 3)
 
 sheet = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
 corners = np.array([[[10, 10], [100, 20], [60, 80]]], np.int32)

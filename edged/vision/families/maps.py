@@ -1,0 +1,148 @@
+"""Maps in a model's output: how they are found, which part of them shows the picture, and the class of each place.
+
+A map of h x w cells covers the whole input, with its padding. It has as many cells as the input has pixels, or fewer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from edged.tensors import Array, Dim, TensorSpec
+from edged.vision.content import Box
+from edged.vision.families.contract import Evidence
+from edged.vision.families.decoding import AT_LEAST_ONE, Floats, Outputs, picture_tensor
+from edged.vision.placement import Placement
+from edged.vision.preprocess import Preprocess
+
+Ids = npt.NDArray[np.integer]
+
+_T = TypeVar("_T", bound=np.generic)
+
+_MOST_FLOATS = 1 << 20  # interpolated at once: 4 MiB, so that they stay in the processor's cache
+_MOST_STRIDE = 64  # input pixels for each cell
+
+
+class Layout(NamedTuple):
+    """The layout of an output: its channels, or 1, and the rows and columns of its maps."""
+
+    channels: Dim
+    cells: tuple[Dim, Dim]
+    is_last: bool = False  # the channels are the last dimension
+
+
+def layout_of(output: TensorSpec, evidence: Evidence) -> Layout | None:
+    """Return the layout of an output [N, h, w], [N, channels, h, w] or [N, h, w, channels], if its maps can cover the
+    input; of two possible ones that of the picture."""
+    shape = output.shape
+    layouts = []
+    if len(shape) == 3:
+        layouts = [Layout(1, (shape[1], shape[2]))]
+    elif len(shape) == 4:
+        layouts = [Layout(shape[1], (shape[2], shape[3])), Layout(shape[3], (shape[1], shape[2]), True)]
+        if evidence.picture.layout == "NHWC":
+            layouts.reverse()
+    return next((each for each in layouts if each.channels != 0 and _covers(each.cells, evidence.size)), None)
+
+
+def _covers(cells: tuple[Dim, Dim], size: tuple[int, int] | None) -> bool:
+    """Whether rows and columns can be those of a map of an input of `size` (width, height): a cell for each pixel, or
+    for each square of pixels, give or take a cell. Open dimensions can be."""
+    height, width = cells
+    if cells == (1, 1):
+        return False
+    if size is None or isinstance(width, str) or isinstance(height, str):
+        return True
+    strides = size[0] / max(width, 1), size[1] / max(height, 1)
+    is_proportional = abs(width * size[1] - height * size[0]) <= max(size)
+    return min(strides) >= 1 and max(strides) <= _MOST_STRIDE and is_proportional
+
+
+def single_map(outputs: Outputs, name: str, index: int) -> Array:
+    """Return the map [h, w] of picture `index` in a tensor [N, h, w], [N, 1, h, w] or [N, h, w, 1]. Raises
+    EngineUnusable if the tensor is missing or has another shape."""
+    found = outputs.get(name)
+    if found is not None and found.ndim == 4 and 1 in (found.shape[1], found.shape[3]):
+        outputs = {name: found[:, 0] if found.shape[1] == 1 else found[..., 0]}
+    return picture_tensor(outputs, name, index, AT_LEAST_ONE, AT_LEAST_ONE)
+
+
+def part(placement: Placement) -> Box | None:
+    """Return the part of the picture that the model was shown; None for all of it."""
+    edges = placement.edges
+    return None if edges == (0, 0, placement.width, placement.height) else edges
+
+
+def shown(cells: npt.NDArray[_T], placement: Placement, preprocess: Preprocess) -> npt.NDArray[_T]:
+    """Cut off the padding, and turn the map as the picture was sent; a view of `cells`, [h, w], that cover the input.
+
+    Edges between cells are rounded to the nearest cell, and at least one cell is left. The result covers
+    `placement.edges`.
+    """
+    height, width = cells.shape
+    inner_w, inner_h = placement.inner
+    columns = _part(placement.pad_x, inner_w, preprocess.width, width)
+    rows = _part(placement.pad_y, inner_h, preprocess.height, height)
+    turns = 0 if placement.window is None else placement.window.rotation // 90
+    return np.rot90(cells[rows, columns], turns)
+
+
+def _part(pad: int, inner: int, side: int, cells: int) -> slice:
+    first = min(max(round(pad * cells / side), 0), cells - 1)
+    return slice(first, max(round((pad + inner) * cells / side), first + 1))
+
+
+def best_classes(planes: Floats) -> Ids:
+    """Return the class with the highest score of each cell, [...], for scores [classes, ...]; the first of equal ones.
+    A score that is NaN never wins.
+
+    A comparison for each plane takes a tenth of the time of `argmax` along the first axis.
+    """
+    found = np.zeros(planes.shape[1:], np.uint8 if len(planes) <= 256 else np.int32)
+    best = np.full(planes.shape[1:], -np.inf, planes.dtype)
+    is_better = np.empty(planes.shape[1:], np.bool_)
+    for class_id, plane in enumerate(planes):
+        np.greater(plane, best, out=is_better)
+        np.fmax(best, plane, out=best)
+        np.copyto(found, class_id, where=is_better, casting="unsafe")
+    return found
+
+
+def enlarged_classes(planes: Floats, across: int, down: int) -> Ids:
+    """Return the best class of each place, [h * down, w * across], after bilinear interpolation of scores
+    [classes, h, w], with the centres of cells in the middle of their places (`align_corners=False`).
+
+    Between four cells of the same class, interpolation cannot change the class. So only places between cells of
+    different classes are interpolated, the exact result in a fraction of the time and memory.
+    """
+    coarse = best_classes(planes)
+    if across == down == 1:
+        return coarse
+    height, width = coarse.shape
+    # Cells are repeated at the edges, so that every place is between four cells. Block i has the places from the centre
+    # of cell i - 1 to the centre of cell i.
+    rows, columns = (np.clip(np.arange(-1, n + 1), 0, n - 1) for n in (height, width))
+    padded = coarse[rows[:, None], columns]
+    corners = padded[:-1, :-1], padded[:-1, 1:], padded[1:, :-1], padded[1:, 1:]
+    fine = np.repeat(np.repeat(corners[0], down, axis=0), across, axis=1)
+    blocks = fine.reshape(height + 1, down, width + 1, across).swapaxes(1, 2)
+    block_rows, block_columns = np.nonzero(np.any([corners[0] != each for each in corners[1:]], axis=0))
+    scores, weights = planes.reshape(len(planes), -1), _weights(across, down)
+    step = max(1, _MOST_FLOATS // (len(planes) * across * down))
+    for start in range(0, len(block_rows), step):
+        j, i = block_rows[start : start + step], block_columns[start : start + step]
+        cells = np.stack([rows[j + y] * width + columns[i + x] for y in (0, 1) for x in (0, 1)], axis=1)
+        with np.errstate(invalid="ignore"):  # infinity times 0
+            between = np.take(scores, cells, axis=1) @ weights
+        blocks[j, i] = best_classes(between).reshape(-1, down, across)
+    top, left = down - down // 2, across - across // 2
+    return fine[top : top + height * down, left : left + width * across]
+
+
+def _weights(across: int, down: int) -> Floats:
+    """Return the weights of the four corners of a block for its places, float32 [4, down * across]."""
+    (x, y) = ((np.arange(n) + (0.5 if n % 2 == 0 else 0.0)) / n for n in (across, down))
+    pairs = [v[:, None] * h for v in (1 - y, y) for h in (1 - x, x)]
+    return np.stack(pairs).reshape(4, -1).astype(np.float32)
