@@ -26,6 +26,7 @@ from edged.vision.families.contract import (
     undecided,
 )
 from edged.vision.families.damo_yolo import DamoYolo
+from edged.vision.families.dbnet import DbNet
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
 from edged.vision.families.efficientdet import EfficientDet
@@ -37,6 +38,7 @@ from edged.vision.families.nanodet import NanoDet, NanoDetPlus
 from edged.vision.families.paddle import PicoDet, PpYoloEPlus
 from edged.vision.families.scrfd import Scrfd
 from edged.vision.families.ssd import Ssd
+from edged.vision.families.text_lines import Ctc, Parseq, PpOcrCls
 from edged.vision.families.topdown import HrNet, RtmPose
 from edged.vision.families.torchvision import TorchVision
 from edged.vision.families.ultraface import UltraFace
@@ -114,6 +116,10 @@ FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
         MoveNet,
         Classification,
         UltralyticsClassification,
+        DbNet,
+        Ctc,
+        Parseq,
+        PpOcrCls,
     )
 }
 
@@ -160,6 +166,7 @@ _RULES: tuple[Rule, ...] = (
     UltralyticsPose.by_metadata,
     UltralyticsObb.by_metadata,
     UltralyticsClassification.by_metadata,
+    Ctc.by_metadata,
     Ultralytics.by_metadata,
     # Names of inputs and outputs.
     TorchVision.by_names,
@@ -183,6 +190,7 @@ _RULES: tuple[Rule, ...] = (
     Scrfd.by_names,
     CenterFace.by_names,
     RtmPose.by_names,
+    DbNet.by_names,
     # Shapes.
     YoloV5.by_shape,
     YoloX.by_shape,
@@ -196,6 +204,9 @@ _RULES: tuple[Rule, ...] = (
     CenterFace.by_shape,
     HrNet.by_shape,
     MoveNet.by_shape,
+    Ctc.by_shape,
+    DbNet.by_shape,
+    PpOcrCls.by_shape,
     _ambiguous_shape,
     Classification.by_shape,
     Ultralytics.by_shape,
@@ -227,7 +238,8 @@ def recognise(
     claim = _readable(_claim(evidence, outputs, settings), outputs)
     family = FAMILIES[claim.family] if claim.family is not None else None
     filled, feed = (family.own_inputs, family.feed) if family is not None else ((), {})
-    preprocess, why = preprocess_for(tuple(i for i in inputs if i.name not in filled), settings, exported.size, feed)
+    usual = exported.size or (family.open_size if family is not None else None)
+    preprocess, why = preprocess_for(tuple(i for i in inputs if i.name not in filled), settings, usual, feed)
     if family is not None and preprocess is None:
         claim, family = Claim(None, f"looks like {claim.family}, but {why}"), None
     names = _names(settings, exported, claim)

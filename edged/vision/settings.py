@@ -17,7 +17,10 @@ PREPROCESS = tuple(
     for k in ("color", "fit", "scale", "mean", "std", "width", "height", "pad", "zoom", "antialias", "reduce")
 )
 THRESHOLDS = tuple(f"thresholds.{k}" for k in ("score", "iou", "max_detections", "class_agnostic"))
-DECODE = tuple(f"decode.{k}" for k in ("activation", "anchors", "background", "boxes", "scores"))
+DECODE = tuple(
+    f"decode.{k}"
+    for k in ("activation", "anchors", "background", "blank", "boxes", "characters", "layout", "scores", "unclip")
+)
 KNOWN = ("family", "names", *PREPROCESS, *THRESHOLDS, *DECODE)
 
 _PREFIXES = ("preprocess.", "thresholds.", "decode.")

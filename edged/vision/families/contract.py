@@ -33,7 +33,8 @@ class Reading(msgspec.Struct, frozen=True):
     `is_list`: rows are sorted by score, or their number varies, so row i of two engines need not match. `dense` names
     outputs of such a model that can still be compared row by row, such as mask prototypes. `is_suppressed`: the graph
     also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown. `extras`
-    are the inputs besides the picture that the family fills: their names, and their shapes for one picture.
+    are the inputs besides the picture that the family fills: their names, and their shapes for one picture. `unclip`
+    is how much the rectangles of `DbNet` are enlarged.
     """
 
     outputs: tuple[str, ...] = ()
@@ -45,6 +46,7 @@ class Reading(msgspec.Struct, frozen=True):
     dense: tuple[str, ...] = ()
     classes: int = 0
     extras: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    unclip: float = 0.0
 
     def width(self, besides: int) -> Size:
         """Return the number of values per detection: one per class, and `besides` others."""
@@ -133,6 +135,7 @@ class Opened(msgspec.Struct, frozen=True):
     feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX}  # how pictures are fed; see `preprocess.preprocess_for`
     thresholds: ClassVar[Thresholds] = Thresholds()
     own_inputs: ClassVar[tuple[str, ...]] = ()  # the inputs that `extra_inputs` fills
+    open_size: ClassVar[tuple[int, int] | None] = None  # width and height if neither the model nor settings fix them
 
     preprocess: Preprocess
     names: tuple[str, ...]
@@ -154,6 +157,8 @@ class Opened(msgspec.Struct, frozen=True):
 
 class Family(Opened, frozen=True):
     """Decodes detections from a model's outputs."""
+
+    may_find_nothing: ClassVar[bool] = False  # even with a threshold of 0: boxes are not cells or rows of the output
 
     def grid(self, stride: int) -> tuple[int, int]:
         """Return columns and rows of a grid with cells of stride x stride input pixels; partial cells count."""
