@@ -61,8 +61,8 @@ def inspect(
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    As in edged models add, settings are taken from config.json of a Hugging Face detector next to the file,
-    unless family is set.
+    As in edged models add, settings are taken from config.json of a Hugging Face detector next to the file, unless
+    family is set, and characters from the dictionary of a text recogniser.
 
     --convert shows the repairs that edged models add --convert would make, whether the repaired model gives the same
     answers, and whether it can be served. The repaired model is not kept.
@@ -77,7 +77,7 @@ def inspect(
 
     if out is not None and draw is None:
         raise InvalidInput("--out needs --draw PICTURE")
-    settings, found = model_options.with_huggingface_settings(file, parse_assignments(setting or []))
+    settings, found = model_options.with_exporter_settings(file, parse_assignments(setting or []))
     options = RepairOptions.parse(convert, convert_steps or [])
     if options.is_any and draw is not None:
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")

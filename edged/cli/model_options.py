@@ -9,7 +9,7 @@ import typer
 
 from edged.config import child_limits
 from edged.errors import InvalidInput
-from edged.models.huggingface import CONFIG, PROCESSOR, read_settings
+from edged.models import dictionary, huggingface
 from edged.models.repair import Record
 
 Convert: TypeAlias = Annotated[
@@ -31,13 +31,20 @@ Steps: TypeAlias = Annotated[
 ]
 
 
-def with_huggingface_settings(file: Path, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the given settings and those in Hugging Face's files next to the model, and a line that names the latter.
-    The files are not read if `family` is given."""
-    found = {} if "family" in settings else read_settings(file)
-    added = [key for key in found if key not in settings]
-    lines = (f"from {CONFIG} and {PROCESSOR}: {', '.join(added)}",) if added else ()
-    return {**found, **settings}, lines
+def with_exporter_settings(file: Path, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the given settings and those in files next to the model, and a line for each source that names its
+    settings. Hugging Face's files are not read if `family` is given, and a dictionary only for a text recogniser."""
+    sources: list[tuple[str, dict[str, str]]] = []
+    if "family" not in settings:
+        sources.append((f"{huggingface.CONFIG} and {huggingface.PROCESSOR}", huggingface.read_settings(file)))
+    if settings.get("family") in (None, *dictionary.FAMILIES):
+        sources.append(dictionary.read_settings(file))
+    lines, merged = [], settings
+    for source, found in sources:
+        added = [key for key in found if key not in merged]
+        lines += [f"from {source}: {', '.join(added)}"] if added else []
+        merged = {**found, **merged}
+    return merged, tuple(lines)
 
 
 def repair_lines(record: Record | None) -> tuple[str, ...]:

@@ -70,12 +70,13 @@ def add(
     edged models add yolo yolo-v2.onnx --replace
 
     If config.json of a Hugging Face detector is next to the file, settings such as family and names are taken from it,
-    unless family is set or --replace is given.
+    unless family is set or --replace is given. The characters of a text recogniser are taken from its dictionary, such
+    as ppocr_keys_v1.txt.
 
     Settings: family, names, backends, threads, precisions, performance,
     thresholds.{score,iou,max_detections,class_agnostic},
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom,antialias,reduce},
-    decode.{activation,anchors,boxes,scores,background}, and
+    decode.{activation,anchors,background,blank,boxes,characters,layout,scores,unclip}, and
     verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score,class_score,class_map,depth,
     embedding,text,anomaly} for all precisions, or verify.PRECISION.FIGURE for one. For a model with open dimensions:
     profile.INPUT (the smallest, usual and largest shape for which engines are built), shapes.policy (any, refuse or
@@ -86,7 +87,7 @@ def add(
     settings, options = parse_assignments(setting or []), RepairOptions.parse(convert, convert_steps or [])
     found: tuple[str, ...] = ()
     if not replace:
-        settings, found = model_options.with_huggingface_settings(file, settings)
+        settings, found = model_options.with_exporter_settings(file, settings)
     doing = f"{'repairing' if options.is_any else 'examining'} {file.name}"
 
     def lines_of(added: tuple[str, Record | None]) -> list[str]:

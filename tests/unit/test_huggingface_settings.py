@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.cli.model_options import with_huggingface_settings
+from edged.cli.model_options import with_exporter_settings
 from edged.models.huggingface import CONFIG, FAMILIES, PROCESSOR, read_settings
 from edged.vision import family
 
@@ -88,9 +88,9 @@ def test_files_that_cannot_be_read_give_no_settings(tmp_path: Path) -> None:
 def test_given_settings_have_precedence_and_family_excludes_the_files(tmp_path: Path) -> None:
     settings_of(tmp_path, {"model_type": "detr", "id2label": {"0": "cat"}})
     file = tmp_path / "model.onnx"
-    assert with_huggingface_settings(file, {"names": "dog"}) == (
+    assert with_exporter_settings(file, {"names": "dog"}) == (
         {"family": "detr", "names": "dog"},
         ("from config.json and preprocessor_config.json: family",),
     )
-    assert with_huggingface_settings(file, {"family": "raw"}) == ({"family": "raw"}, ())
-    assert with_huggingface_settings(tmp_path / "a" / "b" / "model.onnx", {"x": "1"}) == ({"x": "1"}, ())
+    assert with_exporter_settings(file, {"family": "raw"}) == ({"family": "raw"}, ())
+    assert with_exporter_settings(tmp_path / "a" / "b" / "model.onnx", {"x": "1"}) == ({"x": "1"}, ())

@@ -30,9 +30,11 @@ from edged.client.sources.address import query_settings
 from edged.client.sources.source import RateLimit
 from edged.errors import InvalidInput, NotFound, Unsupported, redact
 from edged.version import __version__
+from edged.vision.content import Text
 
 _IN_FLIGHT = 16  # most messages that the broker has not acknowledged
 _CLASSES = 100  # most entities of one camera
+_LONGEST_STATE = 255  # characters of a state in Home Assistant
 _LAST_WORDS_S = 2.0
 _AT_LEAST_ONCE = 1
 
@@ -41,8 +43,8 @@ _log = logging.getLogger("edged.client")
 
 class Mqtt(Sink):
     """Publishes the results of one camera below `PREFIX/CAMERA/`: each result as JSON at `result`, the number of
-    objects of each class at `counts`, ON or OFF at `detected`, and online or offline at `availability`. The broker
-    publishes offline if the connection is lost.
+    objects of each class at `counts`, ON or OFF at `detected`, the text that a recogniser reads at `text`, and online
+    or offline at `availability`. The broker publishes offline if the connection is lost.
 
     At most `broker.settings.rate` results are published per second. A thread connects and reconnects, so the stream
     never waits. If the broker does not keep up, results are left out and count in `dropped`. Raises Unsupported if
@@ -66,6 +68,9 @@ class Mqtt(Sink):
         self._known: dict[str, None] = {}  # classes that have an entity, in order of appearance
         self._counts: Counter[str] | None = None
         self._published: Counter[str] | None = None
+        self._text: Text | None = None
+        self._published_text: Text | None = None
+        self._has_text_entity = False
         self._places: dict[tuple[str, str], Place | Crossings] = {}
         self._published_places: dict[tuple[str, str], Place | Crossings] = {}
         self._sent: deque[Any] = deque()
@@ -106,19 +111,22 @@ class Mqtt(Sink):
             return
         with self._publishing:
             self._counts = Counter(found.label for found in result.detections)
+            self._text = result.content if isinstance(result.content, Text) else None
             if not self._limit.admits(self._clock()) or not self._client.is_connected():
                 return
             if not self._has_room():
                 self.dropped += 1
                 return
             self._publish_counts()
+            self._publish_text()
             self._publish(self._topics.whole(result), qos=0)
 
     def close(self) -> None:
-        """Publish the last counts and `offline`, wait up to 2 seconds until they are sent, and disconnect."""
+        """Publish the last counts, text and `offline`, wait up to 2 seconds until they are sent, and disconnect."""
         if self._client.is_connected():
             with self._publishing:
                 self._publish_counts()
+                self._publish_text()
                 self._publish(self._topics.available(False))
             with contextlib.suppress(RuntimeError, ValueError):  # broker gone: its will says offline
                 self._sent[-1].wait_for_publish(_LAST_WORDS_S)
@@ -135,6 +143,16 @@ class Mqtt(Sink):
                 self._publish(*self._topics.class_entity(label))
         self._publish(*self._topics.state(self._counts))
         self._published = self._counts
+
+    def _publish_text(self) -> None:
+        """Publish the text if it changed, and its entity with the first one."""
+        if self._text is None or (self._published_text is not None and self._text.text == self._published_text.text):
+            return
+        if not self._has_text_entity:
+            self._publish(*self._topics.text_entity())
+            self._has_text_entity = True
+        self._publish(self._topics.text_state(self._text))
+        self._published_text = self._text
 
     def _publish_places(self) -> None:
         for key, state in self._places.items():
@@ -169,7 +187,8 @@ class Mqtt(Sink):
             self._published_places = {}
             self._publish_places()
             self._sent.clear()
-            self._published = None
+            self._published = self._published_text = None
+            self._has_text_entity = False
 
     def _on_disconnect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
         if reason.is_failure:
@@ -298,7 +317,7 @@ class Topics:
         }
         base = self._base = f"{prefix}/{slug(camera)}"
         self.availability, self.result = f"{base}/availability", f"{base}/result"
-        self.detected, self.counts = f"{base}/detected", f"{base}/counts"
+        self.detected, self.counts, self.text = f"{base}/detected", f"{base}/counts", f"{base}/text"
 
     def available(self, online: bool) -> Message:
         return Message(self.availability, b"online" if online else b"offline", retain=True)
@@ -323,6 +342,15 @@ class Topics:
         """Return the entity for the number of objects of a class; empty if discovery is off."""
         name = msgspec.json.encode(label).decode()
         return self._count(f"count_{slug(label)}", label, f"{{{{ value_json.get({name}, 0) }}}}", self.counts)
+
+    def text_state(self, text: Text) -> Message:
+        """Return the message with the text that a recogniser reads, and its score."""
+        return Message(self.text, _json({"text": text.text, "confidence": round(text.score, 4)}), retain=True)
+
+    def text_entity(self) -> tuple[Message, ...]:
+        """Return the entity for the text; empty if discovery is off."""
+        template = f"{{{{ value_json.text[:{_LONGEST_STATE}] }}}}"
+        return self._entity("sensor", "text", {"name": "Text", "state_topic": self.text, "value_template": template})
 
     def place(self, kind: str, name: str, state: Place | Crossings) -> Message:
         """Return the message with the state of a zone or line."""

@@ -41,7 +41,7 @@ from edged.vision.families.decoding import (
 from edged.vision.placement import Fit, Placement
 
 _HALVES = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-_LINE: Feed = {"fit": Fit.LINE, "color": "bgr", "pad": 128, **_HALVES}
+_LINE: Feed = {"fit": Fit.LINE, "color": "bgr", "pad": 127, **_HALVES}
 _PADDLE = "x"  # the name of the input of PaddleOCR's models
 _NONE, _SOFTMAX = "none", "softmax"
 # The order of batch, steps and classes in the output, with the axis of the classes.
