@@ -242,6 +242,8 @@ def recognise(
     preprocess, why = preprocess_for(tuple(i for i in inputs if i.name not in filled), settings, usual, feed)
     if family is not None and preprocess is None:
         claim, family = Claim(None, f"looks like {claim.family}, but {why}"), None
+    elif preprocess is not None and evidence is not None and evidence.size is None:
+        why += f"; {preprocess.width} x {preprocess.height} pixels by default"
     names = _names(settings, exported, claim)
     return Recognition(
         family=claim.family,

@@ -17,6 +17,8 @@ import edged
 from edged.errors import ConfigError, EngineUnusable
 from edged.models.settings import validate
 from edged.tensors import Dim, TensorSpec
+from edged.verification.contents import ContentMatcher
+from edged.verification.verify import matcher_for
 from edged.vision import characters
 from edged.vision.content import MOST_TEXT, Classes, Text
 from edged.vision.family import ContentFamily, Recognition, Thresholds, open_family, recognise
@@ -273,6 +275,7 @@ MANY = "".join(map(chr, range(0x4E00, 0x4E00 + 18_708)))
 def test_recognise_rapidocr_by_its_metadata() -> None:
     found = see("n", "t", CLASSES + 1, metadata=RAPID)
     assert (found.family, found.is_set) == ("ctc", False)
+    assert "320 x 48 pixels by default" in found.picture
     assert found.names == ("", *LETTERS, " ")
     assert found.preprocess == Preprocess(320, 48, color="bgr", fit=Fit.LINE, pad=127, mean=HALVES, std=HALVES)
     assert found.thresholds.score == 0.0
@@ -374,6 +377,20 @@ def test_ppocr_cls_classifies_and_is_told_apart() -> None:
     assert seen == Classes((1, 0), (0.75, 0.25))
     with pytest.raises(ConfigError, match="family=ppocr-cls needs"):
         recognise(inputs, (spec(output, "n", 3),), {}, {"family": "ppocr-cls"})
+
+
+# -- verification ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sure", "figure"), [(0.5, None), (0.95, ("text", 0.0))])
+def test_verification_compares_only_texts_that_are_read_clearly(sure: float, figure: tuple[str, float] | None) -> None:
+    """Pictures without text give characters that the last bit of a value decides."""
+    rest = (1 - sure) / (CLASSES - 1)
+    expected, found = (np.full((1, 1, CLASSES), rest, np.float32) for _ in range(2))
+    expected[..., 1], found[..., 2] = sure, sure
+    matcher = matcher_for(ctc(), 0.1)
+    assert isinstance(matcher, ContentMatcher)
+    assert matcher.figure({"y": expected}, {"y": found}, None) == figure
 
 
 # -- the whole path --------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ for name, picture, options in kinds:
 with tempfile.TemporaryDirectory() as folder:
     assert cv2.imwrite(f"{folder}/image.jpg", image)
 
-for interpolation in (cv2.INTER_LINEAR, cv2.INTER_AREA):
+for interpolation in (cv2.INTER_LINEAR, cv2.INTER_AREA, cv2.INTER_NEAREST):
     assert cv2.resize(image, (640, 480), interpolation=interpolation).shape == (480, 640, 3)
     assert cv2.resize(image, (40, 30), interpolation=interpolation).shape == (30, 40, 3)
     assert cv2.resize(image.astype(np.float32), (40, 30), interpolation=interpolation).dtype == np.float32
@@ -61,6 +61,7 @@ assert (cv2.LUT(image, np.arange(256, dtype=np.uint8)) == image).all()
 assert cv2.LUT(image, np.linspace(0, 1, 256, dtype=np.float32)).dtype == np.float32
 cv2.add(image, image)
 cv2.addWeighted(image, 0.5, image, 0.5, 0.0)
+assert cv2.applyColorMap(image[:, :, 0], cv2.COLORMAP_TURBO).shape == (HEIGHT, WIDTH, 3)
 
 sheet = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
 corners = np.array([[[10, 10], [100, 20], [60, 80]]], np.int32)
@@ -75,6 +76,11 @@ cv2.getTextSize("edged 0.9", cv2.FONT_HERSHEY_SIMPLEX, 0.6, 1)
 cv2.putText(sheet, "edged 0.9", (5, 60), cv2.FONT_HERSHEY_SIMPLEX, 0.6, (255, 255, 255), 1, cv2.LINE_AA)
 contours, _ = cv2.findContours((sheet[:, :, 0] > 0).astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
 assert max(cv2.contourArea(contour) for contour in contours) > 500
+cv2.findContours((sheet[:, :, 0] > 0).astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+assert cv2.boxPoints(cv2.minAreaRect(contours[0])).shape == (4, 2)
+mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+cv2.fillPoly(mask, corners, 1)
+assert cv2.mean(np.ones((HEIGHT, WIDTH), np.float32), mask)[0] == 1
 try:
     cv2.imdecode(np.empty(0, np.uint8), cv2.IMREAD_COLOR)
 except cv2.error:
