@@ -1,10 +1,11 @@
-"""DB, a detector of lines of text: PP-OCR's detectors, DBNet, docTR's db_resnet50 and db_mobilenet_v3_large.
+"""DB, a detector of lines of text: PP-OCR's detectors, DBNet, docTR's db_resnet50 and others.
 
 Sources: PaddlePaddle/PaddleOCR: tools/infer/predict_det.py (commit 026f96b) and ppocr/postprocess/db_postprocess.py
 (commit 06f5904), with the defaults of version 2.7: thresholds 0.3 and 0.6, enlargement 1.5, no dilation, the mean in
 the rectangle as score. The package rapidocr uses 0.5, 1.6, dilation, and mean and deviation 0.5 instead. On
-PP-OCRv6_det_small.onnx of rapidocr 3.10.0 and the PP-OCRv4 model of rapidocr-onnxruntime 1.4.4 the boxes were compared
-with those of rapidocr's postprocessing.
+PP-OCRv6_det_small.onnx of rapidocr 3.10.0 and the PP-OCRv4 model of rapidocr-onnxruntime 1.4.4 the lines and scores
+equal those of rapidocr's postprocessing, and corners differ by less than two pixels. docTR: models/detection/
+differentiable_binarization/pytorch.py of mindee/doctr (commit 0375ee8); its models return logits and were not tried.
 
 Input [N, 3, H, W] FP32, BGR, normalised as for ImageNet, with the means of red for blue as the authors do; sides are
 multiples of 32. Output [N, 1, H, W] FP32: the probability that a pixel belongs to the inner part of a line. Each

@@ -4,11 +4,11 @@ Such a model expects the part of a picture that shows one line, such as the box 
 whole picture, or its region of interest, as this part. Lines must run from left to right: PaddleOCR turns a part that
 is at least 1.5 times as high as wide by 90 degrees counterclockwise first.
 
-Sources: PaddlePaddle/PaddleOCR: tools/infer/predict_rec.py, predict_cls.py and ppocr/postprocess/rec_postprocess.py;
-rapidocr 3.10.0 (ch_ppocr_rec, ch_ppocr_cls), whose PP-OCRv6_rec_small.onnx, and the PP-OCRv4 model of
-rapidocr-onnxruntime 1.4.4, give the same texts here; ddddocr 1.6.1 (core/ocr_engine.py); baudm/parseq:
-strhub/data/utils.py and module.py (commit 03dba34); mindee/doctr: models/recognition/crnn/pytorch.py (commit 0118508).
-No trained PARSeq was at hand.
+Sources: PaddlePaddle/PaddleOCR: tools/infer/predict_cls.py (commit 0005f4d) and ppocr/postprocess/rec_postprocess.py
+(commit 0002349); rapidocr 3.10.0 (ch_ppocr_rec, ch_ppocr_cls), whose own code reads the same texts with its models
+PP-OCRv6_rec_small.onnx and ch_PP-OCRv4_rec_infer.onnx (of rapidocr-onnxruntime 1.4.4); ddddocr 1.6.1; baudm/parseq:
+strhub/data/utils.py (commit 03dba34) and models/parseq/system.py (commit 0464a07); mindee/doctr: models/recognition/
+crnn/pytorch.py (commit 0118508). No trained PARSeq, docTR or LPRNet was at hand.
 
 Input [N, 3, H, W] FP32. PP-OCR: BGR in -1..1, as high as the input, at the left, and zeros to the right of it; a line
 that is too long is squeezed. The authors widen the input instead, so for long lines set `preprocess.width`.
