@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import unicodedata
 
-MOST_TEXT = 1 << 19  # code points of a whole list
+MOST_LISTED = 1 << 19  # code points of a whole list
 _UNPRINTABLE = frozenset(("Cc", "Cs", "Zl", "Zp"))  # controls, surrogates, separators of lines
 _NOTHING = ""  # the class that stands for no character: the blank, or the end of the text
 
@@ -23,7 +23,7 @@ def parse(text: str) -> tuple[str, ...]:
     An empty line is the class that stands for no character. Control characters become U+FFFD, because texts appear in
     terminals and log lines.
     """
-    if len(text) > MOST_TEXT:
+    if len(text) > MOST_LISTED:
         return ()
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").removesuffix("\n").split("\n")
     return tuple(map(_printable, lines if len(lines) > 1 else lines[0]))

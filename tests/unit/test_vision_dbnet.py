@@ -18,6 +18,8 @@ from edged.errors import ConfigError, EngineUnusable
 from edged.models.settings import validate
 from edged.tensors import TensorSpec
 from edged.verification.boxes import doubt
+from edged.verification.standard import TOLERANCES
+from edged.verification.verify import Pair, judge, matcher_for
 from edged.vision.detections import Detections
 from edged.vision.family import Family, Recognition, Thresholds, open_family, recognise
 from edged.vision.placement import CropWindow, Fit, Placement, Region, Roi, crop_window, place, place_window
@@ -308,6 +310,17 @@ def test_recognise_invalid_settings_are_refused(settings: dict[str, str]) -> Non
 
 def test_doubt_has_none_about_a_picture_without_text() -> None:
     assert doubt(recognised(), {"map": np.zeros((1, 1, HEIGHT, WIDTH), np.float32)}) == ""
+
+
+def test_judge_engine_that_loses_a_line_is_rejected() -> None:
+    matcher = matcher_for(recognised(), TOLERANCES["fp32"].box_score)
+    expected, lost = ({"map": chances(lines)[None, None]} for lines in (LINES, LINES[:-1]))
+    verdicts = [
+        judge([Pair(expected, found, "page", WHOLE)], TOLERANCES["fp32"], matcher) for found in (expected, lost)
+    ]
+    assert [verdict.accepted for verdict in verdicts] == [True, False]
+    assert verdicts[0].figures["boxes"] == 1.0
+    assert verdicts[1].figures["boxes"] == pytest.approx(0.8)
 
 
 def test_load_detector_finds_the_planted_lines(tmp_path: Path) -> None:

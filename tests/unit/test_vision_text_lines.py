@@ -236,7 +236,7 @@ def test_parseq_of_95_classes_has_the_characters_of_its_authors() -> None:
         ("\na\nbc", ("", "a", "bc")),
         ("a\x1b[2J\nb", ("a\ufffd[2J", "b")),
         ("a\x85\u2028\u202f", ("a", "\ufffd", "\ufffd", "\u202f")),
-        ("x" * (characters.MOST_TEXT + 1), ()),
+        ("x" * (characters.MOST_LISTED + 1), ()),
     ],
 )
 def test_parse_lines_or_characters(text: str, listed: tuple[str, ...]) -> None:

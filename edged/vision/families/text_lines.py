@@ -28,7 +28,16 @@ from edged.vision import characters
 from edged.vision import settings as keys
 from edged.vision.content import MOST_TEXT, Text
 from edged.vision.families.classification import Classification
-from edged.vision.families.contract import Claim, ContentFamily, Evidence, Feed, Reading, may_be, undecided
+from edged.vision.families.contract import (
+    Claim,
+    ContentFamily,
+    Evidence,
+    Feed,
+    Reading,
+    count_classes,
+    may_be,
+    undecided,
+)
 from edged.vision.families.decoding import (
     ANY,
     Outputs,
@@ -102,9 +111,7 @@ class TextReader(ContentFamily, frozen=True):
         if output is None or (len(output.shape) != 3 and layout is None):
             return None
         layout = layout or _layout(evidence, output.shape)
-        axis = _LAYOUTS[layout]
-        classes = output.shape[axis] if len(output.shape) == 3 else None
-        classes = classes if isinstance(classes, int) else None
+        classes = count_classes(output.shape[_LAYOUTS[layout]]) if len(output.shape) == 3 else None
         listed = cls._listed(evidence, classes)
         is_last = keys.choice(evidence.settings, "decode.blank", ("first", "last")) == "last"
         names = characters.by_class(listed, classes, nothing_last=is_last)
@@ -149,12 +156,10 @@ class Ctc(TextReader, frozen=True):
         if output is None or len(output.shape) != 3:
             return None
         if "decode.characters" in evidence.settings:
-            claim = cls.claim(evidence, "as many characters as classes")
-            return claim if claim is not None and isinstance(output.shape[2], int) else None
+            return cls.claim(evidence, "the setting decode.characters")
         if evidence.picture.name != _PADDLE or (evidence.heads or {}).get(output.name) != "Softmax":
             return None
-        what = ",".join(map(str, output.shape))
-        return Claim(None, f"{output.name} [{what}] is text without a list of characters: set decode.characters")
+        return Claim(None, _unfit(0, None, output.name))
 
 
 class Parseq(TextReader, frozen=True):
@@ -215,6 +220,7 @@ def _layout(evidence: Evidence, shape: tuple[Dim, ...]) -> str:
 
 def _unfit(listed: int, classes: int | None, output: str) -> str:
     if not listed:
-        return f"{output} is text without a list of characters: set decode.characters"
+        what = "set decode.characters, or add the model with its dictionary next to the file"
+        return f"{output} is text without a list of characters; {what}"
     wanted = "" if classes is None else f"; the model has {classes} classes, which are {classes - 1} characters"
     return f"decode.characters lists {listed} characters{wanted}"
