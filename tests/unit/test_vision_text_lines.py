@@ -200,6 +200,15 @@ def test_half_precision_reads_the_same() -> None:
     assert seen.score == pytest.approx(read(ctc(), table).score, abs=1e-3)
 
 
+def test_parseq_end_may_be_the_last_class() -> None:
+    logits = random(1)
+    first, last = (
+        see(head="Add", **{"family": "parseq", "decode.characters": LETTERS, "decode.blank": each})
+        for each in ("first", "last")
+    )
+    assert read(last, np.roll(logits, -1, axis=2)) == read(first, logits)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_parseq_ends_at_the_first_class_0(seed: int) -> None:
     logits = random(seed)

@@ -90,7 +90,8 @@ class DbNet(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim PP-OCR's detectors: one map after transposed convolutions and a sigmoid, as no other of Paddle's."""
+        """Claim PP-OCR's detectors: one map after transposed convolutions and a sigmoid. No other model of Paddle with
+        these is known."""
         output = evidence.only_output
         if output is None or evidence.picture.name != "x" or "ConvTranspose" not in (evidence.operators or ()):
             return None

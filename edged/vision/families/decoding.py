@@ -41,7 +41,8 @@ class Thresholds(msgspec.Struct, frozen=True):
     such as 0.45 gives fewer duplicates but loses neighbours in a crowd.
 
     If the model's graph includes the NMS, `iou` applies only between different classes, and only with `class_agnostic`.
-    A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0.
+    A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0. A text
+    recogniser returns an empty text if its score is below `score`; the default is 0.
     """
 
     score: float = 0.25

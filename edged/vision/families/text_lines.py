@@ -79,7 +79,7 @@ class TextReader(ContentFamily, frozen=True):
         if self.reading.form.endswith(_SOFTMAX):
             scores = 1 / np.exp(table[kept] - scores[:, None]).sum(axis=1)
         score = min(max(float(scores.mean()), 0.0), 1.0) if len(kept) else 0.0
-        if not score >= thresholds.score:  # also if it is NaN
+        if score < thresholds.score:
             return Text("", 0.0)
         return Text("".join(self.names[each] for each in best[kept].tolist())[:MOST_TEXT], score)
 
@@ -100,7 +100,8 @@ class TextReader(ContentFamily, frozen=True):
 
     @classmethod
     def _listed(cls, evidence: Evidence, classes: int | None) -> tuple[str, ...]:
-        """Return the list of characters from the settings or else the file; empty without one."""
+        """Return the list of characters from the settings or else the file; empty without one. `classes` is None if
+        their number is unknown."""
         given = evidence.settings.get("decode.characters")
         return characters.parse(given) if given is not None else evidence.metadata.characters
 
@@ -163,9 +164,9 @@ class Ctc(TextReader, frozen=True):
 
 
 class Parseq(TextReader, frozen=True):
-    """PARSeq, ViTSTR and other recognisers of baudm/parseq: the text ends at the first step of class 0.
+    """PARSeq, ViTSTR and other recognisers of baudm/parseq: the text ends at the first step of the class for its end.
 
-    The output is logits. Without `decode.characters` a model of 95 classes has the authors' 94 characters: digits,
+    This is class 0, with `decode.blank=last` the last one. The output is logits. Without `decode.characters` a model of 95 classes has the authors' 94 characters: digits,
     small and capital letters, punctuation.
     """
 
@@ -175,7 +176,7 @@ class Parseq(TextReader, frozen=True):
     open_size = (128, 32)
 
     def _kept(self, best: Rows) -> Rows:
-        ends = np.flatnonzero(best == 0)
+        ends = np.flatnonzero(best == self.names.index(""))
         return np.arange(ends[0] if len(ends) else len(best))
 
     @classmethod
