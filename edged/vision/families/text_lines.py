@@ -166,8 +166,8 @@ class Ctc(TextReader, frozen=True):
 class Parseq(TextReader, frozen=True):
     """PARSeq, ViTSTR and other recognisers of baudm/parseq: the text ends at the first step of the class for its end.
 
-    This is class 0, with `decode.blank=last` the last one. The output is logits. Without `decode.characters` a model of 95 classes has the authors' 94 characters: digits,
-    small and capital letters, punctuation.
+    This is class 0, with `decode.blank=last` the last one. The output is logits. Without `decode.characters` a model of
+    95 classes has the authors' 94 characters: digits, small and capital letters, punctuation.
     """
 
     name = "parseq"
