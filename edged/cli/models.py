@@ -71,7 +71,7 @@ def add(
 
     If config.json of a Hugging Face detector is next to the file, settings such as family and names are taken from it,
     unless family is set or --replace is given. The characters of a text recogniser are taken from its dictionary, such
-    as ppocr_keys_v1.txt.
+    as ppocr_keys_v1.txt, or from inference.yml.
 
     Settings: family, names, backends, threads, precisions, performance,
     thresholds.{score,iou,max_detections,class_agnostic},

@@ -38,6 +38,49 @@ def test_dictionary_entries_of_several_characters_stay_on_their_lines(tmp_path: 
     assert dictionary.read_settings(tmp_path / "model.onnx")[1] == {"decode.characters": "\na\nbc"}
 
 
+# As PyYAML writes them, each on a line.
+WRITTEN = (
+    "A",
+    "''''",
+    "'\"'",
+    "\\",
+    "'-'",
+    "' '",
+    "\u3000",
+    "\u00a0",
+    "'1'",
+    "字",
+    '"\\x7F"',
+    '"\\uFEFF"',
+    "\U0001f600",
+)
+INFERENCE = "\n".join(
+    ("PostProcess:", "  name: CTCLabelDecode", "  character_dict:", *(f"  - {each}" for each in WRITTEN), "Global: {}")
+)
+
+
+def test_dictionary_in_inference_yml_is_read(tmp_path: Path) -> None:
+    folder_of(tmp_path, inference__onnx="", inference__yml=f"{INFERENCE}\n  - B\n")
+    name, settings = dictionary.read_settings(tmp_path / "inference.onnx")
+    assert name == "inference.yml"
+    assert settings == {"decode.characters": "A'\"\\- \u3000\u00a01字\ufffd\ufeff\U0001f600"}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        INFERENCE.replace("CTCLabelDecode", "TableLabelDecode"),
+        INFERENCE.replace("character_dict", "character_dicts"),
+        INFERENCE.replace("x7F", "xZZ"),
+        "character_dict:",
+        "",
+    ],
+)
+def test_other_inference_yml_is_not_read(tmp_path: Path, written: str) -> None:
+    folder_of(tmp_path, inference__onnx="", inference__yml=written)
+    assert dictionary.read_settings(tmp_path / "inference.onnx") == ("", {})
+
+
 @pytest.mark.parametrize(
     "files",
     [
