@@ -79,8 +79,8 @@ def inspect(
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    As in edged models add, settings are taken from config.json of Hugging Face or metadata.json of anomalib next to
-    the file, unless family is set, and prompts are encoded with tokenizer.json next to it.
+    As in edged models add, settings are taken from files next to the model, unless family is set: config.json of
+    Hugging Face, metadata.json of anomalib. So are the characters of a text recogniser, and tokenizer.json for prompts.
 
     --convert shows the repairs that edged models add --convert would make, whether the repaired model gives the same
     answers, and whether it can be served. The repaired model is not kept.

@@ -10,7 +10,7 @@ import typer
 
 from edged.config import child_limits
 from edged.errors import InvalidInput
-from edged.models import anomalib, huggingface
+from edged.models import anomalib, dictionary, huggingface
 from edged.models.repair import Record
 from edged.vision.prompts import PROMPTS
 
@@ -34,16 +34,22 @@ Steps: TypeAlias = Annotated[
 
 
 def with_exporter_settings(file: Path, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the given settings and those in files that Hugging Face or anomalib put next to the model, and a line that
-    names the latter. The files are not read if `family` is given."""
-    if "family" in settings:
-        return settings, ()
-    found, source = huggingface.read_settings(file), f"{huggingface.CONFIG} and {huggingface.PROCESSOR}"
-    if not found:
-        found, source = anomalib.read_settings(file), anomalib.METADATA
-    added = [key for key in found if key not in settings]
-    lines = (f"from {source}: {', '.join(added)}",) if added else ()
-    return {**found, **settings}, lines
+    """Return the given settings and those in files next to the model, and a line for each source that names its
+    settings. The files of Hugging Face and anomalib are not read if `family` is given, and a dictionary only for a text
+    recogniser."""
+    sources: list[tuple[str, dict[str, str]]] = []
+    if "family" not in settings:
+        sources.append((f"{huggingface.CONFIG} and {huggingface.PROCESSOR}", huggingface.read_settings(file)))
+        if not sources[0][1]:
+            sources.append((anomalib.METADATA, anomalib.read_settings(file)))
+    if settings.get("family") in (None, *dictionary.FAMILIES):
+        sources.append(dictionary.read_settings(file))
+    lines, merged = [], settings
+    for source, found in sources:
+        added = [key for key in found if key not in merged]
+        lines += [f"from {source}: {', '.join(added)}"] if added else []
+        merged = {**found, **merged}
+    return merged, tuple(lines)
 
 
 def with_token_ids(settings: dict[str, str], folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:

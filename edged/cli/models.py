@@ -70,15 +70,16 @@ def add(
     edged models add yolo yolo-v2.onnx --replace
 
     If config.json of Hugging Face or metadata.json of anomalib is next to the file, settings such as family and names
-    are taken from it, unless family is set or --replace is given. The prompts of a zero-shot detector are encoded with
-    tokenizer.json next to the file, or in the folder above:
+    are taken from it, unless family is set or --replace is given. The characters of a text recogniser are taken from
+    its dictionary, such as ppocr_keys_v1.txt, or from inference.yml. The prompts of a zero-shot detector are encoded
+    with tokenizer.json next to the file, or in the folder above:
 
     edged models add owl onnx/model.onnx --set "prompts=a photo of a cat, a photo of a dog"
 
     Settings: family, names, prompts, backends, threads, precisions, performance,
     thresholds.{score,iou,max_detections,class_agnostic},
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom,antialias,reduce},
-    decode.{activation,anchors,boxes,scores,background}, and
+    decode.{activation,anchors,background,blank,boxes,characters,layout,scores,unclip}, and
     verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score,class_score,class_map,depth,
     embedding,text,anomaly} for all precisions, or verify.PRECISION.FIGURE for one. For a model with open dimensions:
     profile.INPUT (the smallest, usual and largest shape for which engines are built), shapes.policy (any, refuse or

@@ -39,6 +39,7 @@ from edged.tensors import TensorSpec
 from edged.version import __version__
 
 SERVING = "serving"
+_MOST_VALUE, _BEGINNING = 4096, 60  # characters of a setting: text recognisers may list 20,000
 
 
 def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shapes: Shapes | None) -> ModelInfo:
@@ -56,7 +57,7 @@ def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shap
         backend=slot.current.engine.backend if slot.current else "",
         inputs=tensors(read.inspection.signature.inputs) if read else (),
         outputs=tensors(read.inspection.signature.outputs) if read else (),
-        settings=planned.entry.settings,
+        settings={key: _shortened(value) for key, value in planned.entry.settings.items()},
         swaps=slot.swaps,
         alarms=tuple(_alarm(each) for each in alarms if each.model == planned.entry.name),
         notes=(*read.notes, *(warning.line() for warning in planned.warnings)) if read else (),
@@ -67,6 +68,11 @@ def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shap
         precision=serving.recipe.precision if serving else "",
         precision_reason=views.precision_reason(planned) if serving else "",
     )
+
+
+def _shortened(value: str) -> str:
+    """Return a setting's value as it is reported: a list of thousands of characters would be in every report."""
+    return value if len(value) <= _MOST_VALUE else f"{value[:_BEGINNING]}... ({len(value)} characters)"
 
 
 def public_readiness(planned: PlannedModel, asking: Health) -> Readiness:

@@ -164,7 +164,8 @@ def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
     size = np.array((family.preprocess.width, family.preprocess.height), np.float32)
     found = family.boxes(outputs, 0, _wide(*map(int, size)), _BEST)
     if not len(found):
-        return "" if recognition.reading.is_list else "no box with an area is near the picture"
+        is_normal = recognition.reading.is_list or family.may_find_nothing
+        return "" if is_normal else "no box with an area is near the picture"
     if (most := float(found.scores.max())) > _MOST_SCORE:
         return f"its scores go up to {most:.3g}; those of this family are between 0 and 1"
     middle = (found.boxes[:, :2] + found.boxes[:, 2:]) / 2 / size - _AROUND

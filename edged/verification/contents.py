@@ -21,6 +21,7 @@ from edged.vision.placement import Fit, Placement, place
 
 # A class with less of both maps does not count, since a few cells decide its IoU.
 _LEAST_SHARE, _LEAST_CELLS = 0.005, 32
+_LEGIBLE = 0.8  # a text that both sides read with a lower score is not there: rounding decides its characters
 _TINY = 1e-6
 
 
@@ -39,11 +40,13 @@ class ContentMatcher:
         self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement | None
     ) -> tuple[str, float] | None:
         """Return the name and the value of the figure for one picture; None if an output is left out because it differs
-        between runs. Without a placement the whole input is the picture."""
+        between runs, or if a recogniser finds no text. Without a placement the whole input is the picture."""
         if not self._read <= expected.keys():
             return None
         where = placement or self._whole
         ours, theirs = (self._family.content(outputs, 0, where, self._thresholds) for outputs in (expected, found))
+        if isinstance(ours, Text) and isinstance(theirs, Text) and max(ours.score, theirs.score) < _LEGIBLE:
+            return None
         return compare(ours, theirs)
 
 

@@ -41,7 +41,7 @@ class Tolerance(msgspec.Struct, frozen=True):
     class_map: float  # at least: mean IoU of the classes in a class map
     depth: float  # at most: RMS difference of depths over their standard deviation; without a unit after the best fit
     embedding: float  # at least: cosine of the angle between embeddings
-    text: float  # at least: share of a text's characters that are equal
+    text: float  # at least: share of a text's characters that are equal, in texts that are read clearly
     anomaly: float  # at most: difference of anomaly scores over the larger score
     finite: float = 1.0  # at least: share of elements that are finite, infinite or NaN as in the reference
 

@@ -19,7 +19,7 @@ from edged.vision.detections import class_name
 
 MOST_SIDE = 8192  # the largest width or height of a map
 _MOST_RUNS = 1 << 15  # of a class map: the daemon decodes them on its event loop
-_MOST_TEXT = 4096  # characters
+MOST_TEXT = 4096  # characters
 _STEPS = 65535  # of a value in a `ValueMap`
 
 Box: TypeAlias = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels of the picture as sent
@@ -206,7 +206,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", forbid_unkn
     score: float
 
     def __post_init__(self) -> None:
-        if len(self.text) > _MOST_TEXT or not math.isfinite(self.score):
+        if len(self.text) > MOST_TEXT or not math.isfinite(self.score):
             raise ValueError(f"a text of {len(self.text)} characters with score {self.score}")
 
 

@@ -27,6 +27,7 @@ from edged.vision.families.centerface import CenterFace
 from edged.vision.families.classification import Classification, UltralyticsClassification
 from edged.vision.families.contract import Claim, ContentFamily, Evidence, Family, Reading, Rule, readable
 from edged.vision.families.damo_yolo import DamoYolo
+from edged.vision.families.dbnet import DbNet
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.depth import MetricDepth, RelativeDepth
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
@@ -41,6 +42,7 @@ from edged.vision.families.prompted import GroundingDino, OwlV2, OwlVit
 from edged.vision.families.scrfd import Scrfd
 from edged.vision.families.segmentation import PaddleSeg, Segmentation
 from edged.vision.families.ssd import Ssd
+from edged.vision.families.text_lines import Ctc, Parseq, PpOcrCls
 from edged.vision.families.third_party import RULES, ThirdParty
 from edged.vision.families.topdown import HrNet, RtmPose
 from edged.vision.families.torchvision import TorchVision
@@ -150,6 +152,10 @@ FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
         PaddleSeg,
         RelativeDepth,
         MetricDepth,
+        DbNet,
+        Ctc,
+        Parseq,
+        PpOcrCls,
     )
 }
 
@@ -165,6 +171,7 @@ _RULES: tuple[Rule, ...] = (
     UltralyticsPose.by_metadata,
     UltralyticsObb.by_metadata,
     UltralyticsClassification.by_metadata,
+    Ctc.by_metadata,
     Ultralytics.by_metadata,
     # Names of inputs and outputs.
     TorchVision.by_names,
@@ -195,6 +202,7 @@ _RULES: tuple[Rule, ...] = (
     Segmentation.by_names,
     PaddleSeg.by_names,
     RelativeDepth.by_names,
+    DbNet.by_names,
     # Shapes.
     YoloV5.by_shape,
     YoloX.by_shape,
@@ -208,6 +216,8 @@ _RULES: tuple[Rule, ...] = (
     CenterFace.by_shape,
     HrNet.by_shape,
     MoveNet.by_shape,
+    Ctc.by_shape,
+    PpOcrCls.by_shape,
     ambiguous_shape,
     Classification.by_shape,
     Segmentation.by_shape,
@@ -239,9 +249,12 @@ def recognise(
     known = FAMILIES.get(claim.family or "")
     family = known if other is None else other.kind
     filled, feed = (family.own_inputs, family.feed) if family is not None else ((), {})
-    preprocess, why = preprocess_for(tuple(i for i in inputs if i.name not in filled), settings, exported.size, feed)
+    usual = exported.size or (family.open_size if family is not None else None)
+    preprocess, why = preprocess_for(tuple(i for i in inputs if i.name not in filled), settings, usual, feed)
     if family is not None and preprocess is None:
         claim, family, other = Claim(None, f"looks like {claim.family}, but {why}"), None, None
+    elif preprocess is not None and evidence is not None and evidence.size is None:
+        why += f"; {preprocess.width} x {preprocess.height} pixels by default"
     names = _names(settings, exported, claim)
     thresholds, score_range = Thresholds(), (0.0, 1.0)
     if family is not None:

@@ -1,8 +1,9 @@
-"""Reads the metadata that Ultralytics' exporter writes into a model; it is untrusted input.
+"""Reads the metadata that Ultralytics' exporter, and for characters RapidOCR, write into a model; untrusted input.
 
-Every value is Python's `str()` of the original: `{0: 'person', ...}`, `[640, 640]`, `True`. `ast.literal_eval` parses
-it, but a hostile text can exhaust the parser's stack or time, so only short texts of literals (strings, unsigned
-numbers, shallow brackets) are parsed. A value that cannot be read counts as absent and is listed in `unreadable`.
+Every value of Ultralytics is Python's `str()` of the original: `{0: 'person', ...}`, `[640, 640]`, `True`.
+`ast.literal_eval` parses it, but a hostile text can exhaust the parser's stack or time, so only short texts of literals
+(strings, unsigned numbers, shallow brackets) are parsed. A value that cannot be read counts as absent and is listed in
+`unreadable`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
+
+from edged.vision import characters
 
 _T = TypeVar("_T")
 
@@ -41,6 +44,7 @@ class ExportMetadata(msgspec.Struct, frozen=True):
     nms: bool | None = None
     version: tuple[int, int, int] | None = None  # of the exporting package
     kpt_shape: tuple[int, int] | None = None  # (number of keypoints, number of values of each)
+    characters: tuple[str, ...] = ()  # of a text recogniser; see `edged.vision.characters`
     unreadable: tuple[str, ...] = ()
 
     @property
@@ -78,6 +82,7 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportMetadata:
         nms=read("args", _nms),
         version=_version(metadata.get("version")),
         kpt_shape=read("kpt_shape", _pair),
+        characters=characters.parse(metadata.get("character", "")),
         unreadable=tuple(unreadable),
     )
 

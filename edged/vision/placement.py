@@ -3,7 +3,8 @@
 The rounding is that of the exporters' own tools, so that answers agree with theirs to the pixel: `letterbox` follows
 Ultralytics' `LetterBox` (centred, Python's half-to-even `round`, the odd pixel of padding to the right and bottom),
 `top_left` follows YOLOX's `preproc` (picture in the corner, size truncated), `center_crop` follows torchvision's resize
-of the shorter side and center crop (edged crops first and then resizes, with the same result to within a pixel).
+of the shorter side and center crop (edged crops first and then resizes, with the same result to within a pixel), `line`
+follows PaddleOCR's `resize_norm_img` (as high as the input, at the left, width rounded up, squeezed if it is too wide).
 
 Three frames of coordinates, all in pixels of the picture as sent: the picture; the *window* that is cut out of it; and
 the window *turned*, which the model is shown. All are continuous: 0 is the left edge of the first pixel.
@@ -12,6 +13,7 @@ the window *turned*, which the model is shown. All are continuous: 0 is the left
 from __future__ import annotations
 
 import enum
+import math
 
 import msgspec
 import numpy as np
@@ -139,6 +141,7 @@ class Fit(enum.Enum):
     STRETCH = "stretch"
     TOP_LEFT = "top_left"
     CENTER_CROP = "center_crop"
+    LINE = "line"
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -205,7 +208,7 @@ def place(width: int, height: int, input_width: int, input_height: int, fit: Fit
     """Return the placement of a picture of width x height in an input of input_width x input_height.
 
     A `zoom` below 1 leaves a margin around the picture; with a `zoom` above 1, a center crop shows less of the picture.
-    A stretch ignores `zoom`.
+    A stretch and a line ignore `zoom`.
     """
     ratio = min(input_height / height, input_width / width) * min(zoom, 1.0)
     pad_x = pad_y = 0
@@ -215,6 +218,8 @@ def place(width: int, height: int, input_width: int, input_height: int, fit: Fit
             return place_window(shown, width, height, input_width, input_height, fit)
     if fit in (Fit.STRETCH, Fit.CENTER_CROP):
         inner_w, inner_h = input_width, input_height
+    elif fit is Fit.LINE:
+        inner_w, inner_h = min(math.ceil(input_height * (width / height)), input_width), input_height
     else:
         rounded = int if fit is Fit.TOP_LEFT else round
         # A picture thousands of times wider than high still gets a row of pixels.

@@ -18,7 +18,10 @@ PREPROCESS = tuple(
 )
 THRESHOLD = "thresholds.score"
 THRESHOLDS = (THRESHOLD, *(f"thresholds.{k}" for k in ("iou", "max_detections", "class_agnostic")))
-DECODE = tuple(f"decode.{k}" for k in ("activation", "anchors", "background", "boxes", "scores"))
+DECODE = tuple(
+    f"decode.{k}"
+    for k in ("activation", "anchors", "background", "blank", "boxes", "characters", "layout", "scores", "unclip")
+)
 UNPREFIXED = ("family", "names", "prompts")
 KNOWN = (*UNPREFIXED, *PREPROCESS, *THRESHOLDS, *DECODE)
 

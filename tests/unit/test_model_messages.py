@@ -37,6 +37,16 @@ def test_model_report_refused_has_words_and_category(problem: EdgedError, stage:
     assert (reported.stage, reported.category) == (stage, category)
 
 
+def test_model_report_shortens_settings_of_thousands_of_characters() -> None:
+    planned = planned_model("m")
+    names = ",".join(map(str, range(80)))
+    planned.entry.settings.update({"decode.characters": "字" * 18_708, "names": names})
+    reported = across(report.model(planned, (), Health(), None)).settings
+    assert reported["names"] == names
+    assert reported["decode.characters"].endswith("字... (18708 characters)")
+    assert len(reported["decode.characters"]) < 100
+
+
 def test_model_report_not_refused_has_no_category() -> None:
     reported = across(report.model(planned_model("m"), (), Health(), None))
     assert (reported.state, reported.stage, reported.category) == ("loading", "", "")

@@ -16,7 +16,7 @@ from edged.client.result import Detection, Result, Timings
 from edged.client.sinks import Answered, Mqtt
 from edged.client.sinks.mqtt import Settings, Topics, broker, slug
 from edged.errors import InvalidInput, NotFound, Unsupported
-from edged.vision.content import Anomaly, ClassMap, Content, Depth, Embedding, ValueMap
+from edged.vision.content import Anomaly, ClassMap, Content, Depth, Embedding, Text, ValueMap
 from tests.unit.mqtt_broker import Broker
 from tests.waiting import wait
 
@@ -102,6 +102,24 @@ def test_mqtt_discovery_describes_camera_and_classes() -> None:
     assert person["device"] == occupancy["device"]
     assert len(configs) == 4
     assert len({config["unique_id"] for config in configs.values()}) == 4
+
+
+def test_mqtt_text_is_published_with_an_entity_when_it_changes() -> None:
+    def reading(text: str, score: float = 0.91234) -> Answered:
+        read = msgspec.structs.replace(answered().result, content=Text(text, score))
+        return Answered(read)
+
+    with Broker() as at:
+        sink = connect(at)
+        for number, each in enumerate((reading("KA 17"), reading("KA 17", 0.8), reading("")), 1):
+            sink.on_answer(each)
+            at.wait_for("site/one/hall/result", count=number)
+        sink.close()
+        texts = [json.loads(message.payload) for message in at.published if message.topic == "site/one/hall/text"]
+        assert texts == [{"text": "KA 17", "confidence": 0.9123}, {"text": "", "confidence": 0.9123}]
+        entity = json.loads(at.retained["homeassistant/sensor/edged_box_hall/text/config"])
+    assert entity["state_topic"] == "site/one/hall/text"
+    assert entity["value_template"] == "{{ value_json.text[:255] }}"
 
 
 def test_mqtt_discovery_off_publishes_no_entities() -> None:

@@ -31,11 +31,12 @@ from edged.client.sources.address import query_settings
 from edged.client.sources.source import RateLimit
 from edged.errors import InvalidInput, NotFound, Unsupported, redact
 from edged.version import __version__
-from edged.vision.content import Anomaly, Embedding
+from edged.vision.content import Anomaly, Embedding, Text
 
 _IN_FLIGHT = 16  # most messages that the broker has not acknowledged
 _CLASSES = 100  # most entities of one camera
 _ANOMALY = "anomaly"
+_LONGEST_STATE = 255  # characters of a state in Home Assistant
 _LAST_WORDS_S = 2.0
 _AT_LEAST_ONCE = 1
 
@@ -44,8 +45,9 @@ _log = logging.getLogger("edged.client")
 
 class Mqtt(Sink):
     """Publishes the results of one camera below `PREFIX/CAMERA/`: each result as JSON at `result`, the number of
-    objects of each class at `counts`, ON or OFF at `detected`, numbers of a class map or depth at `readings`, and
-    online or offline at `availability`. The broker publishes offline if the connection is lost.
+    objects of each class at `counts`, ON or OFF at `detected`, numbers of a class map or depth at `readings`, the text
+    that a recogniser reads at `text`, and online or offline at `availability`. The broker publishes offline if the
+    connection is lost.
 
     At most `broker.settings.rate` results are published per second. A thread connects and reconnects, so the stream
     never waits. If the broker does not keep up, results are left out and count in `dropped`. Raises Unsupported if
@@ -71,6 +73,9 @@ class Mqtt(Sink):
         self._published: Counter[str] | None = None
         self._readings: dict[str, Reading] = {}  # the last of each name, in order of appearance
         self._published_readings: tuple[Reading, ...] = ()
+        self._text: Text | None = None
+        self._published_text: Text | None = None
+        self._has_text_entity = False
         self._places: dict[tuple[str, str], Place | Crossings] = {}
         self._published_places: dict[tuple[str, str], Place | Crossings] = {}
         self._sent: deque[Any] = deque()
@@ -111,6 +116,7 @@ class Mqtt(Sink):
             return
         with self._publishing:
             self._counts = Counter(_labels(result))
+            self._text = result.content if isinstance(result.content, Text) else None
             if not self._limit.admits(self._clock()) or not self._client.is_connected():
                 return
             if not self._has_room():
@@ -118,13 +124,15 @@ class Mqtt(Sink):
                 return
             self._publish_counts()
             self._publish_readings(readings(result))
+            self._publish_text()
             self._publish(self._topics.whole(result, self._maps), qos=0)
 
     def close(self) -> None:
-        """Publish the last counts and `offline`, wait up to 2 seconds until they are sent, and disconnect."""
+        """Publish the last counts, text and `offline`, wait up to 2 seconds until they are sent, and disconnect."""
         if self._client.is_connected():
             with self._publishing:
                 self._publish_counts()
+                self._publish_text()
                 self._publish(self._topics.available(False))
             with contextlib.suppress(RuntimeError, ValueError):  # broker gone: its will says offline
                 self._sent[-1].wait_for_publish(_LAST_WORDS_S)
@@ -152,6 +160,16 @@ class Mqtt(Sink):
                 self._readings[each.name] = each
         self._publish(self._topics.read(found))
         self._published_readings = found
+
+    def _publish_text(self) -> None:
+        """Publish the text if it changed, and its entity with the first one."""
+        if self._text is None or (self._published_text is not None and self._text.text == self._published_text.text):
+            return
+        if not self._has_text_entity:
+            self._publish(*self._topics.text_entity())
+            self._has_text_entity = True
+        self._publish(self._topics.text_state(self._text))
+        self._published_text = self._text
 
     def _publish_places(self) -> None:
         for key, state in self._places.items():
@@ -188,7 +206,8 @@ class Mqtt(Sink):
             self._published_places = {}
             self._publish_places()
             self._sent.clear()
-            self._published, self._published_readings = None, ()
+            self._published, self._published_readings, self._published_text = None, (), None
+            self._has_text_entity = False
 
     def _on_disconnect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
         if reason.is_failure:
@@ -327,7 +346,8 @@ class Topics:
         }
         base = self._base = f"{prefix}/{slug(camera)}"
         self.availability, self.result = f"{base}/availability", f"{base}/result"
-        self.detected, self.counts, self.readings = (f"{base}/{each}" for each in ("detected", "counts", "readings"))
+        self.detected, self.counts = f"{base}/detected", f"{base}/counts"
+        self.readings, self.text = f"{base}/readings", f"{base}/text"
 
     def available(self, online: bool) -> Message:
         return Message(self.availability, b"online" if online else b"offline", retain=True)
@@ -364,6 +384,15 @@ class Topics:
         unit = {"unit_of_measurement": reading.unit} if reading.unit else {}
         template = {"value_template": f"{{{{ value_json.get({name}, 0) }}}}"}
         return self._entity("sensor", f"reading_{slug(reading.name)}", {**config, **unit, **template})
+
+    def text_state(self, text: Text) -> Message:
+        """Return the message with the text that a recogniser reads, and its score."""
+        return Message(self.text, _json({"text": text.text, "confidence": round(text.score, 4)}), retain=True)
+
+    def text_entity(self) -> tuple[Message, ...]:
+        """Return the entity for the text; empty if discovery is off."""
+        template = f"{{{{ value_json.text[:{_LONGEST_STATE}] }}}}"
+        return self._entity("sensor", "text", {"name": "Text", "state_topic": self.text, "value_template": template})
 
     def place(self, kind: str, name: str, state: Place | Crossings) -> Message:
         """Return the message with the state of a zone or line."""

@@ -43,7 +43,8 @@ class Reading(msgspec.Struct, frozen=True):
     also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown. `extras`
     are the inputs besides the picture that the family fills: their names, and their shapes for one picture. `constants`
     are INT64 inputs [rows, columns] that have the same values for every picture, such as the token ids of prompts:
-    their names and rows. A model with constants gets one picture at a time.
+    their names and rows. A model with constants gets one picture at a time. `unclip` is how much the rectangles of
+    `DbNet` are enlarged.
     """
 
     outputs: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class Reading(msgspec.Struct, frozen=True):
     classes: int = 0
     extras: tuple[tuple[str, tuple[int, ...]], ...] = ()
     constants: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
+    unclip: float = 0.0
 
     @property
     def exact(self) -> dict[str, tuple[int, ...]]:
@@ -179,6 +181,7 @@ class Opened(msgspec.Struct, frozen=True):
     thresholds: ClassVar[Thresholds] = Thresholds()
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the setting thresholds.score
     own_inputs: ClassVar[tuple[str, ...]] = ()  # the inputs that `extra_inputs` fills
+    open_size: ClassVar[tuple[int, int] | None] = None  # width and height if neither the model nor settings fix them
 
     preprocess: Preprocess
     names: tuple[str, ...]
@@ -201,6 +204,8 @@ class Opened(msgspec.Struct, frozen=True):
 
 class Family(Opened, frozen=True):
     """Decodes detections from a model's outputs."""
+
+    may_find_nothing: ClassVar[bool] = False  # even with a threshold of 0: boxes are not cells or rows of the output
 
     def grid(self, stride: int) -> tuple[int, int]:
         """Return columns and rows of a grid with cells of stride x stride input pixels; partial cells count."""

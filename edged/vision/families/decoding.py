@@ -43,7 +43,8 @@ class Thresholds(msgspec.Struct, frozen=True):
     If the model's graph includes the NMS, `iou` applies only between different classes, and only with `class_agnostic`.
     A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0, or 300 and
     0.5 if a picture has several labels. An embedding gets a name if its similarity is at least `score`. A picture is
-    anomalous if its anomaly score, in the model's own scale, is at least `score`.
+    anomalous if its anomaly score, in the model's own scale, is at least `score`. A text recogniser returns an empty
+    text if its score is below `score`; the default is 0.
     """
 
     score: float = 0.25

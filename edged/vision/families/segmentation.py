@@ -42,6 +42,7 @@ from edged.vision import settings as keys
 from edged.vision.content import ClassMap
 from edged.vision.families.classification import ACTIVATIONS, FINAL
 from edged.vision.families.contract import Claim, ContentFamily, Evidence, Feed, Reading, count_classes, undecided
+from edged.vision.families.dbnet import DbNet
 from edged.vision.families.decoding import AT_LEAST_ONE, Floats, Outputs, Thresholds, at_least, logit, picture_tensor
 from edged.vision.families.depth import MetricDepth, RelativeDepth
 from edged.vision.families.maps import Ids, enlarged_classes, layout_of, part, shown, single_map
@@ -148,8 +149,9 @@ class Segmentation(ContentFamily, frozen=True):
         if not _is_fine(output, evidence):
             return None
         if form in (_MASK, _LOGITS):
-            what = "one map: depth, a mask, a heat map or a picture"
-            return undecided(f"{shape} is {what}", RelativeDepth.name, MetricDepth.name, cls.name)
+            what = "one map: depth, a mask, text, a heat map or a picture"
+            text = (DbNet.name,) if _head(output, evidence) == "Sigmoid" else ()
+            return undecided(f"{shape} is {what}", RelativeDepth.name, MetricDepth.name, cls.name, *text)
         names = keys.words(evidence.settings, "names") or ()
         if len(names) == output.shape[1 if form == _PLANES else 3]:
             return cls._claim_of(output, evidence, f"{shape} has as many maps as names ({len(names)})")

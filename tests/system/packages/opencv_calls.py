@@ -76,6 +76,11 @@ cv2.getTextSize("edged 0.9", cv2.FONT_HERSHEY_SIMPLEX, 0.6, 1)
 cv2.putText(sheet, "edged 0.9", (5, 60), cv2.FONT_HERSHEY_SIMPLEX, 0.6, (255, 255, 255), 1, cv2.LINE_AA)
 contours, _ = cv2.findContours((sheet[:, :, 0] > 0).astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
 assert max(cv2.contourArea(contour) for contour in contours) > 500
+cv2.findContours((sheet[:, :, 0] > 0).astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+assert cv2.boxPoints(cv2.minAreaRect(contours[0])).shape == (4, 2)
+mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+cv2.fillPoly(mask, corners, 1)
+assert cv2.mean(np.ones((HEIGHT, WIDTH), np.float32), mask)[0] == 1
 try:
     cv2.imdecode(np.empty(0, np.uint8), cv2.IMREAD_COLOR)
 except cv2.error:

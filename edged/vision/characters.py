@@ -1,0 +1,51 @@
+"""The characters that a text recogniser tells apart, in the order of its classes.
+
+They come from the metadata `character` that RapidOCR writes into PP-OCR's models, from a dictionary file of PaddleOCR
+(`ppocr_keys_v1.txt`), or from the setting `decode.characters`: a character on each line, or all on one line.
+
+Source: `CTCLabelDecode` in rapidocr 3.10.0 and ppocr/postprocess/rec_postprocess.py of PaddlePaddle/PaddleOCR.
+"""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+
+MOST_LISTED = 1 << 19  # code points of a whole list
+_UNPRINTABLE = frozenset(("Cc", "Cs", "Zl", "Zp"))  # controls, surrogates, separators of lines
+_NOTHING = ""  # the class that stands for no character: the blank, or the end of the text
+
+
+@functools.lru_cache(4)  # models are recognised again with each change; PP-OCR has 18,708 characters
+def parse(text: str) -> tuple[str, ...]:
+    """Return the entries of a list: its lines if there are several, else its characters; empty if it is too long.
+
+    An empty line is the class that stands for no character. Control characters become U+FFFD, because texts appear in
+    terminals and log lines.
+    """
+    if len(text) > MOST_LISTED:
+        return ()
+    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return tuple(map(_printable, lines if len(lines) > 1 else lines[0]))
+
+
+def by_class(listed: tuple[str, ...], classes: int | None, *, nothing_last: bool) -> tuple[str, ...] | None:
+    """Return the character of each class; empty text for the one class that stands for no character.
+
+    That class is added, before all others or, with `nothing_last`, after them, unless the list has an empty entry. If
+    the model has one class more, this is the space, after the other characters, as in PaddleOCR. `classes` is the
+    model's number of classes, None if unknown. Returns None if the list does not fit.
+    """
+    if not listed or listed.count(_NOTHING) > 1:
+        return None
+    if _NOTHING not in listed:
+        if classes == len(listed) + 2:
+            listed = (*listed, " ")
+        listed = (*listed, _NOTHING) if nothing_last else (_NOTHING, *listed)
+    return listed if classes in (None, len(listed)) else None
+
+
+def _printable(entry: str) -> str:
+    if entry.isascii() and entry.isprintable():  # most are not ASCII, but then each has one or two code points
+        return entry
+    return "".join("\ufffd" if unicodedata.category(each) in _UNPRINTABLE else each for each in entry)
