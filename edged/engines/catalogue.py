@@ -68,8 +68,8 @@ class ModelSource(Protocol):
 
 
 class Catalogue:
-    """Keeps in `models` a plan for each model to be served, and in `ensembles` the ensembles. `retire` closes the session
-    of a removed model.
+    """Keeps in `models` a plan for each model to be served, and in `ensembles` the ensembles. `retire` closes the
+    session of a removed model.
 
     A version that replaces another is read and opened in the same slot while the previous version answers.
     """
@@ -114,8 +114,10 @@ class Catalogue:
         """
         found = self.find_any(name, version)
         if isinstance(found, PlannedEnsemble):
-            raise InvalidInput(f"model {name[:80]!r} is an ensemble, which has no engine; use one of its models:"
-                f" {', '.join(found.part_names)[:200]}")
+            raise InvalidInput(
+                f"model {name[:80]!r} is an ensemble, which has no engine; use one of its models:"
+                f" {', '.join(found.part_names)[:200]}"
+            )
         return found
 
     def find_any(self, name: str, version: str = "") -> PlannedModel | PlannedEnsemble:

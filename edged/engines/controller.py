@@ -305,8 +305,8 @@ class Controller:
         return self.catalogue.is_configured(name)
 
     def slot(self, name: str) -> Slot:
-        """Return the slot of a model, or of the only model if the name is empty. Raises NotFound, or InvalidInput for an
-        ensemble."""
+        """Return the slot of a model, or of the only model if the name is empty. Raises NotFound, or InvalidInput for
+        an ensemble."""
         if not name:
             named = {planned.entry.model for planned in self.models.values()}
             name = named.pop() if len(named) == 1 else name

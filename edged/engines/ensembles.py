@@ -52,12 +52,13 @@ class Pipeline(msgspec.Struct, frozen=True):
 
 
 class PlannedEnsemble:
-    """One version of an ensemble. `between_bytes` is how much memory the tensors between its steps took lately."""
+    """One version of an ensemble. `running` counts the requests in progress. `between_bytes` is how much memory the
+    tensors between its steps took lately in one request."""
 
     def __init__(self, entry: ModelEntry, find: FindPart) -> None:
         self.entry = entry
         self.statistics = Statistics()
-        self.between_bytes = 0
+        self.running = self.between_bytes = 0
         self._find = find
         self._bound: tuple[list[Model], Pipeline | str] | None = None
 

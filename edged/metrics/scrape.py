@@ -164,9 +164,7 @@ def ensemble(
     _served(samples, name, planned.statistics, ready, raised)
 
 
-def _served(
-    samples: Samples, name: str, statistics: Statistics, ready: Readiness, raised: tuple[Alarm, ...]
-) -> None:
+def _served(samples: Samples, name: str, statistics: Statistics, ready: Readiness, raised: tuple[Alarm, ...]) -> None:
     """Collect what models and ensembles have in common."""
     samples.put(names.MODEL_READY, ready.is_ready, name)
     for state in ReadyState:

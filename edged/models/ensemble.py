@@ -46,7 +46,8 @@ class Port(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The model of a step. `max_batch_size` is 0 without a batch dimension. `unfit` says why no ensemble may have it."""
+    """The model of a step. `max_batch_size` is 0 without a batch dimension. `unfit` says why no ensemble may have
+    it."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -74,7 +75,9 @@ def check(config: TritonConfig) -> None:
     it is used, and is used."""
     steps = config.steps or ()
     if not 1 <= len(steps) <= _MOST_STEPS:
-        raise ConfigError(f"an ensemble needs from 1 to {_MOST_STEPS} steps in ensemble_scheduling; it has {len(steps)}")
+        raise ConfigError(
+            f"an ensemble needs from 1 to {_MOST_STEPS} steps in ensemble_scheduling; it has {len(steps)}"
+        )
     given = _declared("input", config.inputs)
     wanted = _declared("output", config.outputs)
     for index, step in enumerate(steps):

@@ -33,9 +33,9 @@ class ModelEntry(msgspec.Struct, frozen=True):
     """One version of a model on disk.
 
     The version that answers requests without a version has the model's name; the others are named NAME:VERSION. `path`
-    is the ONNX file (config.pbtxt of an ensemble), `folder` the model's folder (empty for a plain file), `samples` are paths. `stamp` changes if
-    files, settings or samples change. `problem` says why the version cannot be served; empty if it can. `triton` is the
-    content of config.pbtxt, `labels` has the class names of each output.
+    is the ONNX file (config.pbtxt of an ensemble), `folder` the model's folder (empty for a plain file), `samples` are
+    paths. `stamp` changes if files, settings or samples change. `problem` says why the version cannot be served; empty
+    if it can. `triton` is the content of config.pbtxt, `labels` has the class names of each output.
     """
 
     name: str

@@ -277,9 +277,7 @@ class Trace:
         """Begin the trace of a step of the traced ensemble."""
         return Trace(self.owner, self.settings, self.owner.number(), model, version, self.request, self.number)
 
-    def end_ensemble(
-        self, received: float, inputs: Sequence[InputTensor], outputs: Sequence[OutputTensor]
-    ) -> None:
+    def end_ensemble(self, received: float, inputs: Sequence[InputTensor], outputs: Sequence[OutputTensor]) -> None:
         """End the trace of an ensemble's request, which arrived at `received` in seconds of time.monotonic(). The
         traces of its steps have their times."""
         self._take([("QUEUE_START", round(received * 1e9))], inputs, outputs)

@@ -58,7 +58,7 @@ class EnsembleInference:
         self, planned: PlannedEnsemble, request: Request, asked: Options, caller: Caller, write: Write[Written]
     ) -> Written:
         """Answer a request as `Inference.answer` does, with exactly one response."""
-        bound, received = await loaded_pipeline(planned), time.monotonic()
+        bound = await loaded_pipeline(planned)
         wanted = requests.outputs_of(request, bound.signature)
         entry = bound.entry
         form = Form(
@@ -71,6 +71,23 @@ class EnsembleInference:
             by_row=bound.max_batch_size > 0,
             streamed=caller.streamed,
         )
+        planned.running += 1
+        try:
+            return await self._run(planned, bound, request, form, asked, caller, write)
+        finally:
+            planned.running -= 1
+
+    async def _run(
+        self,
+        planned: PlannedEnsemble,
+        bound: Pipeline,
+        request: Request,
+        form: Form,
+        asked: Options,
+        caller: Caller,
+        write: Write[Written],
+    ) -> Written:
+        received, entry = time.monotonic(), bound.entry
         locate = self._access.locate(caller.peer)
         read = partial(requests.inputs_of, request, bound.signature, locate=locate, optional=bound.optional)
         inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
@@ -82,7 +99,7 @@ class EnsembleInference:
             run = pipeline.Pipeline(
                 [step.step for step in bound.steps],
                 [step.inputs for step in bound.steps],
-                [bound.outputs[name] for name in ([each.name for each in wanted] or bound.outputs)],
+                [bound.outputs[name] for name in ([each.name for each in form.wanted] or bound.outputs)],
                 _given(bound, inputs, rows),
                 partial(self._step, bound, asked, caller, trace),
                 collector,

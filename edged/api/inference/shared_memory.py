@@ -158,9 +158,8 @@ class SharedMemoryAccess:
 
     def targets(self, peer: str, wanted: Iterable[RequestedOutput]) -> dict[str, Region]:
         """Return the regions of the outputs that are to be written to a client's memory. Raises like `target`."""
-        return {
-            each.name: self.target(peer, each.place, f"output {each.name!r}") for each in wanted if each.place is not None
-        }
+        places = ((each.name, each.place) for each in wanted if each.place is not None)
+        return {name: self.target(peer, place, f"output {name!r}") for name, place in places}
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
