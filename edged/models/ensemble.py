@@ -75,9 +75,7 @@ def check(config: TritonConfig) -> None:
     it is used, and is used."""
     steps = config.steps or ()
     if not 1 <= len(steps) <= _MOST_STEPS:
-        raise ConfigError(
-            f"an ensemble needs from 1 to {_MOST_STEPS} steps in ensemble_scheduling; it has {len(steps)}"
-        )
+        raise ConfigError(f"ensemble_scheduling has {len(steps)} steps; an ensemble needs from 1 to {_MOST_STEPS}")
     given = _declared("input", config.inputs)
     wanted = _declared("output", config.outputs)
     for index, step in enumerate(steps):

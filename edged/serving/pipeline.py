@@ -220,12 +220,12 @@ class Pipeline:
         """Count the memory of a step's outputs, and free the inputs that no other step uses."""
         self.times = _sum(self.times, answer.times)
         step = self._steps[index]
+        kept = (self._tensors.get(tensor) for tensor in step.outputs.values())
+        self._memory.hold(sum(value.size for value in kept if value is not None))
         for tensor in set(step.inputs.values()):
             self._uses[tensor] -= 1
             if not self._uses[tensor] and tensor not in self._wanted:
                 self._free(tensor)
-        new = [value for tensor in step.outputs.values() if (value := self._tensors.get(tensor)) is not None]
-        self._memory.hold(sum(value.size for value in new))
 
     def _free(self, tensor: str) -> None:
         value = self._tensors.pop(tensor)
