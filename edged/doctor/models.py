@@ -146,6 +146,8 @@ class ModelChecks:
     async def _examine_file(self, name: str) -> list[Check]:
         """Check a model's file; also its engines if no daemon reports them."""
         entry = self._entries[name]
+        if entry.problem:
+            return [wrong(Name.ADMISSION, f"it cannot be served here: {entry.problem}", "change its files", name)]
         try:
             found = await examine(self._builder, Path(entry.path), entry.settings, self._installed)
         except EdgedError as error:
