@@ -21,6 +21,7 @@ from edged.models.ensemble import Part, Port
 from edged.models.entries import SETTINGS_FILE, ModelEntry, versioned_name
 from edged.models.model import Model
 from edged.models.triton_config import FILE, VERSIONS, Step, TritonConfig
+from edged.serving.pipeline import Budget
 from edged.serving.statistics import Statistics
 from edged.tensors import ANY_SHAPE, TensorSpec
 
@@ -52,13 +53,11 @@ class Pipeline(msgspec.Struct, frozen=True):
 
 
 class PlannedEnsemble:
-    """One version of an ensemble. `running` counts the requests in progress. `between_bytes` is how much memory the
-    tensors between its steps took lately in one request."""
+    """One version of an ensemble. `memory` is that of the tensors between its steps."""
 
     def __init__(self, entry: ModelEntry, find: FindPart) -> None:
         self.entry = entry
-        self.statistics = Statistics()
-        self.running = self.between_bytes = 0
+        self.statistics, self.memory = Statistics(), Budget()
         self._find = find
         self._bound: tuple[list[Model], Pipeline | str] | None = None
 

@@ -253,7 +253,7 @@ class Loader:
             end = asyncio.get_running_loop().time() + _DRAIN_SECONDS
             while asyncio.get_running_loop().time() < end:
                 is_lost = all(session.link.lost or session.idle.is_set() for session in sessions)
-                is_answered = not any(planned.running for planned in ensembles)
+                is_answered = not any(planned.memory.requests for planned in ensembles)
                 if is_answered and is_lost and all(planned.slot.current is None for planned in leaving):
                     break
                 await asyncio.sleep(_LOOK_SECONDS)

@@ -208,7 +208,7 @@ _WHY = {
     "metric_tags": "the labels of edged's metrics are fixed: docs/metrics.md",
     "model_metrics": "edged has the same metrics for every model: docs/metrics.md",
     "cc_model_filenames": "an ONNX model has one file",
-    "ensemble_scheduling.max_inflight_requests": "edged limits the memory of all ensembles together: docs/bounds.md",
+    "ensemble_scheduling.max_inflight_requests": "edged limits the memory between the steps: docs/ensembles.md",
     "ensemble_scheduling.step.model_namespace": "the repository has no namespaces",
 }
 

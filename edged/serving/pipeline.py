@@ -25,6 +25,8 @@ from edged.models.ensemble import Port
 from edged.models.triton_config import Step
 from edged.serving.work import Answered, Blob, InputTensor, OutputView, Sink
 
+_CAPACITY = 128 << 20
+_DECAY = 0.9  # of the expected size, for each request: one large request does not count for ever
 _WAITING = 64  # requests that wait for memory; more are refused
 _RUNNING = 64  # each request gets at least this part of the memory, so at most so many run
 
@@ -76,22 +78,28 @@ class Reservation:
 
 
 class Budget:
-    """Memory that requests share, in bytes. Requests enter in order of arrival. A request alone may exceed it."""
+    """The memory that the requests of one ensemble share, in bytes. Requests enter in order of arrival, each with as
+    much as the latest ones took. A request alone may exceed the capacity."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int = _CAPACITY) -> None:
         self.capacity = capacity
-        self.reserved = self.running = 0
+        self.reserved = self.running = self.expected = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
+    @property
+    def requests(self) -> int:
+        """How many requests run or wait."""
+        return self.running + len(self._waiting)
+
     @contextlib.asynccontextmanager
-    async def reserve(self, size: int, *, patient: bool = False) -> AsyncIterator[Reservation]:
-        """Wait for `size` bytes, and yield them. Raises Overloaded if too many requests wait and this one is not
-        `patient`."""
-        size = max(size, self.capacity // _RUNNING)
+    async def reserve(self, *, patient: bool = False) -> AsyncIterator[Reservation]:
+        """Wait for memory, and yield it. Raises Overloaded if too many requests wait and this one is not `patient`."""
+        size = max(self.expected, self.capacity // _RUNNING)
         await self._enter(size, patient)
         reservation = Reservation(self, size)
         try:
             yield reservation
+            self.expected = max(reservation.most, round(self.expected * _DECAY))
         finally:
             self._leave(reservation.size)
 
@@ -100,8 +108,8 @@ class Budget:
         more = size - reservation.size
         if self.running > 1 and self.reserved + more > self.capacity:
             raise Overloaded(
-                f"the tensors between the steps of ensembles take more than {self.capacity >> 20} MiB; send fewer"
-                " requests at a time, or smaller ones"
+                f"the tensors between the steps take more than {self.capacity >> 20} MiB; send fewer requests at a"
+                " time, or smaller ones"
             )
         reservation.size = size
         self.reserved += more
@@ -114,7 +122,7 @@ class Budget:
             self._admit(size)
             return
         if len(self._waiting) >= _WAITING and not patient:
-            raise Overloaded(f"{_WAITING} requests of ensembles wait for memory; send fewer at a time")
+            raise Overloaded(f"{_WAITING} requests of the ensemble wait for memory; send fewer at a time")
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((place, size))
         try:

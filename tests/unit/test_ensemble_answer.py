@@ -236,7 +236,7 @@ async def test_answer_cancelled_request_stops_its_step(tmp_path: Path) -> None:
     await turn()
     assert len(world.links["b"].abandoned) == 1
     assert world.statistics.success.count == world.statistics.fail.count == 0
-    assert world.house.catalogue.ensembles["e"].running == 0
+    assert world.house.catalogue.ensembles["e"].memory.requests == 0
 
 
 async def test_answer_deadline_that_passes_between_the_steps_ends_the_request(tmp_path: Path) -> None:

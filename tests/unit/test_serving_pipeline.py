@@ -64,7 +64,7 @@ class World:
         self.task = asyncio.create_task(self.run())
 
     async def run(self) -> None:
-        async with self.budget.reserve(0) as self.memory:
+        async with self.budget.reserve() as self.memory:
             self.pipeline = Pipeline(*self.arguments, self.memory)
             await self.pipeline.run()
 
@@ -232,15 +232,16 @@ async def test_run_beyond_the_memory_fails_while_others_run_and_not_alone(chain:
 async def test_reserve_waits_in_order_of_arrival() -> None:
     budget, order = Budget(100), list[str]()
 
-    async def hold(name: str, size: int, until: asyncio.Event) -> None:
-        async with budget.reserve(size):
+    async def hold(name: str, until: asyncio.Event) -> None:
+        async with budget.reserve():
             order.append(name)
             await until.wait()
 
     events = {name: asyncio.Event() for name in "abcd"}
-    sizes = {"a": 60, "b": 60, "c": 10, "d": 500}
-    tasks = {name: asyncio.create_task(hold(name, sizes[name], events[name])) for name in "abcd"}
-    await turn()
+    tasks = dict[str, asyncio.Task[None]]()
+    for name, budget.expected in (("a", 60), ("b", 60), ("c", 10), ("d", 500)):
+        tasks[name] = asyncio.create_task(hold(name, events[name]))
+        await turn()
     assert order == ["a"], "c would fit, but b was first"
     events["a"].set()
     await turn()
@@ -257,18 +258,18 @@ async def test_reserve_waits_in_order_of_arrival() -> None:
 async def test_reserve_cancelled_waiter_does_not_keep_the_others_waiting() -> None:
     budget, until = Budget(100), asyncio.Event()
 
-    async def hold(size: int) -> None:
-        async with budget.reserve(size):
+    async def hold() -> None:
+        async with budget.reserve():
             await until.wait()
 
-    first, second, third = (asyncio.create_task(hold(size)) for size in (60, 90, 90))
+    budget.expected = 60
+    first, second, third = (asyncio.create_task(hold()) for _ in range(3))
     await turn()
+    assert budget.requests == 3
     second.cancel()
     await turn()
     until.set()
     await asyncio.gather(first, third)
-    third = asyncio.create_task(hold(90))
-    await third
     assert budget.reserved == budget.running == 0
 
 
@@ -276,9 +277,10 @@ async def test_reserve_request_that_is_cancelled_when_admitted_frees_its_memory(
     budget, until = Budget(100), asyncio.Event()
 
     async def hold() -> None:
-        async with budget.reserve(60):
+        async with budget.reserve():
             await until.wait()
 
+    budget.expected = 60
     first, second = asyncio.create_task(hold()), asyncio.create_task(hold())
     await turn()
     until.set()
@@ -292,9 +294,10 @@ async def test_reserve_too_many_waiting_are_refused_unless_patient() -> None:
     budget, until = Budget(64), asyncio.Event()
 
     async def hold(patient: bool = False) -> None:
-        async with budget.reserve(64, patient=patient):
+        async with budget.reserve(patient=patient):
             await until.wait()
 
+    budget.expected = 64
     tasks = [asyncio.create_task(hold()) for _ in range(65)]
     await turn()
     with pytest.raises(Overloaded):
@@ -304,6 +307,23 @@ async def test_reserve_too_many_waiting_are_refused_unless_patient() -> None:
     until.set()
     await asyncio.gather(*tasks)
     assert budget.reserved == budget.running == 0
+
+
+async def test_reserve_expects_what_the_latest_requests_took() -> None:
+    budget = Budget(1000)
+
+    async def hold(size: int, error: EdgedError | None = None) -> None:
+        async with budget.reserve() as memory:
+            memory.hold(size)
+            if error is not None:
+                raise error
+
+    for size in (500, 10, 10):
+        await hold(size)
+    assert budget.expected == 405
+    with pytest.raises(InvalidTensor):
+        await hold(900, InvalidTensor("a failed request shows nothing"))
+    assert budget.expected == 405
 
 
 async def test_reserve_many_requests_of_many_sizes_all_end() -> None:
@@ -325,7 +345,7 @@ async def test_reserve_many_requests_of_many_sizes_all_end() -> None:
             return ANSWER
 
         try:
-            async with budget.reserve(0) as memory:
+            async with budget.reserve() as memory:
                 ports = [{"x": Port("x", "UINT8", None)}] * 2
                 value = {"X": Value("UINT8", (2,), b"in")}
                 await Pipeline(chain, ports, [Port("Y", "UINT8", None)], value, infer, lambda _: None, memory).run()

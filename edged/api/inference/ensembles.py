@@ -24,12 +24,9 @@ from edged.engines.ensembles import Pipeline, PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.errors import EdgedError, NotFound, NotReady
 from edged.serving import pipeline
-from edged.serving.pipeline import Budget, RowsSink, Value
+from edged.serving.pipeline import RowsSink, Value
 from edged.serving.trace import Trace, Tracing
 from edged.serving.work import Answered, InputTensor
-
-_BETWEEN_BYTES = 256 << 20  # of the tensors between steps, for all ensembles together
-_DECAY = 0.9  # of the expected size, for each request: one large request does not count for ever
 
 
 class PartRequest(msgspec.Struct, frozen=True):
@@ -52,15 +49,13 @@ class EnsembleInference:
 
     def __init__(self, access: SharedMemoryAccess, tracing: Tracing, answer_part: AnswerPart) -> None:
         self._access, self._tracing, self._answer_part = access, tracing, answer_part
-        self._budget = Budget(_BETWEEN_BYTES)
 
     async def answer(
         self, planned: PlannedEnsemble, request: Request, asked: Options, caller: Caller, write: Write[Written]
     ) -> Written:
         """Answer a request as `Inference.answer` does, with exactly one response."""
-        bound = await loaded_pipeline(planned)
-        wanted = requests.outputs_of(request, bound.signature)
-        entry = bound.entry
+        bound, received = await loaded_pipeline(planned), time.monotonic()
+        wanted, entry = requests.outputs_of(request, bound.signature), bound.entry
         form = Form(
             name=entry.model,
             version=entry.version,
@@ -71,37 +66,20 @@ class EnsembleInference:
             by_row=bound.max_batch_size > 0,
             streamed=caller.streamed,
         )
-        planned.running += 1
-        try:
-            return await self._run(planned, bound, request, form, asked, caller, write)
-        finally:
-            planned.running -= 1
-
-    async def _run(
-        self,
-        planned: PlannedEnsemble,
-        bound: Pipeline,
-        request: Request,
-        form: Form,
-        asked: Options,
-        caller: Caller,
-        write: Write[Written],
-    ) -> Written:
-        received, entry = time.monotonic(), bound.entry
         locate = self._access.locate(caller.peer)
         read = partial(requests.inputs_of, request, bound.signature, locate=locate, optional=bound.optional)
         inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
         rows = requests.rows(entry.name, bound.max_batch_size, bound.max_batch_size, inputs)
-        async with self._budget.reserve(planned.between_bytes, patient=caller.patient) as memory:
+        async with planned.memory.reserve(patient=caller.patient) as memory:
             queued_ms = (time.monotonic() - received) * 1e3
             trace = self._tracing.begin(form.name, form.version, form.id)
             collector = Collector(form, write, copies=trace is not None)
             run = pipeline.Pipeline(
                 [step.step for step in bound.steps],
                 [step.inputs for step in bound.steps],
-                [bound.outputs[name] for name in ([each.name for each in form.wanted] or bound.outputs)],
+                [bound.outputs[name] for name in ([each.name for each in wanted] or bound.outputs)],
                 _given(bound, inputs, rows),
-                partial(self._step, bound, asked, caller, trace),
+                _Steps(bound, asked, caller, trace, self._answer_part),
                 collector,
                 memory,
             )
@@ -114,34 +92,34 @@ class EnsembleInference:
             finally:
                 if trace is not None:
                     trace.end_ensemble(received, inputs, collector.outputs)
-            planned.between_bytes = max(memory.most, round(planned.between_bytes * _DECAY))
         planned.statistics.executed(rows or 1, [run.times])
         planned.statistics.succeeded(rows or 1, (time.monotonic() - received) * 1e3, queued_ms, run.times)
         return response
 
-    async def _step(
-        self,
-        bound: Pipeline,
-        asked: Options,
-        caller: Caller,
-        trace: Trace | None,
-        index: int,
-        tensors: tuple[InputTensor, ...],
-        outputs: Collection[str],
-        sink: RowsSink,
+
+class _Steps:
+    """Runs the steps of one request: a `pipeline.Infer`."""
+
+    def __init__(
+        self, bound: Pipeline, asked: Options, caller: Caller, trace: Trace | None, answer_part: AnswerPart
+    ) -> None:
+        self._bound, self._asked, self._caller, self._trace = bound, asked, caller, trace
+        self._answer_part = answer_part
+
+    async def __call__(
+        self, step: int, tensors: tuple[InputTensor, ...], outputs: Collection[str], sink: RowsSink
     ) -> Answered:
         """Answer a step. Only the first steps are refused if the queue of their model is full: a request that has
         passed them would have done its work in vain."""
-        step = bound.steps[index]
-        is_first = all(tensor in bound.inputs for tensor in step.step.inputs.values())
-        patient = caller.patient or not is_first
-        part = PartRequest(tensors, outputs, asked, caller.expires, patient, sink)
-        entry = step.planned.entry
-        child = None if trace is None else trace.child(entry.model, step.planned.version)
+        bound, planned = self._bound.steps[step], self._bound.steps[step].planned
+        is_first = self._bound.inputs.issuperset(bound.step.inputs.values())
+        patient = self._caller.patient or not is_first
+        part = PartRequest(tensors, outputs, self._asked, self._caller.expires, patient, sink)
+        trace = None if self._trace is None else self._trace.child(planned.entry.model, planned.version)
         try:
-            return await self._answer_part(step.planned, part, child)
+            return await self._answer_part(planned, part, trace)
         except EdgedError as error:
-            what = f"ensemble {bound.entry.name!r}, step {index} (model {entry.name!r}): {error}"
+            what = f"ensemble {self._bound.entry.name!r}, step {step} (model {planned.entry.name!r}): {error}"
             kind = NotReady if isinstance(error, NotFound) else type(error)  # the ensemble itself exists
             raise kind(what) from None
 
