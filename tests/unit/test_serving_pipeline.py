@@ -7,9 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edged.errors import EdgedError, InvalidTensor, NotReady, Overloaded
 from edged.ipc.messages import Times
+from edged.models import ensemble
 from edged.models.ensemble import Port
 from edged.models.triton_config import Step
 from edged.serving.pipeline import Budget, Pipeline, RowsSink, Value
@@ -47,7 +50,7 @@ class World:
         self,
         steps: tuple[Step, ...],
         wanted: str = "Y",
-        given: Mapping[str, Value | None] | None = None,
+        inputs: Mapping[str, Value | None] | None = None,
         rows: int = 0,
         budget: Budget | None = None,
     ) -> None:
@@ -59,8 +62,8 @@ class World:
         self.memory: Any = None
         ports = [{name: Port(name, "UINT8", (2,), rows > 0) for name in each.inputs} for each in steps]
         outputs = [Port(name, "UINT8", (2,), rows > 0) for name in wanted.split()]
-        inputs = given if given is not None else {"X": Value("UINT8", (2,), b"in")}
-        self.arguments: Any = (steps, ports, outputs, inputs, self.infer, self.collect)
+        known = inputs if inputs is not None else {"X": Value("UINT8", (2,), b"in")}
+        self.arguments: Any = (steps, ports, outputs, known, self.infer, self.collect)
         self.task = asyncio.create_task(self.run())
 
     async def run(self) -> None:
@@ -144,7 +147,7 @@ async def test_run_steps_of_outputs_that_are_not_wanted_are_left_out() -> None:
 
 
 async def test_run_optional_input_that_is_missing_is_left_out() -> None:
-    world = World((step("a", "x=X z=Z", "y=Y"),), given={"X": Value("UINT8", (2,), b"in"), "Z": None})
+    world = World((step("a", "x=X z=Z", "y=Y"),), inputs={"X": Value("UINT8", (2,), b"in"), "Z": None})
     await turn()
     assert world.jobs[0].given == {"x": b"in"}
     await world.jobs[0].answer(y=b"yy")
@@ -152,7 +155,7 @@ async def test_run_optional_input_that_is_missing_is_left_out() -> None:
 
 
 async def test_run_shapes_get_and_lose_the_batch_dimension(chain: tuple[Step, ...]) -> None:
-    world = World(chain, rows=1, given={"X": Value("UINT8", (1, 2), b"in", rows=1)})
+    world = World(chain, rows=1, inputs={"X": Value("UINT8", (1, 2), b"in", rows=1)})
     await turn()
     assert world.jobs[0].tensors[0].shape == (1, 2)
     await world.jobs[0].answer(y=b"ab")  # of a model without a batch dimension
@@ -196,6 +199,66 @@ async def test_run_cancelled_request_cancels_its_steps(diamond: tuple[Step, ...]
     await turn()
     assert sorted(world.cancelled) == [1, 2]
     assert world.budget.reserved == world.budget.running == 0
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[Step, ...]:
+    """Return the steps of an ensemble from X: each uses earlier tensors, and makes one or two."""
+    steps, known = list[Step](), ["X"]
+    for index in range(draw(st.integers(1, 7))):
+        used = draw(st.lists(st.sampled_from(known), min_size=1, max_size=3))
+        made = [f"{index}{letter}" for letter in "ab"[: draw(st.integers(1, 2))]]
+        steps.append(
+            Step(f"m{index}", "", {f"x{at}": name for at, name in enumerate(used)}, {name: name for name in made})
+        )
+        known += made
+    return tuple(draw(st.permutations(steps)))
+
+
+@settings(deadline=None)
+@given(graphs(), st.data())
+def test_run_any_graph_answers_and_frees_its_memory(steps: tuple[Step, ...], data: st.DataObject) -> None:
+    """Each tensor is the names of the tensors that it was made of, so that a wrong connection shows."""
+    made = [tensor for each in steps for tensor in each.outputs.values()]
+    wanted = data.draw(st.lists(st.sampled_from(made), min_size=1, unique=True))
+    producer = {tensor: each for each in steps for tensor in each.outputs.values()}
+
+    def expected(tensor: str) -> str:
+        return "X" if tensor == "X" else f"{tensor}({','.join(map(expected, producer[tensor].inputs.values()))})"
+
+    async def play() -> None:
+        steps_ran = list[int]()
+        held = list[int]()
+
+        async def infer(
+            index: int, tensors: tuple[InputTensor, ...], outputs: Collection[str], sink: RowsSink
+        ) -> Answered:
+            steps_ran.append(index)
+            for _ in range(data.draw(st.integers(0, 3))):
+                await asyncio.sleep(0)
+            given = ",".join(bytes(memoryview(each.data)).decode() for each in tensors)  # type: ignore[arg-type]
+            texts = {name: f"{name}({given})".encode() for name in outputs}
+            sink(tuple(OutputView(n, "UINT8", (len(t),), memoryview(bytearray(t))) for n, t in texts.items()), 0)
+            return ANSWER
+
+        collected = dict[str, str]()
+
+        def collect(outputs: tuple[OutputView, ...]) -> None:
+            collected.update({output.name: bytes(output.data).decode() for output in outputs})
+
+        budget = Budget(1 << 30)
+        async with budget.reserve() as memory:
+            ports = [{name: Port(name, "UINT8", None) for name in each.inputs} for each in steps]
+            outputs = [Port(name, "UINT8", None) for name in wanted]
+            given = {"X": Value("UINT8", (1,), b"X")}
+            await Pipeline(steps, ports, outputs, given, infer, collect, memory).run()
+            held.append(memory.held)
+        assert collected == {name: expected(name) for name in wanted}
+        assert sorted(steps_ran) == sorted(ensemble.needed(steps, wanted))
+        kept = [name for name in wanted if f"{name}(" in "".join(collected.values())]
+        assert held[0] <= sum(len(collected[name]) for name in kept), "only outputs of the ensemble are still held"
+
+    asyncio.run(play())
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
