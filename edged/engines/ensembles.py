@@ -37,7 +37,7 @@ class BoundStep(msgspec.Struct, frozen=True):
     inputs: dict[str, Port]
 
 
-class Pipeline(msgspec.Struct, frozen=True):
+class BoundEnsemble(msgspec.Struct, frozen=True):
     """An ensemble whose models fit together. `signature` has the tensors of its requests, with whole shapes; `optional`
     are the inputs that requests may leave out. `inputs` are the names of all inputs, `outputs` the ports of the outputs
     by name. `labels` are the class names of outputs."""
@@ -59,7 +59,7 @@ class PlannedEnsemble:
         self.entry = entry
         self.statistics, self.memory = Statistics(), Budget()
         self._find = find
-        self._bound: tuple[list[Model], Pipeline | str] | None = None
+        self._bound: tuple[list[Model], BoundEnsemble | str] | None = None
 
     @property
     def version(self) -> str:
@@ -95,7 +95,7 @@ class PlannedEnsemble:
         except (NotFound, InvalidInput, NotReady) as error:
             return str(error)
 
-    def bound(self) -> Pipeline | str:
+    def bound(self) -> BoundEnsemble | str:
         """Return the ensemble with the models that answer now, or why it cannot be served."""
         found = self.parts()
         if isinstance(found, str):
@@ -110,14 +110,14 @@ class PlannedEnsemble:
             known = self._bound = models, self._bind(found, models)
         return known[1]
 
-    def pipeline(self) -> Pipeline:
+    def require_bound(self) -> BoundEnsemble:
         """Return the ensemble with the models that answer now. Raises NotReady if it cannot be served."""
         found = self.bound()
         if isinstance(found, str):
             raise NotReady(f"ensemble {self.entry.name!r} cannot be served: {found}")
         return found
 
-    def _bind(self, found: list[PlannedModel], models: list[Model]) -> Pipeline | str:
+    def _bind(self, found: list[PlannedModel], models: list[Model]) -> BoundEnsemble | str:
         config, parts = self.config, [part_of(model) for model in models]
         try:
             ensemble.check_parts(config, parts)
@@ -130,7 +130,7 @@ class PlannedEnsemble:
         inputs = ensemble.ports(config.inputs, config.max_batch_size)
         outputs = ensemble.ports(config.outputs, config.max_batch_size)
         required = [port for port in inputs if not port.is_optional]
-        return Pipeline(
+        return BoundEnsemble(
             self.entry,
             Signature(ensemble.specs(required), ensemble.specs(outputs)),
             ensemble.specs(port for port in inputs if port.is_optional),

@@ -11,7 +11,7 @@ import pytest
 from edged.config import Health
 from edged.engines import alarms, report
 from edged.engines.alarms import AlarmKind
-from edged.engines.ensembles import Pipeline, PlannedEnsemble, ensemble_readiness
+from edged.engines.ensembles import BoundEnsemble, PlannedEnsemble, ensemble_readiness
 from edged.engines.readiness import ReadyState
 from edged.errors import EngineUnusable, InvalidInput, ModelNotFound, NotReady
 from edged.events import ModelRemoved
@@ -85,7 +85,7 @@ async def test_readiness_is_loading_while_a_model_is_read(house: House) -> None:
     await house.look()
 
 
-async def test_pipeline_refused_model_is_the_reason(house: House) -> None:
+async def test_bound_refused_model_is_the_reason(house: House) -> None:
     house.readers.files["b"] = EngineUnusable("it is broken")
     await served(house, "a")
     await house.add("b")
@@ -93,14 +93,14 @@ async def test_pipeline_refused_model_is_the_reason(house: House) -> None:
     assert found is ReadyState.REFUSED
     assert "it is broken" in reason
     with pytest.raises(NotReady, match="ensemble 'e' cannot be served: model 'b': it is broken"):
-        house.catalogue.ensembles["e"].pipeline()
+        house.catalogue.ensembles["e"].require_bound()
 
 
-async def test_pipeline_model_that_is_replaced_must_fit_again(house: House) -> None:
+async def test_bound_model_that_is_replaced_must_fit_again(house: House) -> None:
     await served(house, "a", "b")
     planned = house.catalogue.ensembles["e"]
-    first = planned.pipeline()
-    assert planned.pipeline() is first, "it is bound once for the same models"
+    first = planned.require_bound()
+    assert planned.require_bound() is first, "it is bound once for the same models"
     house.readers.files["b"] = inspection("other", shape=(1, 5))
     again = await house.add("b", stamp="2")
     serve(again, next(iter(again.engines)))
@@ -111,12 +111,12 @@ async def test_pipeline_model_that_is_replaced_must_fit_again(house: House) -> N
     house.readers.files["b"] = inspection("third")
     again = await house.add("b", stamp="3")
     again.served = again.model
-    assert isinstance(planned.bound(), Pipeline)
+    assert isinstance(planned.bound(), BoundEnsemble)
 
 
-async def test_pipeline_has_whole_shapes_and_optional_inputs(house: House) -> None:
+async def test_bound_has_whole_shapes_and_optional_inputs(house: House) -> None:
     await served(house, "a", "b")
-    bound = house.catalogue.ensembles["e"].pipeline()
+    bound = house.catalogue.ensembles["e"].require_bound()
     assert bound.signature.inputs == (TensorSpec("X", "FP32", (1, 4)),)
     assert bound.signature.outputs == (TensorSpec("Y", "FP32", (1, 4)),)
     assert (bound.optional, bound.max_batch_size) == ((), 0)
@@ -129,7 +129,7 @@ async def test_pipeline_has_whole_shapes_and_optional_inputs(house: House) -> No
         (TritonConfig(sequence=SequenceBatching()), {}, "needs sequences"),
     ],
 )
-async def test_pipeline_model_that_ensembles_cannot_have_is_refused_in_one_line(
+async def test_bound_model_that_ensembles_cannot_have_is_refused_in_one_line(
     house: House, triton: TritonConfig, settings: dict[str, str], words: str
 ) -> None:
     await served(house, "b")
@@ -141,7 +141,7 @@ async def test_pipeline_model_that_ensembles_cannot_have_is_refused_in_one_line(
     assert "step 0 (model 'a')" in bound
 
 
-async def test_pipeline_ensemble_in_an_ensemble_is_refused(house: House) -> None:
+async def test_bound_ensemble_in_an_ensemble_is_refused(house: House) -> None:
     house.shelf.models["outer"] = ensemble_entry("outer", (Step("e", "", {"X": "X"}, {"Y": "Y"}),))
     house.shelf.models["self"] = ensemble_entry("self", (Step("self", "", {"X": "X"}, {"Y": "Y"}),))
     await served(house, "a", "b")
@@ -151,14 +151,14 @@ async def test_pipeline_ensemble_in_an_ensemble_is_refused(house: House) -> None
         assert "is an ensemble" in reason
 
 
-async def test_pipeline_step_may_name_a_version(house: House) -> None:
+async def test_bound_step_may_name_a_version(house: House) -> None:
     house.shelf.models["e"] = ensemble_entry(steps=(Step("a", "2", {"x": "X"}, {"y": "Y"}),))
     await served(house, "a")
     assert "model 'a' has no version 2" in state(house)[1]
     house.shelf.models["a"] = msgspec.structs.replace(entry("a"), version="3")
     house.shelf.models["a:2"] = msgspec.structs.replace(entry("a:2"), version="2")
     await house.look()
-    assert house.catalogue.ensembles["e"].pipeline().steps[0].planned is house.catalogue.models["a:2"]
+    assert house.catalogue.ensembles["e"].require_bound().steps[0].planned is house.catalogue.models["a:2"]
     assert house.catalogue.ensembles["e"].part_names == ("a:2",)
 
 

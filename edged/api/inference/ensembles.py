@@ -16,15 +16,14 @@ import msgspec
 
 from edged.api.grpc.wire import Request
 from edged.api.inference import requests
-from edged.api.inference.models import loaded_pipeline
+from edged.api.inference.models import loaded_ensemble
 from edged.api.inference.requests import Caller, Options
 from edged.api.inference.responses import Collector, Form, Write, Written
 from edged.api.inference.shared_memory import SharedMemoryAccess
-from edged.engines.ensembles import Pipeline, PlannedEnsemble
+from edged.engines.ensembles import BoundEnsemble, PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.errors import EdgedError, NotFound, NotReady
-from edged.serving import pipeline
-from edged.serving.pipeline import RowsSink, Value
+from edged.serving.pipeline import PipelineRun, RowsSink, Value
 from edged.serving.trace import Trace, Tracing
 from edged.serving.work import Answered, InputTensor
 
@@ -54,7 +53,7 @@ class EnsembleInference:
         self, planned: PlannedEnsemble, request: Request, asked: Options, caller: Caller, write: Write[Written]
     ) -> Written:
         """Answer a request as `Inference.answer` does, with exactly one response."""
-        bound, received = await loaded_pipeline(planned), time.monotonic()
+        bound, received = await loaded_ensemble(planned), time.monotonic()
         wanted, entry = requests.outputs_of(request, bound.signature), bound.entry
         form = Form(
             name=entry.model,
@@ -74,7 +73,7 @@ class EnsembleInference:
             queued_ms = (time.monotonic() - received) * 1e3
             trace = self._tracing.begin(form.name, form.version, form.id)
             collector = Collector(form, write, copies=trace is not None)
-            run = pipeline.Pipeline(
+            run = PipelineRun(
                 [step.step for step in bound.steps],
                 [step.inputs for step in bound.steps],
                 [bound.outputs[name] for name in ([each.name for each in wanted] or bound.outputs)],
@@ -98,10 +97,10 @@ class EnsembleInference:
 
 
 class _Steps:
-    """Runs the steps of one request: a `pipeline.Infer`."""
+    """Runs the steps of one request: a `serving.pipeline.Infer`."""
 
     def __init__(
-        self, bound: Pipeline, asked: Options, caller: Caller, trace: Trace | None, answer_part: AnswerPart
+        self, bound: BoundEnsemble, asked: Options, caller: Caller, trace: Trace | None, answer_part: AnswerPart
     ) -> None:
         self._bound, self._asked, self._caller, self._trace = bound, asked, caller, trace
         self._answer_part = answer_part
@@ -124,7 +123,7 @@ class _Steps:
             raise kind(what) from None
 
 
-def _given(bound: Pipeline, inputs: tuple[InputTensor, ...], rows: int | None) -> dict[str, Value | None]:
+def _given(bound: BoundEnsemble, inputs: tuple[InputTensor, ...], rows: int | None) -> dict[str, Value | None]:
     found: dict[str, Value | None] = dict.fromkeys(bound.inputs)
     count = (rows or 1) if bound.max_batch_size else 0
     return found | {each.name: Value(each.datatype, each.shape, each.data, count) for each in inputs}

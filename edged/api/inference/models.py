@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from edged.api.grpc.rpc import Context
 from edged.engines.controller import Controller
-from edged.engines.ensembles import Pipeline, PlannedEnsemble
+from edged.engines.ensembles import BoundEnsemble, PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.errors import InvalidInput, NotFound, NotReady
 from edged.models import triton_config
@@ -43,13 +43,13 @@ async def loaded(planned: PlannedModel) -> Model:
     return answering
 
 
-async def loaded_pipeline(planned: PlannedEnsemble) -> Pipeline:
+async def loaded_ensemble(planned: PlannedEnsemble) -> BoundEnsemble:
     """Return the ensemble that answers; wait until its models have been read once. Raises NotReady if the ensemble
     cannot be served."""
     parts = planned.parts()
     for part in () if isinstance(parts, str) else parts:
         await _read(part)
-    return planned.pipeline()
+    return planned.require_bound()
 
 
 async def _read(planned: PlannedModel) -> None:
@@ -97,7 +97,7 @@ class ConfigurationHandlers:
     async def model_metadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         planned = find(self._controller, request.name, request.version)
         if isinstance(planned, PlannedEnsemble):
-            bound = await loaded_pipeline(planned)
+            bound = await loaded_ensemble(planned)
             same = self._controller.catalogue.ensembles_of(planned.entry.model)
             return pb.ModelMetadataResponse(
                 name=planned.entry.model,
@@ -119,7 +119,7 @@ class ConfigurationHandlers:
     async def model_config(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
         planned = find(self._controller, request.name, request.version)
         if isinstance(planned, PlannedEnsemble):
-            await loaded_pipeline(planned)
+            await loaded_ensemble(planned)
             return pb.ModelConfigResponse(config=ensemble_config_of(planned))
         model = await loaded(planned)
         return pb.ModelConfigResponse(config=config_of(model, planned.slot.batching_policy))
