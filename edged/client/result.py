@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, overload
 
@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edged import packages, tensors
+from edged.client.content import content_of, labels_of
 from edged.client.status import code_name, known_code
 from edged.errors import ErrorCode, Unsupported
 from edged.proto import cameras_pb2 as pb
 from edged.tensors import DATATYPES, Array
 from edged.vision import masks
-from edged.vision.detections import Classes, Detections, class_name
+from edged.vision.content import Classes, ClassMap, Content
+from edged.vision.detections import Detections, class_name
 from edged.vision.roboflow import RoboflowResult, roboflow
 
 # Keys of `data` in supervision.Detections, as in `supervision.config`.
@@ -54,6 +56,14 @@ class Classification(msgspec.Struct, frozen=True):
     score: float
 
 
+class ClassArea(msgspec.Struct, frozen=True):
+    """A class in a class map, and its share of the picture in 0..1."""
+
+    class_id: int
+    label: str
+    share: float
+
+
 class Skips(msgspec.Struct, frozen=True):
     """`count` skipped frames with numbers from `first` to `last`. `reason` is overtaken (by a newer frame), stale, rate
     (above `max_fps`), overwritten (in shared memory), full (too many frames wait) or several."""
@@ -79,8 +89,9 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     """The answer to one frame.
 
     `sequence` is the frame's number in the stream, from 1; 0 for a single picture. `width` and `height` are pixels of
-    the picture as sent. A detector fills `detections`, a classifier `classes`, both with the best first. A model of
-    unknown family fills `outputs`: read-only arrays by name (BYTES as object arrays of bytes, BF16 as uint16 with the
+    the picture as sent. A detector fills `detections`, the best first. A model that says something about the whole
+    picture fills `content`: see `edged.vision.content`; `classes` and `areas` have its labels. A model of unknown
+    family fills `outputs`: read-only arrays by name (BYTES as object arrays of bytes, BF16 as uint16 with the
     same bits). `age_ms` is from capture to answer.
 
     `skipped` counts frames of this camera that were skipped since its previous result; `skips` has the numbers and
@@ -107,7 +118,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     captured_mono_ns: int = 0
     received_unix_ns: int = 0
     skips: tuple[Skips, ...] = ()
-    classes: tuple[Classification, ...] = ()
+    content: Content | None = None
+    class_labels: Mapping[int, str] = {}
     error_code: ErrorCode | None = None
     position_s: float | None = None
 
@@ -120,6 +132,21 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     def received(self) -> datetime | None:
         """The time of receipt by the daemon's wall clock; None if unknown."""
         return _moment(self.received_unix_ns)
+
+    @property
+    def classes(self) -> tuple[Classification, ...]:
+        """The classes that a classifier found, the best first."""
+        if not isinstance(self.content, Classes):
+            return ()
+        rows = zip(self.content.class_ids, self.content.scores, strict=True)
+        return tuple(Classification(number, self._label(number), score) for number, score in rows)
+
+    @property
+    def areas(self) -> tuple[ClassArea, ...]:
+        """The classes in a class map, the largest first."""
+        if not isinstance(self.content, ClassMap):
+            return ()
+        return tuple(ClassArea(number, self._label(number), share) for number, share in self.content.shares())
 
     def json(self) -> RoboflowResult:
         """Return Roboflow's inference JSON: box centres and sizes in pixels, and new detection ids in each call.
@@ -184,8 +211,10 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def labels(self) -> Sequence[str]:
         """Return the labels by class id. A class that was not found has its id as label."""
-        known = {found.class_id: found.label for found in self.classes}
-        return _Labels(known | {found.class_id: found.label for found in self.detections})
+        return _Labels({**self.class_labels, **{found.class_id: found.label for found in self.detections}})
+
+    def _label(self, class_id: int) -> str:
+        return self.class_labels.get(class_id, str(class_id))
 
 
 class _Labels(Sequence[str]):
@@ -231,7 +260,8 @@ def from_proto(message: pb.Result) -> Result:
         captured_mono_ns=message.captured_mono_ns,
         received_unix_ns=message.received_unix_ns,
         skips=skips_of(message),
-        classes=tuple(Classification(c.class_id, c.label, c.score) for c in message.classes),
+        content=content_of(message.content) if message.HasField("content") else None,
+        class_labels=labels_of(message.content),
         error_code=known_code(message.error.reason),
     )
 
@@ -299,7 +329,7 @@ def detections_of(found: Detections, names: Sequence[str]) -> tuple[Detection, .
     )
 
 
-def classes_of(found: Classes, names: Sequence[str]) -> tuple[Classification, ...]:
-    """Return the classes in the given order, the best first."""
-    rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
-    return tuple(Classification(number, class_name(names, number), score) for number, score in rows)
+def class_labels(content: Content | None, names: Sequence[str]) -> dict[int, str]:
+    """Return the labels of the classes in a content, by class id."""
+    numbers = content.class_ids if isinstance(content, Classes | ClassMap) else ()
+    return {number: class_name(names, number) for number in set(numbers)}

@@ -23,7 +23,8 @@ from edged.events import Event, EventLog
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.stream_camera import Skips
 from edged.serving.work import Answered
-from edged.vision.detections import Classes, Detections, class_name
+from edged.vision.content_json import content_fields
+from edged.vision.detections import Detections
 from edged.vision.roboflow import roboflow
 
 _WAITING = 256  # messages in ZeroMQ's queue to each subscriber
@@ -137,7 +138,7 @@ def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
 
 
 def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: float = 0.0) -> Fields:
-    """Return the detections, classes or outputs of a picture, with Roboflow's fields, the timings and the engine."""
+    """Return the detections, content or outputs of a picture, with Roboflow's fields, the timings and the engine."""
     times, engine = answer.times, answer.engine
     timings = {
         "queue_ms": answer.queue_ms,
@@ -160,9 +161,8 @@ def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: floa
                 prediction["tracker_id"] = number
         return fields
     fields["image"] = {"width": answer.width, "height": answer.height}
-    if answer.classes is not None:
-        fields["predictions"] = _classes(Classes.unpack(answer.classes), engine.recognition.names)
-        fields["top"] = fields["predictions"][0]["class"] if fields["predictions"] else ""
+    if answer.content is not None:
+        fields.update(content_fields(answer.content, engine.recognition.names))
     else:
         fields["outputs"] = [
             {"name": o.name, "datatype": o.datatype, "shape": list(map(int, o.shape))} for o in answer.outputs
@@ -179,11 +179,6 @@ def failure(error: EdgedError) -> Fields:
     """Return an error's gRPC status code, its code in edged (docs/errors.md), and its message."""
     status, name = status_of(error).value, type(error).__name__
     return {"code": status, "reason": error.code.value, "name": name, "message": str(error)}
-
-
-def _classes(found: Classes, names: tuple[str, ...]) -> list[Fields]:
-    rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
-    return [{"class": class_name(names, each), "class_id": each, "confidence": score} for each, score in rows]
 
 
 def _skips(runs: tuple[Skips, ...]) -> list[Fields]:
