@@ -216,11 +216,9 @@ class Catalogue:
             self._events.emit(ModelRemoved(), name)
         for name in fresh:
             planned = self.ensembles[name] = PlannedEnsemble(entries[name], self.find)
-            if planned.entry.problem:
-                _LOG.warning("ensemble %s cannot be served: %s", name, planned.entry.problem)
-                continue
-            _LOG.info("ensemble %s: read, models %s", name, ", ".join(planned.part_names))
-            self._note(planned.entry.model, planned.notes)
+            if not planned.entry.problem:  # an alarm reports a problem
+                _LOG.info("ensemble %s: read, models %s", name, ", ".join(planned.part_names))
+                self._note(planned.entry.model, planned.notes)
         return bool(gone or fresh)
 
     def _forget(self) -> None:
