@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from typing import Protocol
@@ -29,6 +30,7 @@ _CAPACITY = 128 << 20
 _DECAY = 0.9  # of the expected size, for each request: one large request does not count for ever
 _WAITING = 64  # requests that wait for memory; more are refused
 _RUNNING = 64  # each request gets at least this part of the memory, so at most so many run
+_UNKNOWN = 8  # the part of the memory that a request gets while no request has been answered
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -79,11 +81,12 @@ class Reservation:
 
 class Budget:
     """The memory that the requests of one ensemble share, in bytes. Requests enter in order of arrival, each with as
-    much as the latest ones took. A request alone may exceed the capacity."""
+    much for each of its rows as the latest ones took. A request alone may exceed the capacity."""
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self.capacity = capacity
-        self.reserved = self.running = self.expected = 0
+        self.reserved = self.running = 0
+        self.expected: float | None = None  # for each row; None while no request has been answered
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @property
@@ -92,14 +95,16 @@ class Budget:
         return self.running + len(self._waiting)
 
     @contextlib.asynccontextmanager
-    async def reserve(self, *, patient: bool = False) -> AsyncIterator[Reservation]:
-        """Wait for memory, and yield it. Raises Overloaded if too many requests wait and this one is not `patient`."""
-        size = max(self.expected, self.capacity // _RUNNING)
+    async def reserve(self, rows: int = 1, *, patient: bool = False) -> AsyncIterator[Reservation]:
+        """Wait for the memory of a request with `rows`, and yield it. Raises Overloaded if too many requests wait and
+        this one is not `patient`."""
+        least = self.capacity // _RUNNING
+        size = self.capacity // _UNKNOWN if self.expected is None else max(math.ceil(self.expected * rows), least)
         await self._enter(size, patient)
         reservation = Reservation(self, size)
         try:
             yield reservation
-            self.expected = max(reservation.most, round(self.expected * _DECAY))
+            self.expected = max(reservation.most / rows, (self.expected or 0.0) * _DECAY)
         finally:
             self._leave(reservation.size)
 

@@ -280,7 +280,8 @@ async def test_run_memory_is_held_only_while_a_step_needs_it(diamond: tuple[Step
 
 
 async def test_run_beyond_the_memory_fails_while_others_run_and_not_alone(chain: tuple[Step, ...]) -> None:
-    budget = Budget(128)  # at least 2 bytes for each request
+    budget = Budget(128)
+    budget.expected = 2.0
     other, world = World(chain, budget=budget), World(chain, budget=budget)
     await turn()
     await world.jobs[0].answer(y=b"a" * 127, shape=(127,))
@@ -375,18 +376,21 @@ async def test_reserve_too_many_waiting_are_refused_unless_patient() -> None:
 async def test_reserve_expects_what_the_latest_requests_took() -> None:
     budget = Budget(1000)
 
-    async def hold(size: int, error: EdgedError | None = None) -> None:
-        async with budget.reserve() as memory:
+    async def hold(size: int, rows: int = 1, error: EdgedError | None = None) -> int:
+        async with budget.reserve(rows) as memory:
+            reserved = memory.size
             memory.hold(size)
             if error is not None:
                 raise error
+            return reserved
 
-    for size in (500, 10, 10):
-        await hold(size)
-    assert budget.expected == 405
+    assert await hold(500, 2) == 125, "nothing is known yet"
+    assert await hold(10) == 250
+    assert await hold(10, 4) == 900
+    assert budget.expected == 202.5
     with pytest.raises(InvalidTensor):
-        await hold(900, InvalidTensor("a failed request shows nothing"))
-    assert budget.expected == 405
+        await hold(900, error=InvalidTensor("a failed request shows nothing"))
+    assert budget.expected == 202.5
 
 
 async def test_reserve_many_requests_of_many_sizes_all_end() -> None:

@@ -69,7 +69,7 @@ class EnsembleInference:
         read = partial(requests.inputs_of, request, bound.signature, locate=locate, optional=bound.optional)
         inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
         rows = requests.rows(entry.name, bound.max_batch_size, bound.max_batch_size, inputs)
-        async with planned.memory.reserve(patient=caller.patient) as memory:
+        async with planned.memory.reserve(rows or 1, patient=caller.patient) as memory:
             queued_ms = (time.monotonic() - received) * 1e3
             trace = self._tracing.begin(form.name, form.version, form.id)
             collector = Collector(form, write, copies=trace is not None)
