@@ -82,8 +82,8 @@ class ModelInfo(Info, frozen=True):
     """A model in the daemon. `state` is loading, ready, refused or failed; `reason` says why the model is not ready.
     `alarms` are problems of the model or its engines; `notes` say which settings of its config.pbtxt have no effect,
     and what else is unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md;
-    otherwise they are empty. `precision_reason` says why the serving engine has its precision. A further version of a
-    model is called NAME:VERSION."""
+    otherwise they are empty. `precision_reason` says why the serving engine has its precision. `parts` are the models
+    of an ensemble, which has no engine; empty for other models. A further version of a model is called NAME:VERSION."""
 
     name: str
     version: str
@@ -105,6 +105,7 @@ class ModelInfo(Info, frozen=True):
     stage: str = ""
     precision: str = ""
     precision_reason: str = ""
+    parts: tuple[str, ...] = ()
 
 
 class GalleryInfo(Info, frozen=True):

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from edged import formatting
+from edged.api_types import ModelInfo
 from edged.cli import common, model_options
 from edged.cli.targets import local_box
 from edged.errors import EdgedError, InvalidInput
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="The ONNX file.")],
+    file: Annotated[Path, typer.Argument(help="The ONNX file, or the folder of an ensemble.")],
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A model setting to try; repeatable.")
     ] = None,
@@ -85,6 +86,8 @@ def inspect(
     --convert shows the repairs that edged models add --convert would make, whether the repaired model gives the same
     answers, and whether it can be served. The repaired model is not kept.
 
+    For the folder of an ensemble it shows the steps, and whether their models, in the folders next to it, fit together.
+
     The file passes the same stages as in a daemon. Each runs in a child process with limits of time and memory, so that
     a hostile file does no harm.
 
@@ -96,6 +99,9 @@ def inspect(
     if out is not None and draw is None:
         raise InvalidInput("--out needs --draw PICTURE")
     given = parse_assignments(setting or [])
+    if file.is_dir() and (info := local_box(seconds=seconds, memory_mb=memory_mb).ensemble(file)) is not None:
+        _show_ensemble(file, info, json)
+        return
     settings, found = model_options.with_exporter_settings(file, given)
     settings, encoded = model_options.with_token_ids(settings, file.absolute().parent)
     options = RepairOptions.parse(convert, convert_steps or [])
@@ -155,6 +161,27 @@ def _show(
     if record is not None:
         facts["repair"] = msgspec.to_builtins(record)
     common.print_json(msgspec.json.encode(facts))
+
+
+def _show_ensemble(file: Path, info: ModelInfo, json: bool) -> None:
+    """Show an ensemble; exit with status 2 if it cannot be served."""
+    finding = Finding(Stage.FILE, Category.SETTINGS, info.reason, "change config.pbtxt") if info.reason else None
+    if json:
+        facts = {"file": str(file), **_verdict(finding, ()), **_NOTHING_KNOWN, "parts": info.parts}
+        facts |= {kind: [each.json() for each in getattr(info, kind)] for kind in ("inputs", "outputs")}
+        common.print_json(msgspec.json.encode(facts))
+    else:
+        tensors = {
+            kind: ", ".join(f"{each.name} {each.datatype}{list(each.shape)}" for each in getattr(info, kind)) or "none"
+            for kind in ("inputs", "outputs")
+        }
+        verdict = {"verdict": "its models fit together"} if finding is None else _refusal_rows(finding)
+        rows = {"folder": str(file), "ensemble of": ", ".join(info.parts), **tensors, **verdict}
+        common.show(common.fact_table({name: formatting.shown(value) for name, value in rows.items()}))
+        for note in info.notes:
+            common.show(formatting.shown(note))
+    if finding is not None:
+        raise typer.Exit(common.USAGE)
 
 
 def _refuse(file: Path, error: EdgedError, json: bool) -> None:
@@ -274,11 +301,15 @@ def _outcome(admission: Admission) -> dict[str, str]:
     finding = admission.finding
     if finding is None:
         return {**warnings, "verdict": "can be served here"}
-    rows = {
+    return {**warnings, **_refusal_rows(finding)}
+
+
+def _refusal_rows(finding: Finding) -> dict[str, str]:
+    return {
         "verdict": f"cannot be served here: {finding.message}",
         "stage": formatting.stage(finding.stage.value, finding.category.value),
+        "remedy": finding.remedy,
     }
-    return {**warnings, **rows, "remedy": finding.remedy}
 
 
 def _external(file: ExternalFile) -> str:

@@ -23,8 +23,10 @@ from edged.engines import offline, report
 from edged.engines.admission import Admission, FamilyComparison, admit, examine, try_families
 from edged.engines.builder import Builder, OnProgress, Task
 from edged.engines.desired import DesiredEngine
+from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.offline import Target
 from edged.engines.plan import PlannedModel, Planner
+from edged.engines.readiness import Readiness, ReadyState
 from edged.engines.repairer import Repaired, repair
 from edged.errors import AlreadyExists, EdgedError, ModelNotFound
 from edged.models import samples as model_samples
@@ -77,6 +79,7 @@ class LocalBox:
         pictures = model_samples.find(samples)
         there = self.repository.entries().get(name) if replace else None
         if there is not None:
+            there.require_file()
             settings = merge(there.settings, settings)
         if options is not None and options.is_any:
             return self._add_repaired(name, file, settings, pictures, options, replace)
@@ -95,6 +98,7 @@ class LocalBox:
         there = self.repository.entries().get(name)
         if there is None:
             raise ModelNotFound(f"no model {name!r} in {self.repository.root}")
+        there.require_file()
         settings = merge(there.settings, changes)
         validate(settings)
         with self._examiner() as builder:
@@ -188,7 +192,24 @@ class LocalBox:
 
     def models(self) -> list[ModelInfo]:
         """Return the models for `edged models list`."""
-        return [_model_info(planned) for _, planned in sorted(self.plans().items())]
+        plans = self.plans()
+        found = [_model_info(planned) for planned in plans.values()]
+        found += [ensemble_info(each) for each in offline.ensembles(self.repository.entries().values(), plans)]
+        return sorted(found, key=lambda info: info.name)
+
+    def ensemble(self, folder: Path) -> ModelInfo | None:
+        """Describe the ensemble in a folder, with the models of the folders next to it; None if the folder holds no
+        ensemble."""
+        repository = Repository(folder.absolute().parent)
+        entries = repository.entries()
+        entry = entries.get(folder.absolute().name)
+        if entry is None or not entry.is_ensemble:
+            return None
+        needed = {step.model for step in entry.steps}
+        with self._examiner() as builder:
+            plans = asyncio.run(offline.read((each for each in entries.values() if each.model in needed), builder))
+        (planned,) = offline.ensembles([entry], plans)
+        return ensemble_info(planned)
 
     def engines(self, model: str) -> list[EngineInfo]:
         """Return the engines for `edged engines list`."""
@@ -196,6 +217,8 @@ class LocalBox:
 
     def explain(self, model: str) -> list[Explanation]:
         """Explain, for each engine that the model should have, why it exists or not."""
+        if (entry := self.repository.entries().get(model)) is not None:
+            entry.require_file()
         planned = self.plans().get(model)
         if planned is None:
             raise ModelNotFound(f"no model {model!r} in {self.repository.root}")
@@ -213,6 +236,7 @@ class LocalBox:
         if entry is None and not Path(named).is_file():
             raise ModelNotFound(f"no model {named!r} in {self.repository.root}, and no such file")
         entry = entry or plain_entry(Path(named).stem, Path(named).absolute(), {})
+        entry.require_file()
         given = parse_assignments(assignments)
         validate(given)
         entry = msgspec.structs.replace(entry, settings={**entry.settings, **given})
@@ -280,6 +304,14 @@ def _using(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise EdgedError(common.refused_by_system(error, folder)) from error
+
+
+def ensemble_info(planned: PlannedEnsemble) -> ModelInfo:
+    """Describe an ensemble on disk that no daemon serves."""
+    bound = planned.bound()
+    why = bound if isinstance(bound, str) else ""
+    info = report.ensemble(planned, (), Readiness(ReadyState.REFUSED, why))
+    return msgspec.structs.replace(info, state="refused" if why else "stored")
 
 
 def _model_info(planned: PlannedModel) -> ModelInfo:

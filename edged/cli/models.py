@@ -236,12 +236,7 @@ def _facts(model: ModelInfo) -> Table:
         "version": model.version,
         "state": f"{_state(model)}: {model.reason}" if model.reason else _state(model),
         **({"stage": formatting.stage(model.stage, model.category)} if model.category else {}),
-        "digest": model.digest or "none",
-        "family": model.family or "raw tensors",
-        "engine": f"{model.engine[:12]} ({model.backend}), {formatting.many(model.swaps, 'swap')}"
-        if model.engine
-        else "none",
-        **({"precision": _precision(model)} if model.precision else {}),
+        **({"ensemble of": "\n".join(model.parts)} if model.parts else _engine_facts(model)),
         "inputs": _tensors(model.inputs),
         "outputs": _tensors(model.outputs),
         **({} if model.shapes is None else _open_dimensions(model.shapes)),
@@ -257,6 +252,18 @@ def _facts(model: ModelInfo) -> Table:
     )
 
 
+def _engine_facts(model: ModelInfo) -> dict[str, str]:
+    engine = (
+        f"{model.engine[:12]} ({model.backend}), {formatting.many(model.swaps, 'swap')}" if model.engine else "none"
+    )
+    return {
+        "digest": model.digest or "none",
+        "family": model.family or "raw tensors",
+        "engine": engine,
+        **({"precision": _precision(model)} if model.precision else {}),
+    }
+
+
 def _precision(model: ModelInfo) -> str:
     return f"{model.precision} ({model.precision_reason})" if model.precision_reason else model.precision
 
@@ -266,6 +273,12 @@ def _state(model: ModelInfo) -> str:
     return f"{model.state}, degraded" if model.state == "ready" and model.alarms else model.state
 
 
+def _kind(model: ModelInfo) -> str:
+    if model.parts:
+        return f"ensemble of {', '.join(map(formatting.shown, model.parts))}"
+    return model.family or ("raw tensors" if model.digest else "")
+
+
 def _inputs(model: ModelInfo) -> str:
     return ", ".join(f"{formatting.shown(t.name)} {t.datatype}{list(t.shape)}" for t in model.inputs)
 
@@ -273,7 +286,7 @@ def _inputs(model: ModelInfo) -> str:
 _COLUMNS: tuple[remote.Column[ModelInfo], ...] = (
     remote.Column("model", lambda model: model.name),
     remote.Column("state", _state),
-    remote.Column("family", lambda model: model.family or ("raw tensors" if model.digest else "")),
+    remote.Column("family", _kind),
     remote.Column("backend", lambda model: model.backend),
     remote.Column("precision", _precision),
     remote.Column("engine", lambda model: model.engine[:12]),

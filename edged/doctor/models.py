@@ -116,6 +116,9 @@ class ModelChecks:
             if name not in self._entries:
                 self.left_out.append(f"the file of {name}: it is not in {self._view.repository.root}; give --state")
                 continue
+            if self._entries[name].is_ensemble:
+                steps.append(_step(Name.ADMISSION, name, self._examine_ensemble))
+                continue
             steps.append(_step(Name.ADMISSION, name, self._examine_file, heavy=True))
             if self._only:
                 steps.append(_step(Name.LEVELS, name, self._compare_levels, heavy=True))
@@ -126,12 +129,26 @@ class ModelChecks:
     async def _examine_reported(self, name: str) -> list[Check]:
         assert self._daemon is not None
         reported = self._reported[name]
+        if reported.parts:
+            return [state(reported)]
         engines = [engine for engine in self._daemon.engines if engine.model == name]
         return [state(reported), *self._engine_checks(name, engines, reported.settings, reported.alarms)]
+
+    async def _examine_ensemble(self, name: str) -> list[Check]:
+        """Check that the configuration of an ensemble is valid, and that its models exist."""
+        entry, known = self._entries[name], {each.model for each in self._view.entries().values()}
+        missing = [step.model for step in entry.steps if step.model not in known]
+        problem = entry.problem or (f"it needs model {missing[0]!r}, which does not exist" if missing else "")
+        if problem:
+            return [wrong(Name.ADMISSION, f"it cannot be served here: {problem}", _inspect(entry.folder), name)]
+        names = ", ".join(dict.fromkeys(step.model for step in entry.steps))
+        return [ok(Name.ADMISSION, f"it is an ensemble of {names}", name)]
 
     async def _examine_file(self, name: str) -> list[Check]:
         """Check a model's file; also its engines if no daemon reports them."""
         entry = self._entries[name]
+        if entry.problem:
+            return [wrong(Name.ADMISSION, f"it cannot be served here: {entry.problem}", "change its files", name)]
         try:
             found = await examine(self._builder, Path(entry.path), entry.settings, self._installed)
         except EdgedError as error:

@@ -12,6 +12,7 @@ import msgspec
 
 from edged.config import Engines, Health
 from edged.engines.engine import EngineState
+from edged.engines.ensembles import PlannedEnsemble, ensemble_readiness
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import ReadyState, readiness
 from edged.events import AlarmCleared, AlarmRaised, EventLog
@@ -140,6 +141,14 @@ def wrong(
         if ready.state is ReadyState.FAILING:
             message = f"model {planned.entry.name} is not ready: {ready.reason}; see: edged events"
             yield Alarm(AlarmKind.FAILING, message, planned.entry.name, planned.serving or "")
+
+
+def wrong_ensembles(ensembles: Iterable[PlannedEnsemble], health: Health) -> Iterator[Alarm]:
+    """Yield an alarm for each ensemble that cannot be served."""
+    for planned in ensembles:
+        found, name = ensemble_readiness(planned, health), planned.entry.name
+        if found.state is ReadyState.REFUSED:
+            yield Alarm(AlarmKind.UNSERVED, f"ensemble {name} cannot be served: {found.reason}", name)
 
 
 def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[float, float] | None:

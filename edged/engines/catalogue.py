@@ -1,4 +1,5 @@
-"""The models of the repository and of the configuration. Children inspect them, and they are planned for the device."""
+"""The models of the repository and of the configuration. Children inspect them, and they are planned for the device.
+Ensembles are only noted: the models of their steps do the work."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ import msgspec
 from edged.engines.admission import Proven
 from edged.engines.builder import Builder
 from edged.engines.engine import PlannedEngine
+from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel, Planner, external_files
 from edged.engines.probe import require_data
 from edged.errors import (
     BuildFailed,
+    ConfigError,
     EdgedError,
     EngineUnusable,
     InvalidInput,
@@ -66,7 +69,8 @@ class ModelSource(Protocol):
 
 
 class Catalogue:
-    """Keeps in `models` a plan for each model to be served. `retire` closes the session of a removed model.
+    """Keeps in `models` a plan for each model to be served, and in `ensembles` the ensembles. `retire` closes the
+    session of a removed model.
 
     A version that replaces another is read and opened in the same slot while the previous version answers.
     """
@@ -85,6 +89,7 @@ class Catalogue:
     ) -> None:
         """`prove` raises ModelRefused if no host may open the model. `galleries` has names for embeddings."""
         self.models: dict[str, PlannedModel] = {}
+        self.ensembles: dict[str, PlannedEnsemble] = {}
         self._selection, self._named, self._builder = selection, dict(named), builder
         self._planner, self._events, self._tasks, self._retire = planner, events, tasks, retire
         self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
@@ -107,15 +112,27 @@ class Catalogue:
 
         A new model on disk is found by the next scan, about a second later. An unknown name starts no scan, so that
         clients cannot keep the daemon busy with it. Raises NotFound, NotReady if the version is still being loaded, and
-        InvalidInput if the version is invalid.
+        InvalidInput if the version is invalid or the model is an ensemble.
         """
-        planned = self.models.get(name)
-        if planned is None and not version:
+        found = self.find_any(name, version)
+        if isinstance(found, PlannedEnsemble):
+            raise InvalidInput(
+                f"model {name[:80]!r} is an ensemble, which has no engine; use one of its models:"
+                f" {', '.join(found.part_names)[:200]}"
+            )
+        return found
+
+    def find_any(self, name: str, version: str = "") -> PlannedModel | PlannedEnsemble:
+        """Return the plan of a model or ensemble, like `find`."""
+        if not version and name not in self.models and name not in self.ensembles:
             model, version = split_name(name)
-            if version and model in self.models:
-                return self.find(model, version)
+            if version and (model in self.models or model in self.ensembles):
+                return self.find_any(model, version)
+        if name in self.ensembles:
+            return self._ensemble_of(name, version)
+        planned = self.models.get(name)
         if planned is None:
-            known = ", ".join(sorted(self.models)) or "none"
+            known = ", ".join(sorted((*self.models, *self.ensembles))) or "none"
             raise ModelNotFound(f"no model {name[:80]!r}; available: {known}" if name else _which(known))
         return self._of_version(name, planned, version) if version else planned
 
@@ -125,10 +142,22 @@ class Catalogue:
         first = [self.models[name]] if name in self.models else []
         return [*first, *sorted(others, key=lambda planned: -int(planned.entry.version))]
 
+    def ensembles_of(self, name: str) -> list[PlannedEnsemble]:
+        """Return all versions of an ensemble, the default version first."""
+        others = (each for each in self.ensembles.values() if each.entry.model == name != each.entry.name)
+        first = [self.ensembles[name]] if name in self.ensembles else []
+        return [*first, *sorted(others, key=lambda each: -int(each.version))]
+
+    def _ensemble_of(self, name: str, version: str) -> PlannedEnsemble:
+        found, wanted = self.ensembles_of(name), _number(version) if version else ""
+        chosen = next((each for each in found if wanted in ("", each.version)), None)
+        if chosen is None:
+            there = ", ".join(each.version for each in found)
+            raise ModelNotFound(f"model {name!r} has no version {wanted}; available: {there}")
+        return chosen
+
     def _of_version(self, name: str, planned: PlannedModel, version: str) -> PlannedModel:
-        if not (version.isascii() and version.isdecimal() and len(version) <= 18):
-            raise InvalidInput(f"{version[:40]!r} is not a model version; versions are whole numbers")
-        wanted = str(int(version))
+        wanted = _number(version)
         if wanted == planned.version:
             return planned
         further = self.models.get(versioned_name(name, wanted))
@@ -160,7 +189,8 @@ class Catalogue:
 
     def take(self, scan: Scan) -> bool:
         """Apply a scan: read new and changed models, drop removed ones. Return whether there were any."""
-        entries, weights, is_changed = scan.entries, scan.weights, False
+        is_changed = self._take_ensembles({n: e for n, e in scan.entries.items() if e.is_ensemble})
+        entries, weights = {n: e for n, e in scan.entries.items() if not e.is_ensemble}, scan.weights
         for name in [name for name in self.models if name not in entries]:
             if not self._is_awaited(name, entries):
                 self._drop(name)
@@ -177,6 +207,21 @@ class Catalogue:
                 is_changed = True
         self._forget()
         return is_changed
+
+    def _take_ensembles(self, entries: Mapping[str, ModelEntry]) -> bool:
+        """Replace new and changed ensembles, which takes effect at once; return whether there were any."""
+        gone = self.ensembles.keys() - entries.keys()
+        fresh = [n for n, e in entries.items() if n not in self.ensembles or self.ensembles[n].entry != e]
+        for name in gone:
+            del self.ensembles[name]
+            _LOG.info("ensemble %s: removed", name)
+            self._events.emit(ModelRemoved(), name)
+        for name in fresh:
+            planned = self.ensembles[name] = PlannedEnsemble(entries[name], self.find)
+            if not planned.entry.problem:  # an alarm reports a problem
+                _LOG.info("ensemble %s: read, models %s", name, ", ".join(planned.part_names))
+                self._note(planned.entry.model, planned.notes)
+        return bool(gone or fresh)
 
     def _forget(self) -> None:
         """Remove the cached files of models that no longer serve and are no longer planned."""
@@ -244,6 +289,8 @@ class Catalogue:
         before = await asyncio.to_thread(stamp, planned.weights) if planned.weights else ""
         external = planned.weights
         try:
+            if entry.problem:
+                raise ConfigError(entry.problem)
             async with self._readers:
                 inspection = await self._builder.inspect(Path(entry.path), tries)
                 external = external_files(entry, inspection)
@@ -292,7 +339,9 @@ class Catalogue:
 
     def _log_notes(self, planned: PlannedModel) -> None:
         """Log the notes of a model once, for example settings without effect."""
-        notes, name = planned.model.notes if planned.model is not None else (), planned.entry.model
+        self._note(planned.entry.model, planned.model.notes if planned.model is not None else ())
+
+    def _note(self, name: str, notes: tuple[str, ...]) -> None:
         if notes and self._logged_notes.get(name) != notes:
             self._logged_notes[name] = notes
             for note in notes:
@@ -350,6 +399,13 @@ class Catalogue:
                 break
             await asyncio.sleep(_DRAIN_STEP)
         self._retire(planned.slot.refuse(gone))
+
+
+def _number(version: str) -> str:
+    """Return a version as a number without leading zeros. Raises InvalidInput if it is not a number."""
+    if not (version.isascii() and version.isdecimal() and len(version) <= 18):
+        raise InvalidInput(f"{version[:40]!r} is not a model version; versions are whole numbers")
+    return str(int(version))
 
 
 def _which(known: str) -> str:

@@ -26,6 +26,7 @@ from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
 from edged.engines.commands import Commands
 from edged.engines.engine import Request
+from edged.engines.ensembles import PlannedEnsemble, ensemble_readiness
 from edged.engines.learning import Learning
 from edged.engines.loader import Loader, ModelSelection
 from edged.engines.maker import Maker
@@ -149,14 +150,14 @@ class Controller:
             *(self.selection, named, builder, self._planner, self.events, self._tasks, self.opener.retire),
             *(self._prove, self.galleries),
         )
-        self.models = self.catalogue.models
+        self.models, self.ensembles = self.catalogue.models, self.catalogue.ensembles
         self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts)
         self.learning = Learning(self._planner.book, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed, self.look_at_families)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._quarantine.forgive)
         self.overrides = Overrides(repository.root.parent / "overrides", repository)
         self.loader = Loader(
-            self.selection, self.catalogue, self.overrides, builder, self._installed, self.wake, self._readiness
+            self.selection, self.catalogue, self.overrides, builder, self._installed, self.wake, self.readiness
         )
         self._start = Start(self.started)
         self._state = ""  # why the state folder cannot be written
@@ -283,8 +284,12 @@ class Controller:
         await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
 
     def find(self, name: str, version: str = "") -> PlannedModel:
-        """Return the plan of a model, or of one version of it. Raises NotFound."""
+        """Return the plan of a model, or of one version of it. Raises NotFound, or InvalidInput for an ensemble."""
         return self.catalogue.find(name, version)
+
+    def find_any(self, name: str, version: str = "") -> PlannedModel | PlannedEnsemble:
+        """Return the plan of a model or ensemble, or of one version of it. Raises NotFound."""
+        return self.catalogue.find_any(name, version)
 
     async def added(self, name: str) -> PlannedModel:
         """Return the plan of a model that a command just added to the repository, in any mode of model control."""
@@ -301,12 +306,18 @@ class Controller:
         with contextlib.suppress(OSError):  # the next scan finds the removal as well
             await self.catalogue.look_aside()
 
+    def served(self) -> list[PlannedModel | PlannedEnsemble]:
+        """Return the plans of all models and ensembles, by name."""
+        found: list[PlannedModel | PlannedEnsemble] = [*self.models.values(), *self.ensembles.values()]
+        return sorted(found, key=lambda planned: planned.entry.name)
+
     def is_configured(self, name: str) -> bool:
         """Whether a model comes from the configuration instead of the repository."""
         return self.catalogue.is_configured(name)
 
     def slot(self, name: str) -> Slot:
-        """Return the slot of a model, or of the only model if the name is empty. Raises NotFound."""
+        """Return the slot of a model, or of the only model if the name is empty. Raises NotFound, or InvalidInput for
+        an ensemble."""
         if not name:
             named = {planned.entry.model for planned in self.models.values()}
             name = named.pop() if len(named) == 1 else name
@@ -348,11 +359,15 @@ class Controller:
         self.prober.look(models, now)
         box = alarms.Box(self.load.busy, paused, is_reboot_pending, self.tracking.problem, self._state)
         wrong = alarms.wrong(models, self.settings, now, box, self.health)
-        self.alarms.update([*wrong, *(alarm for concern in self.concerns for alarm in concern())])
+        unserved = alarms.wrong_ensembles(self.ensembles.values(), self.health)
+        self.alarms.update([*wrong, *unserved, *(alarm for concern in self.concerns for alarm in concern())])
         for observe in self.observers:
             observe()
 
-    def _readiness(self, planned: PlannedModel) -> Readiness:
+    def readiness(self, planned: PlannedModel | PlannedEnsemble) -> Readiness:
+        """Return the readiness of a model or ensemble."""
+        if isinstance(planned, PlannedEnsemble):
+            return ensemble_readiness(planned, self.health)
         return readiness(planned, self.health)
 
     def _device_changed(self, fingerprint: Fingerprint) -> None:

@@ -16,6 +16,7 @@ from edged.config import ModelControl
 from edged.engines.admission import admit
 from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
+from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.engines.probe import require_data
 from edged.engines.readiness import Readiness, ReadyState, held_up
@@ -56,7 +57,7 @@ class Loader:
         builder: Builder,
         installed: Callable[[], tuple[str, ...]],
         wake: Callable[[], None],
-        readiness: Callable[[PlannedModel], Readiness],
+        readiness: Callable[[PlannedModel | PlannedEnsemble], Readiness],
     ) -> None:
         self._selection, self._catalogue, self._overrides = selection, catalogue, overrides
         self._builder, self._installed, self._wake, self._readiness = builder, installed, wake, readiness
@@ -69,17 +70,19 @@ class Loader:
 
         `config` is a configuration in JSON that replaces config.pbtxt. `files`, by path inside the model's folder,
         replace all files of the model. A version that was loaded before answers until then, and stays loaded if this
-        fails. Raises NotFound, InvalidInput or NotReady if the model cannot be served, and Refused unless the mode is
-        explicit. The work continues if the caller is cancelled.
+        fails. The models of an ensemble are loaded from disk first, if they are not loaded. Raises NotFound,
+        InvalidInput or NotReady if the model cannot be served, and Refused unless the mode is explicit. The work
+        continues if the caller is cancelled.
         """
         self._require_command(name)
         await self._finish(self._load(name, config, dict(files or {})))
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, *, with_parts: bool = False) -> None:
         """Unload a model, and return once earlier requests are answered, after 30 s at the latest. Do nothing if the
-        model is not loaded. Raises Refused unless the mode is explicit."""
+        model is not loaded. `with_parts`: also unload the models that were loaded only for this ensemble. Raises
+        Refused unless the mode is explicit."""
         self._require_command(name)
-        await self._finish(self._unload(name))
+        await self._finish(self._unload(name, with_parts))
 
     async def listed(self) -> list[Listed]:
         """Return every version of every model, by name, the default version first. In mode `explicit` this includes
@@ -87,9 +90,11 @@ class Loader:
         catalogue = self._catalogue
         loaded = {planned.entry.model for planned in catalogue.models.values()}
         found = {name: _once([self._rows(name, each) for each in catalogue.versions(name)]) for name in loaded}
+        for name in {planned.entry.model for planned in catalogue.ensembles.values()}:
+            found[name] = [self._row(name, each) for each in catalogue.ensembles_of(name)]
         if self._selection.mode == "explicit":
             there = await asyncio.to_thread(self._selection.on_disk)
-            for name in (there.keys() | self._why.keys()) - loaded:
+            for name in (there.keys() | self._why.keys()) - found.keys():
                 found[name] = [Listed(name, "", UNAVAILABLE, self._why.get(name, "it is not loaded"))]
         return [row for _, rows in sorted(found.items()) for row in rows]
 
@@ -103,6 +108,11 @@ class Loader:
         if planned.entry.version == planned.version:
             return there, None
         return there, Listed(name, planned.entry.version, UNAVAILABLE if why else LOADING, why)
+
+    def _row(self, name: str, planned: PlannedEnsemble) -> Listed:
+        found = self._readiness(planned)
+        state = READY if found.is_ready else LOADING if found.state is ReadyState.LOADING else UNAVAILABLE
+        return Listed(name, planned.version, state, found.reason)
 
     async def stop(self) -> None:
         """Cancel running commands."""
@@ -129,27 +139,50 @@ class Loader:
         async with self._turn(name):
             before = await asyncio.to_thread(self._selection.held, name)
             entries: dict[str, ModelEntry] = {}
+            added: list[str] = []
             try:
                 entries = await asyncio.to_thread(self._overrides.entries, name, config, files)
                 if not entries:
                     raise ModelNotFound(f"no model {name!r} in the models folder; add it first")
                 for entry in entries.values():
                     await self._admit(entry)
+                for part in sorted(parts(entries.values())):
+                    await self._load_part(name, part, added)
                 self._selection.hold(name, entries)
                 await self._look()
                 self._try_again(entries)
                 await self._until_served(entries)
             except BaseException as error:
                 await self._restore(name, before, entries, error)
+                for part in added:
+                    await self._unload(part)
                 raise
+            self._selection.only_parts.discard(name)
+            self._selection.only_parts.update(added)
             self._why.pop(name, None)
             await self._discard(before, entries)
             _LOG.info("model %s: loaded by command, version %s", name, ", ".join(e.version for e in entries.values()))
+
+    async def _load_part(self, ensemble: str, part: str, added: list[str]) -> None:
+        """Load a model of an ensemble, unless it is loaded; then its name is appended to `added`."""
+        held = await asyncio.to_thread(self._selection.held, part)
+        if held or self._catalogue.is_configured(part):
+            return
+        there = (await asyncio.to_thread(self._selection.on_disk)).get(part, {})
+        if any(entry.is_ensemble for entry in there.values()):
+            raise NotReady(f"ensemble {ensemble!r} cannot be served: its model {part!r} is an ensemble")
+        try:
+            await self._load(part, None, {})
+        except EdgedError as error:
+            raise NotReady(f"ensemble {ensemble!r} cannot be served: {error}") from error
+        added.append(part)
 
     async def _admit(self, entry: ModelEntry) -> None:
         """Check that a model can be served, before the loaded version changes. Raises the reason if it cannot."""
         if entry.problem:
             raise NotReady(f"model {entry.name!r} cannot be served: {entry.problem}")
+        if entry.is_ensemble:  # its models are checked when they are loaded
+            return
         admission = await admit(self._builder, Path(entry.path), entry.settings, self._installed())
         model = await self._builder.model(entry, admission.inspection)
         await asyncio.to_thread(require_data, model)
@@ -165,19 +198,33 @@ class Loader:
         loop = asyncio.get_running_loop()
         end = loop.time() + _LOAD_SECONDS
         for name, entry in entries.items():
-            while True:
-                planned = self._catalogue.models.get(name)
-                if planned is None or planned.entry != entry:
-                    raise NotReady(f"model {name!r} was changed while it was loaded; load it again")
-                if planned.is_up_to_date:
-                    break
-                if planned.problem is not None and not planned.is_being_read:
-                    raise NotReady(f"model {name!r} cannot be served: {planned.problem}")
-                if planned.reference is not None and planned.reference.refusals > _PATIENCE:
-                    raise NotReady(f"model {name!r} cannot be served: {held_up(planned)}")
+            while not (self._is_ensemble_loaded if entry.is_ensemble else self._is_loaded)(name, entry):
                 if loop.time() > end:
                     raise NotReady(f"model {name!r} did not answer within {_LOAD_SECONDS:g} s; see the log")
                 await asyncio.sleep(_LOOK_SECONDS)
+
+    def _is_loaded(self, name: str, entry: ModelEntry) -> bool:
+        """Whether a model answers. Raises NotReady if it will not."""
+        planned = self._catalogue.models.get(name)
+        if planned is None or planned.entry != entry:
+            raise NotReady(f"model {name!r} was changed while it was loaded; load it again")
+        if planned.is_up_to_date:
+            return True
+        if planned.problem is not None and not planned.is_being_read:
+            raise NotReady(f"model {name!r} cannot be served: {planned.problem}")
+        if planned.reference is not None and planned.reference.refusals > _PATIENCE:
+            raise NotReady(f"model {name!r} cannot be served: {held_up(planned)}")
+        return False
+
+    def _is_ensemble_loaded(self, name: str, entry: ModelEntry) -> bool:
+        """Whether an ensemble answers. Raises NotReady if it will not."""
+        planned = self._catalogue.ensembles.get(name)
+        if planned is None or planned.entry != entry:
+            raise NotReady(f"ensemble {name!r} was changed while it was loaded; load it again")
+        found = self._readiness(planned)
+        if not found.can_serve:
+            raise NotReady(f"ensemble {name!r} cannot be served: {found.reason}")
+        return found.state is not ReadyState.LOADING
 
     async def _restore(
         self, name: str, before: Mapping[str, ModelEntry], entries: Mapping[str, ModelEntry], error: BaseException
@@ -193,12 +240,12 @@ class Loader:
             self._note(name, str(error))
         await self._discard(entries, before)
 
-    async def _unload(self, name: str) -> None:
+    async def _unload(self, name: str, with_parts: bool = False) -> None:
         async with self._turn(name):
             before = await asyncio.to_thread(self._selection.held, name)
             if not before:
                 return
-            leaving = self._catalogue.versions(name)
+            ensembles, leaving = self._catalogue.ensembles_of(name), self._catalogue.versions(name)
             sessions = [planned.slot.current for planned in leaving if planned.slot.current is not None]
             self._selection.drop(name)
             self._note(name, "unloaded")
@@ -206,11 +253,17 @@ class Loader:
             end = asyncio.get_running_loop().time() + _DRAIN_SECONDS
             while asyncio.get_running_loop().time() < end:
                 is_lost = all(session.link.lost or session.idle.is_set() for session in sessions)
-                if is_lost and all(planned.slot.current is None for planned in leaving):
+                is_answered = not any(planned.memory.requests for planned in ensembles)
+                if is_answered and is_lost and all(planned.slot.current is None for planned in leaving):
                     break
                 await asyncio.sleep(_LOOK_SECONDS)
             await self._discard(before, {})
+            self._selection.only_parts.discard(name)
             _LOG.info("model %s: unloaded by command", name)
+            if with_parts:
+                needed = parts(planned.entry for planned in self._catalogue.ensembles.values())
+                for part in (parts(before.values()) & self._selection.only_parts) - needed:
+                    await self._unload(part)
 
     def _note(self, name: str, why: str) -> None:
         self._why[name] = why
@@ -236,6 +289,11 @@ class Loader:
             raise Refused(f"model {name!r} is in the daemon's configuration and always served; remove it from there")
 
 
+def parts(entries: Iterable[ModelEntry]) -> set[str]:
+    """Return the names of the models of ensembles."""
+    return {step.model for entry in entries for step in entry.steps}
+
+
 def _once(places: Sequence[_Rows]) -> list[Listed]:
     """Return the rows of all slots. A version that serves in one slot and is loading in another gets only the first
     row."""
@@ -257,12 +315,14 @@ class ModelSelection:
 
     poll: all models, as they are on disk now
     none: all models, as they were on disk at the start
-    explicit: the models loaded by command, as they were on disk then, and the configured startup models
+    explicit: the models loaded by command, as they were on disk then, and the configured startup models. With an
+        ensemble, the models of its steps are loaded too
     """
 
     def __init__(self, repository: Repository, mode: ModelControl = "poll", startup: Iterable[str] = ()) -> None:
         """`startup`: the models that mode `explicit` loads at the start; `EVERY` means all."""
         self.mode = mode
+        self.only_parts = set[str]()  # models that are loaded only because an ensemble needs them
         self._repository, self._startup = repository, frozenset(startup)
         self._held: dict[str, dict[str, ModelEntry]] | None = (
             None  # replaced, never changed: a thread may be reading it
@@ -311,7 +371,10 @@ class ModelSelection:
             if self.mode == "explicit" and EVERY not in self._startup:
                 for name in sorted(self._startup - there.keys()):
                     _LOG.error("startup model %s is not in %s; it is not served", name, self._repository.root)
-                there = {name: entries for name, entries in there.items() if name in self._startup}
+                chosen = {name: entries for name, entries in there.items() if name in self._startup}
+                needed = parts(entry for entries in chosen.values() for entry in entries.values())
+                self.only_parts = needed - chosen.keys()
+                there = chosen | {name: there[name] for name in self.only_parts & there.keys()}
             self._held = there
         return self._held
 

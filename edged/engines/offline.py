@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -11,8 +11,10 @@ import msgspec
 from edged.device.fingerprint import Fingerprint
 from edged.engines.builder import Builder
 from edged.engines.desired import DesiredEngine, desired
+from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel, Planner
-from edged.errors import EdgedError, InvalidInput
+from edged.errors import EdgedError, InvalidInput, ModelNotFound
+from edged.models.entries import ModelEntry
 from edged.models.model import Model
 from edged.models.repository import Repository
 from edged.serving.slot import Slot
@@ -20,16 +22,42 @@ from edged.store.store import Store
 
 
 async def plans(repository: Repository, store: Store, builder: Builder, planner: Planner) -> dict[str, PlannedModel]:
-    """Plan every model of the repository for this box, without building or opening an engine."""
-    planned: dict[str, PlannedModel] = {}
-    for name, entry in repository.entries().items():
-        planned[name] = PlannedModel(entry, Slot(name))
-        try:
-            inspection = await builder.inspect(Path(entry.path))
-            planner.plan(planned[name], await builder.model(entry, inspection))
-        except EdgedError as error:
-            planned[name].problem = error
+    """Plan every model of the repository for this box, without building or opening an engine; not the ensembles."""
+    planned = await read(repository.entries().values(), builder)
+    for each in planned.values():
+        if each.model is not None:
+            try:
+                planner.plan(each, each.model)
+            except EdgedError as error:
+                each.problem = error
     return planned
+
+
+async def read(entries: Iterable[ModelEntry], builder: Builder) -> dict[str, PlannedModel]:
+    """Read models, without the engines that they should have; not the ensembles."""
+    found: dict[str, PlannedModel] = {}
+    for entry in entries:
+        if entry.is_ensemble:
+            continue
+        planned = found[entry.name] = PlannedModel(entry, Slot(entry.name))
+        try:
+            planned.model = await builder.model(entry, await builder.inspect(Path(entry.path)))
+        except EdgedError as error:
+            planned.problem = error
+    return found
+
+
+def ensembles(entries: Iterable[ModelEntry], plans: Mapping[str, PlannedModel]) -> list[PlannedEnsemble]:
+    """Return the ensembles among the entries; `plans` are the models that they may consist of, by entry name."""
+
+    def find(model: str, version: str) -> PlannedModel:
+        same = [planned for planned in plans.values() if planned.entry.model == model]
+        found = next((planned for planned in same if version in ("", planned.entry.version)), None)
+        if found is None:
+            raise ModelNotFound(f"no model {model!r}{f' with version {version}' if same else ''}")
+        return found
+
+    return [PlannedEnsemble(entry, find) for entry in entries if entry.is_ensemble]
 
 
 # The only backend that can build for another device.

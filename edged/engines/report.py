@@ -25,9 +25,11 @@ from edged.engines import views
 from edged.engines.alarms import Alarm
 from edged.engines.controller import Controller
 from edged.engines.engine import EngineState, PlannedEngine, Request
+from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, held_up, readiness
 from edged.errors import Unsuitable
+from edged.models.ensemble import ports, specs
 from edged.models.finding import Reason
 from edged.models.model import Model
 from edged.models.shapes import ties
@@ -73,6 +75,28 @@ def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shap
 def _shortened(value: str) -> str:
     """Return a setting's value as it is reported: a list of thousands of characters would be in every report."""
     return value if len(value) <= _MOST_VALUE else f"{value[:_BEGINNING]}... ({len(value)} characters)"
+
+
+def ensemble(planned: PlannedEnsemble, alarms: tuple[Alarm, ...], state: Readiness) -> ModelInfo:
+    """Report an ensemble, with the alarms that concern it. Its tensors are those of its configuration."""
+    rows, config = planned.config.max_batch_size, planned.config
+    return ModelInfo(
+        name=planned.entry.name,
+        version=planned.version,
+        digest="",
+        state=state.state.value,
+        reason=state.reason,
+        family="",
+        engine="",
+        backend="",
+        inputs=tensors(specs(ports(config.inputs, rows))),
+        outputs=tensors(specs(ports(config.outputs, rows))),
+        settings=planned.entry.settings,
+        swaps=0,
+        alarms=tuple(_alarm(each) for each in alarms if each.model == planned.entry.name),
+        notes=planned.notes,
+        parts=planned.part_names,
+    )
 
 
 def public_readiness(planned: PlannedModel, asking: Health) -> Readiness:
@@ -136,13 +160,13 @@ def _awaited(engine: PlannedEngine, model: str) -> str:
 
 def status(controller: Controller) -> StatusInfo:
     """Report the daemon."""
-    models, eviction = controller.models.values(), controller.maker.eviction
+    models, eviction = controller.served(), controller.maker.eviction
     return StatusInfo(
         version=__version__,
         epoch=controller.events.epoch,
         uptime_s=round(time.monotonic() - controller.started, 1),
         models=len(models),
-        serving=sum(readiness(planned, controller.health).is_ready for planned in models),
+        serving=sum(controller.readiness(planned).is_ready for planned in models),
         engines=sum(bool(record.files) for record in controller.store.records().values()),
         engine_bytes=controller.store.size,
         budget_bytes=eviction.budget_bytes,

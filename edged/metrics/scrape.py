@@ -24,6 +24,7 @@ from edged.api.auth.limits import Kind
 from edged.cameras.supervisor import CameraStatus, CameraSupervisor
 from edged.engines.alarms import Alarm, AlarmKind
 from edged.engines.controller import Controller
+from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, all_ready, readiness
 from edged.ipc.capture_messages import State
@@ -33,7 +34,7 @@ from edged.metrics.names import ALL, Metric
 from edged.metrics.sources import STARTED, EventCounts, Readings, Sensors, resident_bytes
 from edged.serving.camera import Cameras
 from edged.serving.link import HostLink
-from edged.serving.statistics import Histogram
+from edged.serving.statistics import Histogram, Statistics
 from edged.store import sealed
 from edged.version import __version__
 
@@ -129,6 +130,8 @@ class Scraper:
         for name, planned in controller.models.items():
             model(samples, name, planned, readiness(planned, controller.health), raised)
             engines(samples, name, planned)
+        for name, each in controller.ensembles.items():
+            ensemble(samples, name, each, controller.readiness(each), raised)
         cameras(samples, self._cameras)
         configured_cameras(samples, self._supervisor.status())
         builds(samples, controller, self._counts)
@@ -143,6 +146,26 @@ class Scraper:
 def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, raised: tuple[Alarm, ...]) -> None:
     """Collect one model: readiness, requests, times. `raised` has the alarms of all models, not only this one's."""
     slot, statistics = planned.slot, planned.slot.statistics
+    _served(samples, name, statistics, ready, raised)
+    if answering := planned.answering:
+        for output in watched(answering.limits, answering.inspection.signature.outputs):
+            samples.put(names.MODEL_NOT_FINITE, 0, name, output.name)
+    for output_name, count in slot.finite.counts.items():
+        samples.put(names.MODEL_NOT_FINITE, count, name, output_name)
+    samples.put(names.MODEL_QUEUE_DEPTH, slot.waiting + planned.fallback.waiting, name)
+    samples.put_histogram(names.MODEL_INFERENCE, statistics.infer_seconds, name)
+    samples.put(names.MODEL_SWAPS, slot.swaps, name)
+
+
+def ensemble(
+    samples: Samples, name: str, planned: PlannedEnsemble, ready: Readiness, raised: tuple[Alarm, ...]
+) -> None:
+    """Collect one ensemble. Its models have the samples about queues and engines."""
+    _served(samples, name, planned.statistics, ready, raised)
+
+
+def _served(samples: Samples, name: str, statistics: Statistics, ready: Readiness, raised: tuple[Alarm, ...]) -> None:
+    """Collect what models and ensembles have in common."""
     samples.put(names.MODEL_READY, ready.is_ready, name)
     for state in ReadyState:
         samples.put(names.MODEL_STATE, state is ready.state, name, state.value)
@@ -152,16 +175,8 @@ def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, 
     samples.put(names.MODEL_REQUESTS, statistics.success.count, name, "success")
     for error, count in statistics.failures.items():
         samples.put(names.MODEL_REQUESTS, count, name, _CAPITAL.sub("_", error).lower())
-    if answering := planned.answering:
-        for output in watched(answering.limits, answering.inspection.signature.outputs):
-            samples.put(names.MODEL_NOT_FINITE, 0, name, output.name)
-    for output_name, count in slot.finite.counts.items():
-        samples.put(names.MODEL_NOT_FINITE, count, name, output_name)
-    samples.put(names.MODEL_QUEUE_DEPTH, slot.waiting + planned.fallback.waiting, name)
-    samples.put_histogram(names.MODEL_INFERENCE, statistics.infer_seconds, name)
     samples.put_histogram(names.MODEL_REQUEST, statistics.request_seconds, name)
     samples.put(names.MODEL_LAST, statistics.last_inference_ms / 1e3, name)
-    samples.put(names.MODEL_SWAPS, slot.swaps, name)
 
 
 def engines(samples: Samples, name: str, planned: PlannedModel) -> None:

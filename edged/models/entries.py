@@ -1,4 +1,7 @@
-"""Reads the versions of a model from disk: its folder or plain ONNX file, its settings and config.pbtxt."""
+"""Reads the versions of a model from disk: its folder or plain ONNX file, its settings and config.pbtxt.
+
+An ensemble is a folder with config.pbtxt. It needs no folder for its version, but may have one, as in Triton.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ import msgspec
 
 from edged.errors import ConfigError, InvalidInput
 from edged.files import read_inside, status_inside
-from edged.models import repair, triton_config
+from edged.models import ensemble, repair, triton_config
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
-from edged.models.triton_config import FILE, STATE_FOLDER, WARMUP_FOLDER, TritonConfig, VersionPolicy
+from edged.models.triton_config import FILE, STATE_FOLDER, WARMUP_FOLDER, Step, TritonConfig, VersionPolicy
 
 NAME = re.compile(r"\w[\w .+@-]{0,127}")  # letters and digits of any script
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")  # as in Triton, which ignores numbers that begin with 0
@@ -30,9 +33,9 @@ class ModelEntry(msgspec.Struct, frozen=True):
     """One version of a model on disk.
 
     The version that answers requests without a version has the model's name; the others are named NAME:VERSION. `path`
-    is the ONNX file, `folder` the model's folder (empty for a plain file), `samples` are paths. `stamp` changes if
-    files, settings or samples change. `problem` says why the version cannot be served; empty if it can. `triton` is the
-    content of config.pbtxt, `labels` has the class names of each output.
+    is the ONNX file (config.pbtxt of an ensemble), `folder` the model's folder (empty for a plain file), `samples` are
+    paths. `stamp` changes if files, settings or samples change. `problem` says why the version cannot be served; empty
+    if it can. `triton` is the content of config.pbtxt, `labels` has the class names of each output.
     """
 
     name: str
@@ -53,6 +56,20 @@ class ModelEntry(msgspec.Struct, frozen=True):
         """The model's name, without the version."""
         return split_name(self.name)[0]
 
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of an ensemble; empty if the model has a file."""
+        return (self.triton.steps or ()) if self.triton is not None else ()
+
+    @property
+    def is_ensemble(self) -> bool:
+        return self.triton is not None and self.triton.steps is not None
+
+    def require_file(self) -> None:
+        """Raise InvalidInput for an ensemble, which commands that change a model's file or settings cannot change."""
+        if self.is_ensemble:
+            raise InvalidInput(f"model {self.name!r} is an ensemble; edit {FILE} in its folder")
+
     def already_there(self, digest: str) -> str:
         """Return the error message for adding a file with this digest under the same name."""
         if digest and self.repair is not None and self.repair.original == digest:
@@ -70,26 +87,29 @@ def folder_entries(
     path: Path, name: str, triton: TritonConfig | None, problem: str = "", sources: Sequence[Path] = ()
 ) -> list[ModelEntry]:
     """Return the versions in a model's folder that are to be served, the default version first. Empty if the folder
-    has no versions.
+    has no versions, unless it is an ensemble, or has an unusable configuration.
 
     `triton` is the model's configuration, `problem` says why it is unusable, `sources` are the files that it was read
     from. Raises OSError if the folder cannot be read.
     """
     present = {int(v.name): v for v in path.iterdir() if _VERSION.fullmatch(v.name) and v.is_dir()}
-    if not present:
-        return []
-    settings, wrong = _read_settings(path / SETTINGS_FILE)
     config = triton or TritonConfig()
+    has_file = bool(present) and config.steps is None
+    if not has_file:
+        if config.steps is None and not problem:
+            return []
+        present = dict.fromkeys(present or (1,), path)
+    settings, wrong = _read_settings(path / SETTINGS_FILE)
     policy = (None if wrong else triton_config.version_policy(settings)) or config.versions or VersionPolicy()
     labels, unreadable = read_labels(path, config)
     named = list(_named_files(config))
     lost = (problem for file in named if (problem := _unusable(path, file)))
     chosen, numbers = policy.choose(present), ", ".join(map(str, sorted(present)))
     none = "" if chosen else f"no version is served: versions={policy} selects none of {numbers}; change it"
-    problem = problem or wrong or unreadable or next(lost, "") or none
+    problem = problem or wrong or unreadable or next(lost, "") or none or _wrong_steps(config)
     samples = model_samples.listed(path / model_samples.FOLDER)
     common = [*sources, path / SETTINGS_FILE, *(path / file for file in named), *samples]
-    file = config.model_file or MODEL_FILE
+    file = (config.model_file or MODEL_FILE) if has_file else FILE
     return [
         ModelEntry(
             versioned_name(name, number) if index else name,
@@ -97,7 +117,8 @@ def folder_entries(
             str(present[number] / file),
             settings,
             stamp([*_files(present[number]), *common]),
-            problem or ("" if os.path.lexists(present[number] / file) else f"version {number} has no {file}"),
+            problem
+            or ("" if not has_file or os.path.lexists(present[number] / file) else f"version {number} has no {file}"),
             tuple(map(str, samples)),
             str(path),
             triton,
@@ -107,6 +128,19 @@ def folder_entries(
         )
         for index, number in enumerate(chosen or (max(present),))
     ]
+
+
+def _wrong_steps(config: TritonConfig) -> str:
+    """Return why the steps of an ensemble form no pipeline; empty if they do, and for other models."""
+    if config.steps is None:
+        return ""
+    try:
+        ensemble.check(config)
+        for step in config.steps:
+            check_name(step.model)
+    except InvalidInput as error:
+        return f"{FILE}: {error}"
+    return ""
 
 
 def versioned_name(name: str, version: int | str) -> str:

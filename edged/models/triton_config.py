@@ -69,13 +69,15 @@ STATE_FOLDER = "initial_state"
 
 class TensorConfig(msgspec.Struct, frozen=True):
     """One input or output. `reshape` is the model's shape if it differs from the `dims` of requests. `label_file` of an
-    output is a file in the model's folder with one class name per line."""
+    output is a file in the model's folder with one class name per line. `optional`: requests may leave the input out;
+    for ensembles only."""
 
     name: str
     datatype: str = ""  # empty if not given
     dims: tuple[int, ...] = ()
     reshape: tuple[int, ...] | None = None
     label_file: str = ""
+    optional: bool = False
 
     @property
     def model_dims(self) -> tuple[int, ...]:
@@ -164,9 +166,20 @@ class Warmup(msgspec.Struct, frozen=True):
     inputs: tuple[WarmupInput, ...] = ()
 
 
+class Step(msgspec.Struct, frozen=True):
+    """One inference of an ensemble, by the model `model`. `version` is a number, or empty for the version that answers
+    requests without one. `inputs` has the ensemble's tensor for each input of the model, `outputs` for each output that
+    the ensemble uses."""
+
+    model: str
+    version: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
 class TritonConfig(msgspec.Struct, frozen=True):
-    """A model's configuration. `max_batch_size` is 0 without a batch dimension, or if not given. `unused` has a line
-    for each field without effect."""
+    """A model's configuration. `max_batch_size` is 0 without a batch dimension, or if not given. `steps` are those of
+    an ensemble, None for a model with a file. `unused` has a line for each field without effect."""
 
     max_batch_size: int = 0
     inputs: tuple[TensorConfig, ...] = ()
@@ -178,6 +191,7 @@ class TritonConfig(msgspec.Struct, frozen=True):
     model_file: str = ""
     warmups: tuple[Warmup, ...] = ()
     parameters: dict[str, str] = {}
+    steps: tuple[Step, ...] | None = None
     unused: tuple[str, ...] = ()
 
 

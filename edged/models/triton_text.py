@@ -23,6 +23,7 @@ from edged.models.triton_config import (
     QueuePolicy,
     SequenceBatching,
     State,
+    Step,
     TensorConfig,
     TritonConfig,
     VersionPolicy,
@@ -38,11 +39,13 @@ _MOST_TEXT = 240  # characters of a message
 _LONGEST_WAIT = 365 * 86400 * 10**6  # microseconds; some configurations have the largest number for "no limit"
 _MOST_ROWS = 1 << 20
 _MOST_COUNT = 10000  # requests of one warm-up
+_ENSEMBLE = "ensemble"
 _ROOT = cast(Descriptor, pb.ModelConfig.DESCRIPTOR)  # the stub has two classes of this name
 
 
 def read_text(data: bytes, name: str) -> TritonConfig:
-    """Read the configuration of model `name`. Raises ConfigError if it is invalid or not for an ONNX model."""
+    """Read the configuration of model `name`. Raises ConfigError if it is invalid, or neither for an ONNX model nor for
+    an ensemble."""
     _require_size(len(data))
     message = pb.ModelConfig()
     try:
@@ -181,6 +184,7 @@ _USED: dict[str, tuple[str, ...]] = {
     "sequence_batching.state": ("input_name", "output_name", "data_type", "dims", "initial_state*"),
     "model_warmup*": (),
     "model_transaction_policy*": (),
+    "ensemble_scheduling.step": ("model_name", "model_version", "input_map*", "output_map*"),
     "instance_group": ("name", "kind", "count", "gpus"),  # reported by `_instances`
 }
 _PATHS = frozenset(
@@ -204,13 +208,18 @@ _WHY = {
     "metric_tags": "the labels of edged's metrics are fixed: docs/metrics.md",
     "model_metrics": "edged has the same metrics for every model: docs/metrics.md",
     "cc_model_filenames": "an ONNX model has one file",
+    "ensemble_scheduling.max_inflight_requests": "edged limits the memory between the steps: docs/ensembles.md",
+    "ensemble_scheduling.step.model_namespace": "the repository has no namespaces",
 }
 
 
 def unused(message: pb.ModelConfig) -> list[str]:
     """Return a line for every field that is set but has no effect, in the order of the message."""
+    used = {"input.optional"} if _is_ensemble(message) else set[str]()
     lines = [
-        f"{path}: not used; {why}" if (why := _why(path)) else f"{path}: not used" for path in _unused(message, "")
+        f"{path}: not used; {why}" if (why := _why(path)) else f"{path}: not used"
+        for path in _unused(message, "")
+        if path not in used
     ]
     return list(dict.fromkeys([*lines, *_instances(message)]))
 
@@ -251,12 +260,14 @@ def _instances(message: pb.ModelConfig) -> Iterator[str]:
 def _config(message: pb.ModelConfig, name: str, unused: tuple[str, ...]) -> TritonConfig:
     if message.name and message.name != name:
         raise ConfigError(f"name is {message.name[:80]!r}, not {name!r}; correct it or leave it out")
-    if message.platform not in ("", "onnxruntime_onnx", "onnx"):
+    if _is_ensemble(message):
+        _require_for_ensemble(message)
+    elif message.HasField("ensemble_scheduling"):
+        raise ConfigError(f'ensemble_scheduling is for ensembles; set platform: "{_ENSEMBLE}"')
+    elif message.platform not in ("", "onnxruntime_onnx", "onnx"):
         raise ConfigError(f"platform {message.platform[:40]!r} is not for ONNX models; use onnxruntime_onnx or onnx")
-    if message.backend not in ("", "onnxruntime"):
+    elif message.backend not in ("", "onnxruntime"):
         raise ConfigError(f"backend {message.backend[:40]!r} is not for ONNX models; use onnxruntime")
-    if message.HasField("ensemble_scheduling"):
-        raise ConfigError("ensembles are not supported; let the client call the models in turn")
     if message.batch_input or message.batch_output:
         raise ConfigError("batch_input and batch_output are not supported; remove them")
     rows = message.max_batch_size
@@ -275,8 +286,36 @@ def _config(message: pb.ModelConfig, name: str, unused: tuple[str, ...]) -> Trit
         model_file=_plain_name("default_model_filename", message.default_model_filename),
         warmups=tuple(_warmup(each, rows) for each in message.model_warmup),
         parameters={key: value.string_value for key, value in message.parameters.items()},
+        steps=tuple(map(_step, message.ensemble_scheduling.step)) if _is_ensemble(message) else None,
         unused=unused,
     )
+
+
+def _is_ensemble(message: pb.ModelConfig) -> bool:
+    return _ENSEMBLE in (message.platform, message.backend)
+
+
+# What an ensemble cannot have, because its models have it. Triton refuses the same fields.
+_OF_PARTS = ("instance_group", "optimization", "model_warmup")
+
+
+def _require_for_ensemble(message: pb.ModelConfig) -> None:
+    """Raise ConfigError for a field that an ensemble cannot have."""
+    for name in (message.platform, message.backend):
+        if name not in ("", _ENSEMBLE):
+            raise ConfigError(f"platform and backend are {_ENSEMBLE!r} and {name[:40]!r}; set only one of them")
+    given = {field.name for field, _ in message.ListFields()}
+    if field := next((field for field in _OF_PARTS if field in given), None):
+        raise ConfigError(f"{field} is not for an ensemble; set it for the models of its steps")
+    if message.model_transaction_policy.decoupled:
+        raise ConfigError("an ensemble has one response for each request; remove model_transaction_policy")
+    if any(each.HasField("reshape") for each in (*message.input, *message.output)):
+        raise ConfigError("reshape is not supported for an ensemble; give the shapes that its models have")
+
+
+def _step(message: pb.ModelEnsembling.Step) -> Step:
+    version = "" if message.model_version == -1 else str(message.model_version)
+    return Step(message.model_name, version, dict(message.input_map), dict(message.output_map))
 
 
 def _plain_name(what: str, name: str) -> str:
@@ -290,7 +329,9 @@ def _tensor(kind: str, message: pb.ModelInput | pb.ModelOutput, label_file: str 
     if not message.name:
         raise ConfigError(f"an {kind} has no name; give every {kind} the name that it has in the model")
     reshape = _dims(what, message.reshape.shape) if message.HasField("reshape") else None
-    return TensorConfig(message.name, _datatype(message.data_type), _dims(what, message.dims), reshape, label_file)
+    optional = isinstance(message, pb.ModelInput) and message.optional
+    datatype, dims = _datatype(message.data_type), _dims(what, message.dims)
+    return TensorConfig(message.name, datatype, dims, reshape, label_file, optional)
 
 
 def _datatype(number: int) -> str:

@@ -139,7 +139,8 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 class TraceRecord(msgspec.Struct, frozen=True):
-    """A traced request. `stamps` are names of steps with nanoseconds of the monotonic clock."""
+    """A traced request. `stamps` are names of steps with nanoseconds of the monotonic clock. `parent` is the number of
+    the ensemble's trace if the request is a step of an ensemble, otherwise 0."""
 
     number: int
     model: str
@@ -147,6 +148,7 @@ class TraceRecord(msgspec.Struct, frozen=True):
     request: str
     stamps: tuple[tuple[str, int], ...]
     tensors: tuple[_Tensor, ...]
+    parent: int = 0
 
 
 @dataclass
@@ -216,7 +218,8 @@ def _append(path: Path, text: bytes, size: int) -> int:
 def _entries(record: TraceRecord) -> Iterator[dict[str, object]]:
     version = int(record.version) if record.version.isdecimal() else -1
     head: dict[str, object] = {"id": record.number, "model_name": record.model, "model_version": version}
-    yield {**head, "request_id": record.request} if record.request else head
+    more = {"request_id": record.request, "parent_id": record.parent}
+    yield head | {name: value for name, value in more.items() if value}
     for tensor in record.tensors:
         shape = ",".join(map(str, tensor.shape))
         shown = {"name": tensor.name, "data": _values(tensor), "shape": shape, "dtype": tensor.datatype}
@@ -267,26 +270,39 @@ class Trace:
     model: str
     version: str
     request: str
+    parent: int = 0
     started: int = field(default_factory=time.monotonic_ns)
+
+    def child(self, model: str, version: str) -> Trace:
+        """Begin the trace of a step of the traced ensemble."""
+        return Trace(self.owner, self.settings, self.owner.number(), model, version, self.request, self.number)
+
+    def end_ensemble(self, received: float, inputs: Sequence[InputTensor], outputs: Sequence[OutputTensor]) -> None:
+        """End the trace of an ensemble's request, which arrived at `received` in seconds of time.monotonic(). The
+        traces of its steps have their times."""
+        self._take([("QUEUE_START", round(received * 1e9))], inputs, outputs)
 
     def end(self, work: TensorWork, answer: Answered | None) -> None:
         """End the trace; `answer` is None if the request failed or its client disconnected.
 
         The durations of the steps are those that the model's statistics count for this request.
         """
+        self._take(_steps(work, answer), work.inputs, answer.outputs if answer is not None else ())
+
+    def _take(
+        self, steps: list[tuple[str, int]], inputs: Sequence[InputTensor], outputs: Sequence[OutputTensor]
+    ) -> None:
         ended = time.monotonic_ns()
         stamps: list[tuple[str, int]] = []
         if _TIMESTAMPS in self.settings.levels:
-            steps = _steps(work, answer)
             started = min(self.started, steps[0][1])  # the work may have been created before the trace
             stamps = [("REQUEST_START", started), *steps, ("REQUEST_END", ended)]
         tensors: list[_Tensor] = []
         if _TENSORS in self.settings.levels:
-            tensors = [_tensor("TENSOR_QUEUE_INPUT", tensor) for tensor in work.inputs]
-            outputs = answer.outputs if answer is not None else ()
+            tensors = [_tensor("TENSOR_QUEUE_INPUT", tensor) for tensor in inputs]
             tensors += [_tensor("TENSOR_BACKEND_OUTPUT", tensor) for tensor in outputs]
-        record = TraceRecord(self.number, self.model, self.version, self.request, tuple(stamps), tuple(tensors))
-        self.owner.take(self.settings, record)
+        head = self.number, self.model, self.version, self.request
+        self.owner.take(self.settings, TraceRecord(*head, tuple(stamps), tuple(tensors), self.parent))
 
 
 class _Scope:
@@ -338,7 +354,11 @@ class Tracing:
         scope = self._own.get(model, self._all)
         if not scope.picks():
             return None
-        return Trace(self, scope.settings, next(self._numbers), model, version, request)
+        return Trace(self, scope.settings, self.number(), model, version, request)
+
+    def number(self) -> int:
+        """Return the number of a new trace."""
+        return next(self._numbers)
 
     def settings(self, model: str = "") -> TraceSettings:
         """Return the settings of a model, or the common ones if it has none; `count` is how many requests are left to

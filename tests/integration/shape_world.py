@@ -16,7 +16,8 @@ import onnx
 from onnx import numpy_helper
 
 from edged.api.grpc.wire import Request
-from edged.api.inference.infer import Caller, Inference
+from edged.api.inference.infer import Inference
+from edged.api.inference.requests import Caller
 from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.config import Engines
 from edged.config.child_limits import HostLimits, Limits

@@ -12,13 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import triton_models
+from tests import ensemble_files, triton_models
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 
 FIRST, SECOND = np.arange(16), np.full(16, 3)
 DATATYPES = [name for name in onnx_files.DTYPES if name != "BF16"]  # the client has no numpy dtype for it
-MODELS = ("classes", "repeat_int32", "simple", "simple_identity", "simple_int8", "simple_sequence", "simple_string")
+MODELS = (
+    "classes",
+    "ensemble",
+    "repeat_int32",
+    "simple",
+    "simple_identity",
+    "simple_int8",
+    "simple_sequence",
+    "simple_string",
+)
 IDENTITIES = tuple(f"id_{datatype}" for datatype in DATATYPES)
 
 
@@ -26,6 +35,12 @@ IDENTITIES = tuple(f"id_{datatype}" for datatype in DATATYPES)
 def daemon() -> Iterator[Daemon]:
     daemon = Daemon(builds=False)
     triton_models.write_all(daemon.models)
+    steps = [
+        ("simple", "INPUT0=A INPUT1=B", "OUTPUT0=sum OUTPUT1=difference"),
+        ("simple", "INPUT0=sum INPUT1=difference", "OUTPUT0=C OUTPUT1=D"),
+    ]
+    text = ensemble_files.config(steps, ["A INT32 16", "B INT32 16"], ["C INT32 16", "D INT32 16"], "max_batch_size: 8")
+    ensemble_files.write(daemon.models, "ensemble", text)
     for datatype in DATATYPES:
         onnx_files.identity(daemon.models / f"id_{datatype}.onnx", datatype)
     with daemon:
@@ -76,6 +91,24 @@ def test_every_call_succeeds(seen: Any, client: str) -> None:
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_values_of_every_datatype_are_bit_equal(seen: Any, datatype: str) -> None:
     assert seen["every_datatype"][datatype] == [True, ["0", *map(str, range(8))]]
+
+
+def test_ensemble_answers_in_every_way(seen: Any) -> None:
+    found = seen["ensemble"]
+    code, words = found.pop("wrong")
+    assert code == "StatusCode.INVALID_ARGUMENT"
+    assert "input 'B' is missing" in words
+    assert found == {
+        "ready": True,
+        "C": [(2 * FIRST).tolist()],
+        "D": [(2 * SECOND).tolist()],
+        "id": "seven",
+        "streamed": ["None", [(2 * FIRST).tolist()], "eight"],
+        "config": ["ensemble", ["simple", "simple"]],
+        "shapes": [[-1, 16], [-1, 16]],
+        "shared": [(2 * SECOND).tolist()],
+        "classes": ["30:15"],
+    }
 
 
 def test_statistics_count_requests(seen: Any) -> None:

@@ -428,6 +428,50 @@ def shared_memory(address: str) -> Any:
 
 
 @flow
+def ensemble(address: str) -> Any:
+    """Twice `simple`, one after the other: C = 2 A, D = 2 B. In a call, in a stream, and through shared memory."""
+    client, size = triton.InferenceServerClient(address), FIRST.nbytes
+    inputs = [tensor("A", FIRST, "INT32"), tensor("B", SECOND, "INT32")]
+    answer = client.infer("ensemble", inputs, request_id="seven", parameters={"mine": 1}, timeout=10**7)
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    client.async_stream_infer("ensemble", inputs, request_id="eight")
+    streamed, error = answers.get(timeout=60)
+    client.stop_stream()
+    config = client.get_model_config("ensemble", as_json=True)["config"]
+    given = memory.create_shared_memory_region("given", "/edt_ensemble_given", 2 * size)
+    taken = memory.create_shared_memory_region("taken", "/edt_ensemble_taken", size)
+    try:
+        memory.set_shared_memory_region(given, [FIRST, SECOND])
+        client.register_system_shared_memory("given", "/edt_ensemble_given", 2 * size)
+        client.register_system_shared_memory("taken", "/edt_ensemble_taken", size)
+        shared = [triton.InferInput(name, [1, 16], "INT32") for name in "AB"]
+        for index, each in enumerate(shared):
+            each.set_shared_memory("given", size, offset=index * size)
+        output = triton.InferRequestedOutput("D")
+        output.set_shared_memory("taken", size)
+        client.infer("ensemble", shared, outputs=[output])
+        in_memory = memory.get_contents_as_numpy(taken, np.int32, [1, 16]).tolist()
+    finally:
+        client.unregister_system_shared_memory()
+        memory.destroy_shared_memory_region(given)
+        memory.destroy_shared_memory_region(taken)
+    classes = client.infer("ensemble", inputs, outputs=[triton.InferRequestedOutput("C", class_count=1)])
+    return {
+        "ready": client.is_model_ready("ensemble"),
+        "C": answer.as_numpy("C").tolist(),
+        "D": answer.as_numpy("D").tolist(),
+        "id": answer.get_response().id,
+        "streamed": [str(error), streamed.as_numpy("C").tolist(), streamed.get_response().id],
+        "config": [config["platform"], [each["model_name"] for each in config["ensemble_scheduling"]["step"]]],
+        "shapes": [list(each.shape) for each in client.get_model_metadata("ensemble").inputs],
+        "shared": in_memory,
+        "classes": [text.decode() for text in classes.as_numpy("C").ravel()],
+        "wrong": refusal(lambda: client.infer("ensemble", inputs[:1])),
+    }
+
+
+@flow
 def strings_in_shared_memory(address: str) -> Any:
     client = triton.InferenceServerClient(address)
     texts = np.array([["a", "", "Größe"]], np.object_)

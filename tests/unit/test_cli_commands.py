@@ -189,6 +189,15 @@ def test_models_list_has_a_column_for_alarms_only_if_any_is_raised(found: list[M
     assert json.loads(call("box:1", "models", "list", "--json").stdout)["models"][1]["alarms"][0]["kind"] == "slow"
 
 
+def test_models_ensemble_is_shown_with_its_models(found: list[ModelInfo]) -> None:
+    found.append(model("doors", parts=("find", "read:2")))
+    assert "ensemble of find, read:2" in call("box:1", "models", "list").stdout
+    shown = call("box:1", "models", "show", "doors").stdout
+    assert [line.split() for line in shown.splitlines()[3:5]] == [["ensemble", "of", "find"], ["read:2"]]
+    assert "engine" not in shown
+    assert json.loads(call("box:1", "models", "show", "doors", "--json").stdout)["parts"] == ["find", "read:2"]
+
+
 def test_models_notes_are_counted_in_the_list_and_shown_for_one(found: list[ModelInfo]) -> None:
     notes = ("config.pbtxt: line 3: frobnicate: unknown to edged", "config.pbtxt: optimization.cuda.graphs: not used")
     found.append(model("m:2", version="2", settings={"versions": "all"}))

@@ -18,7 +18,8 @@ from edged.cli.app import app
 from edged.shapes import CLASSES, MODEL_PATH, Scene
 from edged.tensors import TensorSpec
 from edged.vision import contact_sheet
-from tests import models
+from tests import ensemble_files, models
+from tests.integration import onnx_files
 from tests.unit.test_user_samples import choosy, npz
 from tests.vision_encoders import Planted
 from tests.vision_exports import EXPORTS, Export
@@ -297,3 +298,19 @@ def test_inspect_implausible_family_is_a_warning(folder: Path) -> None:
     assert (result.exit_code, "family=ssd" in rows(result)["warning"]) == (0, True)
     printed = json.loads(call(path, "--set", "family=ssd", "--json").stdout)
     assert [warning["category"] for warning in printed["warnings"]] == ["implausible"]
+
+
+def test_inspect_folder_of_an_ensemble_shows_its_models(folder: Path) -> None:
+    for name in "ab":
+        (folder / name / "1").mkdir(parents=True)
+        onnx_files.scale(folder / name / "1" / "model.onnx", 2.0)
+    ensemble_files.write(folder, "e", ensemble_files.config(ensemble_files.CHAIN))
+    ensemble_files.write(folder, "lost", ensemble_files.config([("zz", "x=X", "y=Y")]))
+    found = rows(call(folder / "e"))
+    assert (found["ensemble of"], found["verdict"]) == ("a, b", "its models fit together")
+    assert (found["inputs"], found["outputs"]) == ("X FP32[1, 4]", "Y FP32[1, 4]")
+    refused = call(folder / "lost", "--json")
+    assert refused.exit_code == 2
+    facts = json.loads(refused.stdout)
+    assert (facts["ok"], facts["parts"], facts["message"]) == (False, ["zz"], "no model 'zz'")
+    assert call(folder / "a").exit_code == 2, "a folder of another model is not a file"

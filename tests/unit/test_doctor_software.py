@@ -15,6 +15,7 @@ import pytest
 
 from edged.api_types import AlarmInfo, Composition, DeviceInfo, EngineInfo, ModelInfo, StatusInfo, Verdict
 from edged.backends import one_node
+from edged.config import Engines
 from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root
 from edged.doctor import daemon, models, runtimes
@@ -29,6 +30,7 @@ from edged.models.model import Model
 from edged.serving.host_process import HOST_MODULE
 from edged.verification.standard import TOLERANCES
 from edged.version import __version__
+from tests import ensemble_files
 from tests.unit.control_room import entry, inspection
 from tests.unit.test_doctor_box import lines
 
@@ -432,3 +434,21 @@ def test_external_data_check_of_a_missing_file_is_wrong() -> None:
     lost = msgspec.structs.replace(whole, external=(ExternalFile("w.bin", 0, "external data w.bin is missing"),))
     assert lines(models.external_data("m", lost)) == "wrong m: external data w.bin is missing"
     assert lines(models.external_data("m", inspection())).startswith("ok m: the model has none")
+
+
+async def test_model_checks_of_an_ensemble_look_for_its_models(tmp_path: Path) -> None:
+    ensemble_files.write(tmp_path / "models", "e", ensemble_files.config(ensemble_files.CHAIN))
+    facts = Fingerprint(CPU_ONLY)
+    view = models.StoreView(tmp_path, tmp_path / "cache", facts, Engines(), tmp_path / "scratch", {})
+    of_daemon = msgspec.structs.replace(info("e", "refused", "", "no model 'a'"), parts=("a", "b"))
+    state = msgspec.structs.replace(reported(), models=(of_daemon,))
+    checks = models.ModelChecks(view, state, runtimes.Runtimes(CPU_ONLY), facts, tmp_path / "scratch")
+    found = [check for step in checks.steps() for check in await step.ask()]
+    assert [check.result for check in found] == [Result.WRONG, Result.WRONG]
+    assert "it needs model 'a', which does not exist" in found[1].message
+    for name in "ab":
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+    checks = models.ModelChecks(view, None, runtimes.Runtimes(CPU_ONLY), facts, tmp_path / "scratch", "e")
+    (step,) = checks.steps()
+    (check,) = await step.ask()
+    assert (check.result, check.message) == (Result.OK, "it is an ensemble of a, b")

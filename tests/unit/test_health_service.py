@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 from edged.api.grpc.health import HealthService
 from edged.config import Health
 from edged.engines.plan import PlannedModel
+from edged.engines.readiness import readiness
 from edged.errors import NotFound, NotReady
 from tests.unit.control_room import model, planned_model, serve, settle
 
@@ -24,7 +25,9 @@ class World:
 
     def __init__(self) -> None:
         self.models: dict[str, PlannedModel] = {}
-        controller: Any = SimpleNamespace(models=self.models, health=Health())
+        controller: Any = SimpleNamespace(
+            served=lambda: list(self.models.values()), readiness=lambda planned: readiness(planned, Health())
+        )
         self.service = HealthService(controller, ["edged.v1.Cameras"])
 
     def add(self, name: str, *, ready: bool) -> PlannedModel:

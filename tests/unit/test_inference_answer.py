@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from edged.api.grpc.wire import Contents, Request
-from edged.api.inference.infer import Caller, Inference
+from edged.api.inference.infer import Inference
+from edged.api.inference.requests import Caller
 from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile
@@ -60,7 +61,7 @@ class World:
         planned = SimpleNamespace(
             answering=model, reading=None, problem="", entry=entry, slot=self.slot, model=None, traffic=Traffic()
         )
-        controller = SimpleNamespace(find=lambda name, version="": planned, models={"m": planned})
+        controller = SimpleNamespace(find_any=lambda name, version="": planned, models={"m": planned})
         access = SharedMemoryAccess()
         off = SimpleNamespace(begin=lambda *_: None)
         self.inference = Inference(cast(Controller, controller), cast(Tracing, off), access)

@@ -12,34 +12,46 @@ import pytest
 from edged.config import Health, ModelControl
 from edged.engines import loader as loading
 from edged.engines.admission import Admission
+from edged.engines.ensembles import PlannedEnsemble, ensemble_readiness
 from edged.engines.loader import Listed, Loader, ModelSelection
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, readiness
 from edged.errors import EngineUnusable, InvalidInput, NotReady, OutOfMemory
+from edged.models.entries import ModelEntry
 from tests.unit.control_room import entry, inspection, planned_model, serve, settle
 from tests.unit.test_catalogue import House
+from tests.unit.test_ensembles import ensemble_entry
 from tests.waiting import until
 
 
 class Repository:
-    """A repository with one model. It also stands for the models that clients send."""
+    """A repository with one model, or those in `models`. It also stands for the models that clients send."""
 
     root = Path("/nowhere")
 
-    def entries(self, *_: object) -> Any:
-        return {"m": entry("m")}
+    def __init__(self) -> None:
+        self.models: dict[str, ModelEntry] = {"m": entry("m")}
+
+    def entries(self, name: str = "", *_: object) -> Any:
+        return {key: each for key, each in self.models.items() if name in ("", key)}
 
     def discard(self, entries: object) -> None:
         pass
 
 
-def ready(planned: PlannedModel) -> Readiness:
+def ready(planned: PlannedModel | PlannedEnsemble) -> Readiness:
+    if isinstance(planned, PlannedEnsemble):
+        return ensemble_readiness(planned, Health(probe_failures=1))
     return readiness(planned, Health(probe_failures=1))
 
 
-def loader_of(house: House, mode: ModelControl = "poll", *startup: str) -> Loader:
-    """Return a loader for the house's catalogue. In modes other than poll, the repository has one model."""
+def loader_of(
+    house: House, mode: ModelControl = "poll", *startup: str, models: dict[str, ModelEntry] | None = None
+) -> Loader:
+    """Return a loader for the house's catalogue. In modes other than poll, the repository has one model, or
+    `models`."""
     repository: Any = Repository()
+    repository.models = models or repository.models
     selection = ModelSelection(repository, mode, startup)
     if mode != "poll":
         house.catalogue._selection = selection
@@ -130,3 +142,109 @@ async def test_load_model_that_repeatedly_has_no_memory_is_not_ready(house: Hous
         await task
     problem = "model 'm' cannot be served: " + reference.reason
     assert (await loader.listed()) == [Listed("m", "", "UNAVAILABLE", problem)]
+
+
+# -- ensembles --------------------------------------------------------------------------------------------------------
+
+
+def disk(*names: str) -> dict[str, ModelEntry]:
+    """Return a repository with the ensemble `e` of `a` and `b`, the ensemble `f` of the same, and other models."""
+    return {"e": ensemble_entry(), "f": ensemble_entry("f")} | {name: entry(name) for name in names}
+
+
+async def serving(house: House, task: asyncio.Task[None]) -> None:
+    """Serve each model that is read, until the command has ended."""
+    while not task.done():
+        await asyncio.sleep(0.005)
+        for planned in house.catalogue.models.values():
+            if planned.slot.current is None and planned.engines:
+                serve(planned, next(iter(planned.engines)))
+                planned.served = planned.model
+
+
+async def finish(house: House, command: Any) -> None:
+    task = asyncio.ensure_future(command)
+    await serving(house, task)
+    await task
+
+
+def states(rows: list[Listed]) -> dict[str, str]:
+    return {row.name: row.state for row in rows}
+
+
+async def test_load_ensemble_loads_its_models(house: House) -> None:
+    loader = loader_of(house, "explicit", models=disk("a", "b", "m"))
+    await finish(house, loader.load("e"))
+    rows = await loader.listed()
+    assert states(rows) == {"a": "READY", "b": "READY", "e": "READY", "f": "UNAVAILABLE", "m": "UNAVAILABLE"}
+    assert all(row.version == "1" for row in rows if row.state == "READY")
+
+
+async def test_load_ensemble_whose_model_cannot_be_served_loads_nothing(house: House) -> None:
+    house.readers.files["b"] = EngineUnusable("it is broken")
+    loader = loader_of(house, "explicit", models=disk("a", "b"))
+    with pytest.raises(NotReady, match="ensemble 'e' cannot be served: model 'b' cannot be served: it is broken"):
+        await finish(house, loader.load("e"))
+    assert set(states(await loader.listed()).values()) == {"UNAVAILABLE"}
+    assert not house.catalogue.models
+    (row,) = [row for row in await loader.listed() if row.name == "e"]
+    assert "it is broken" in row.reason
+
+
+async def test_load_ensemble_with_a_missing_model_is_not_ready(house: House) -> None:
+    loader = loader_of(house, "explicit", models=disk("a"))
+    with pytest.raises(NotReady, match="no model 'b' in the models folder"):
+        await finish(house, loader.load("e"))
+
+
+async def test_load_invalid_ensemble_is_not_ready(house: House) -> None:
+    models = disk("a", "b") | {"e": ensemble_entry(problem="config.pbtxt: wrong")}
+    loader = loader_of(house, "explicit", models=models)
+    with pytest.raises(NotReady, match=r"config\.pbtxt: wrong"):
+        await finish(house, loader.load("e"))
+
+
+async def test_unload_ensemble_keeps_its_models_unless_dependents_are_unloaded(house: House) -> None:
+    loader = loader_of(house, "explicit", models=disk("a", "b", "m"))
+    await finish(house, loader.load("e"))
+    await loader.unload("e")
+    assert states(await loader.listed()) == {
+        "a": "READY",
+        "b": "READY",
+        "e": "UNAVAILABLE",
+        "f": "UNAVAILABLE",
+        "m": "UNAVAILABLE",
+    }
+    await finish(house, loader.load("e"))
+    await loader.unload("e", with_parts=True)
+    assert set(states(await loader.listed()).values()) == {"UNAVAILABLE"}
+
+
+async def test_unload_with_dependents_keeps_models_that_are_needed_or_were_loaded_by_command(house: House) -> None:
+    loader = loader_of(house, "explicit", models=disk("a", "b"))
+    await finish(house, loader.load("a"))
+    await finish(house, loader.load("e"))
+    await finish(house, loader.load("f"))
+    await loader.unload("e", with_parts=True)
+    assert states(await loader.listed()) == {"a": "READY", "b": "READY", "e": "UNAVAILABLE", "f": "READY"}
+    await loader.unload("f", with_parts=True)
+    assert states(await loader.listed()) == {"a": "READY", "b": "UNAVAILABLE", "e": "UNAVAILABLE", "f": "UNAVAILABLE"}
+
+
+async def test_unload_model_of_an_ensemble_makes_the_ensemble_unready(house: House) -> None:
+    loader = loader_of(house, "explicit", models=disk("a", "b"))
+    await finish(house, loader.load("e"))
+    await loader.unload("b")
+    (row,) = [row for row in await loader.listed() if row.name == "e"]
+    assert (row.state, row.version) == ("UNAVAILABLE", "1")
+    assert "no model 'b'" in row.reason
+
+
+async def test_startup_ensemble_is_served_with_its_models(house: House) -> None:
+    loader = loader_of(house, "explicit", "e", models=disk("a", "b", "m"))
+    await house.look()
+    assert set(house.catalogue.models) == {"a", "b"}
+    assert set(house.catalogue.ensembles) == {"e"}
+    await loader.unload("e", with_parts=True)
+    await house.look()
+    assert not house.catalogue.models

@@ -13,8 +13,9 @@ from edged.cli.app import app
 from edged.config.child_limits import AdmissionLimits
 from edged.engines.admission import Admission
 from edged.engines.builder import Builder
-from edged.errors import Superseded
-from tests import models
+from edged.errors import InvalidInput, Superseded
+from tests import ensemble_files, models
+from tests.integration import onnx_files
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -95,3 +96,29 @@ def test_add_to_a_daemon_with_limits_is_refused(tmp_path: Path) -> None:
 
 def add(*line: str | Path, environment: dict[str, str] | None = None) -> Result:
     return CliRunner().invoke(app, ["models", "add", *map(str, line)], env=environment)
+
+
+def test_ensemble_without_a_daemon_is_listed_and_cannot_be_changed(tmp_path: Path) -> None:
+    for name in "ab":
+        folder = tmp_path / "state" / "models" / name / "1"
+        folder.mkdir(parents=True)
+        onnx_files.scale(folder / "model.onnx", 2.0)
+    steps = ensemble_files.CHAIN
+    ensemble_files.write(tmp_path / "state" / "models", "e", ensemble_files.config(steps))
+    ensemble_files.write(tmp_path / "state" / "models", "wide", ensemble_files.config(steps, ["X FP32 1,5"]))
+    box = local.LocalBox(tmp_path / "state", tmp_path / "cache")
+    found = {info.name: info for info in box.models()}
+    assert [found[name].state for name in ("a", "b", "e", "wide")] == ["stored", "stored", "stored", "refused"]
+    assert found["e"].parts == ("a", "b")
+    assert "tensor 'X' is [1, 5] for the ensemble and [1, 4] for step 0" in found["wide"].reason
+    assert set(box.plans()) == {"a", "b"}
+    for refused in (
+        lambda: box.change("e", {"batch.max": "2"}),
+        lambda: box.add("e", tmp_path / "m.onnx", {}, replace=True),
+        lambda: box.explain("e"),
+        lambda: box.model("e"),
+    ):
+        with pytest.raises(InvalidInput, match="model 'e' is an ensemble"):
+            refused()
+    assert box.remove("e", delete=True) == ""
+    assert "e" not in {info.name for info in box.models()}

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edged.device.root import Root
 from edged.engines.alarms import Alarm, AlarmKind
+from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.readiness import Readiness, ReadyState
 from edged.errors import EngineUnusable
 from edged.events import AlarmRaised, EngineMoved, EventLog, HostLost, ModelRemoved
@@ -23,6 +24,7 @@ from edged.serving.statistics import Histogram
 from tests.integration.asking import Samples as Scraped
 from tests.integration.asking import value
 from tests.unit.control_room import Clock, model, planned_model
+from tests.unit.test_ensembles import ensemble_entry
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 _UNITS = ("_seconds", "_bytes", "_ratio", "_celsius", "_hertz")
@@ -109,6 +111,22 @@ def test_model_samples_have_requests_readiness_and_alarms() -> None:
     assert value(found, "edged_model_requests_total", model="m", outcome="engine_unusable") == 1
     assert value(found, "edged_model_request_seconds_sum", model="m") == pytest.approx(0.03)
     assert value(found, "edged_model_inference_seconds_bucket", model="m", le="0.025") == 1
+
+
+def test_ensemble_samples_have_requests_and_readiness_but_no_engine() -> None:
+    planned, samples = PlannedEnsemble(ensemble_entry(), lambda name, version: planned_model(name)), Samples()
+    planned.statistics.succeeded(1, 30.0, 1.0, Times())
+    planned.statistics.failed(1.0, "InvalidTensor")
+    raised = (Alarm(AlarmKind.UNSERVED, "it cannot be served", "e"),)
+    scrape.ensemble(samples, "e", planned, Readiness(ReadyState.REFUSED, "no model 'a'"), raised)
+    found = scraped(samples)
+    assert value(found, "edged_model_ready", model="e") == 0
+    assert value(found, "edged_model_state", model="e", state="refused") == 1
+    assert value(found, "edged_model_degraded", model="e", reason="unserved") == 1
+    assert value(found, "edged_model_requests_total", model="e", outcome="success") == 1
+    assert value(found, "edged_model_requests_total", model="e", outcome="invalid_tensor") == 1
+    assert value(found, "edged_model_request_seconds_sum", model="e") == pytest.approx(0.03)
+    assert not any(name.startswith("edged_model_inference") for name, _ in found)
 
 
 def test_not_finite_outputs_are_counted_from_zero() -> None:

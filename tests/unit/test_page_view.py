@@ -100,3 +100,9 @@ def test_log_line_of_a_build_step_is_none() -> None:
     assert line(ProgressMade("building", 0.5, 1.0, None)) is None
     assert line(EngineMoved("queued", "openvino", "")) is None
     assert line(EngineMoved("rejected", "openvino", "wrong")) is not None
+
+
+def test_row_of_an_ensemble_names_its_models() -> None:
+    ensemble = changed(_MODEL, engine="", backend="", family="", parts=("find", "read:2"))
+    (row,) = view.rows([ensemble], [], [], _TITLES, frozenset())
+    assert (row.serves, row.speed, row.stale) == ("its models: find, read:2", None, ())

@@ -557,3 +557,74 @@ def test_sweep_with_a_stray_file_in_the_trash_leaves_it(root: Path) -> None:
     (root / "m.onnx").write_text("m")
     assert Repository(root).remove("m") == root / TRASH / "000008"
     assert stray.exists()
+
+
+ENSEMBLE = """platform: "ensemble"
+input { name: "X" data_type: TYPE_FP32 dims: 4 }
+output { name: "Y" data_type: TYPE_FP32 dims: 4 label_filename: "names.txt" }
+ensemble_scheduling {
+step { model_name: "a" model_version: -1 input_map { key: "x" value: "X" } output_map { key: "y" value: "Y" } }
+}
+"""
+
+
+def ensemble(root: Path, text: str = ENSEMBLE) -> Path:
+    (root / "e").mkdir()
+    (root / "e" / "config.pbtxt").write_text(text)
+    (root / "e" / "names.txt").write_text("cat\ndog\n")
+    return root / "e"
+
+
+def test_entries_ensemble_needs_no_version_folder(root: Path) -> None:
+    folder = ensemble(root)
+    (entry,) = Repository(root).entries().values()
+    assert (entry.name, entry.version, entry.problem) == ("e", "1", "")
+    assert (entry.path, entry.folder) == (str(folder / "config.pbtxt"), str(folder))
+    assert [step.model for step in entry.steps] == ["a"]
+    assert entry.labels == {"Y": ("cat", "dog")}
+    with pytest.raises(InvalidInput, match="is an ensemble"):
+        entry.require_file()
+
+
+def test_entries_ensemble_has_the_versions_of_its_folders(root: Path) -> None:
+    folder = ensemble(root, ENSEMBLE + "version_policy { latest { num_versions: 2 } }")
+    for version in ("1", "3", "7"):
+        (folder / version).mkdir()
+    entries = Repository(root).entries()
+    assert [(name, entry.version) for name, entry in entries.items()] == [("e", "7"), ("e:3", "3")]
+
+
+def test_entries_ensemble_changes_with_its_configuration_and_labels(root: Path) -> None:
+    folder = ensemble(root)
+    stamps = {Repository(root).entries()["e"].stamp}
+    (folder / "names.txt").write_text("cat\ndog\nbird\n")
+    stamps.add(Repository(root).entries()["e"].stamp)
+    (folder / "config.pbtxt").write_text(ENSEMBLE + "# changed\n")
+    stamps.add(Repository(root).entries()["e"].stamp)
+    assert len(stamps) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ENSEMBLE.replace('value: "X"', 'value: "lost"'), "config.pbtxt: input 'X' of the ensemble is not used"),
+        (ENSEMBLE.replace('"a"', '"../a"'), "config.pbtxt: invalid model name '../a'"),
+        (ENSEMBLE.replace('"a"', '"a:1"'), "config.pbtxt: invalid model name 'a:1'"),
+        (ENSEMBLE.replace("dims: 4", "dims: 0"), "config.pbtxt: input 'X' has invalid dims"),
+        ("platform: ensemble", "config.pbtxt: cannot be parsed"),
+        ('platform: "ensemble"', "has 0 steps"),
+        (ENSEMBLE.replace("names.txt", "other.txt"), "'other.txt' of output 'Y' cannot be read"),
+    ],
+)
+def test_entries_invalid_ensemble_is_reported_with_the_reason(root: Path, text: str, words: str) -> None:
+    ensemble(root, text)
+    (entry,) = Repository(root).entries().values()
+    assert (entry.name, entry.version) == ("e", "1")
+    assert words in entry.problem
+
+
+def test_remove_ensemble_moves_its_folder_to_the_trash(root: Path) -> None:
+    ensemble(root)
+    kept = Repository(root).remove("e")
+    assert kept is not None
+    assert (kept / "e" / "config.pbtxt").exists()

@@ -22,6 +22,7 @@ from edged.models.triton_config import (
     QueuePolicy,
     SequenceBatching,
     State,
+    Step,
     TensorConfig,
     TritonConfig,
     VersionPolicy,
@@ -223,7 +224,8 @@ sequence_batching.state.initial_state dynamic_batching.preferred_batch_size
 dynamic_batching.max_queue_delay_microseconds dynamic_batching.priority_levels dynamic_batching.default_priority_level
 dynamic_batching.default_queue_policy dynamic_batching.priority_queue_policy input.name input.data_type input.dims
 output.name output.data_type output.dims output.label_filename instance_group.name instance_group.kind
-instance_group.gpus ensemble_scheduling batch_input batch_output
+instance_group.gpus batch_input batch_output ensemble_scheduling.step.model_name
+ensemble_scheduling.step.model_version ensemble_scheduling.step.input_map ensemble_scheduling.step.output_map
 """
 VALUES = {FieldDescriptor.CPPTYPE_STRING: "s", FieldDescriptor.CPPTYPE_BOOL: True, FieldDescriptor.CPPTYPE_DOUBLE: 1.5}
 
@@ -275,6 +277,32 @@ def test_unused_reports_devices_once() -> None:
     assert read("instance_group [ { kind: KIND_AUTO count: 1 } ]").unused == ()
 
 
+# -- ensembles ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", ['platform: "ensemble"', 'backend: "ensemble"'])
+def test_read_text_ensemble_has_steps(head: str) -> None:
+    config = read(
+        head
+        + """
+        input { name: "X" data_type: TYPE_FP32 dims: 4 optional: true }
+        ensemble_scheduling {
+        step { model_name: "a" model_version: -1 input_map { key: "x" value: "X" } output_map { key: "y" value: "t" } }
+        step { model_name: "b" model_version: 3 input_map { key: "x" value: "t" } output_map { key: "y" value: "Y" } }
+          max_inflight_requests: 4
+        }
+        """
+    )
+    assert config.steps == (Step("a", "", {"x": "X"}, {"y": "t"}), Step("b", "3", {"x": "t"}, {"y": "Y"}))
+    assert config.inputs[0].optional
+    assert [line.partition(":")[0] for line in config.unused] == ["ensemble_scheduling.max_inflight_requests"]
+
+
+def test_read_text_model_with_a_file_has_no_steps() -> None:
+    assert read("max_batch_size: 1").steps is None
+    assert read('platform: "ensemble"').steps == ()
+
+
 # -- invalid configurations -----------------------------------------------------------------------------------------
 
 
@@ -284,7 +312,15 @@ def test_unused_reports_devices_once() -> None:
         ('name: "other"', "'other', not 'm'"),
         ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not for ONNX models"),
         ('backend: "python"', "backend 'python' is not for ONNX models"),
-        ("ensemble_scheduling { }", "ensemble"),
+        ("ensemble_scheduling { }", 'set platform: "ensemble"'),
+        ('platform: "ensemble" backend: "onnxruntime"', "set only one of them"),
+        ('platform: "onnxruntime_onnx" backend: "ensemble"', "set only one of them"),
+        ('platform: "ensemble" instance_group { count: 2 }', "instance_group is not for an ensemble"),
+        ('backend: "ensemble" optimization { }', "optimization is not for an ensemble"),
+        ('platform: "ensemble" model_warmup { name: "w" }', "model_warmup is not for an ensemble"),
+        ('platform: "ensemble" model_transaction_policy { decoupled: true }', "one response"),
+        ('platform: "ensemble" input { name: "X" dims: 1 reshape { shape: 1 } }', "reshape is not supported"),
+        ('platform: "ensemble" batch_input { }', "batch_input"),
         ("batch_input { }", "batch_input"),
         ("max_batch_size: -1", "max_batch_size -1"),
         ('default_model_filename: "../../etc/passwd"', "is not the name of a file"),

@@ -13,7 +13,6 @@ from grpc_health.v1 import health_pb2
 
 from edged.api.grpc.rpc import Context, Service
 from edged.engines.controller import Controller
-from edged.engines.readiness import readiness
 from edged.errors import NotFound
 
 _Response = health_pb2.HealthCheckResponse
@@ -68,8 +67,9 @@ class HealthService:
     def _statuses(self) -> dict[str, int]:
         """Return the status of every service and model; a service hides a model of the same name."""
         up = _Response.NOT_SERVING if self._is_stopping else _Response.SERVING
+        controller = self._controller
         found: dict[str, int] = {
-            name: up if readiness(planned, self._controller.health).is_ready else _Response.NOT_SERVING
-            for name, planned in self._controller.models.items()
+            planned.entry.name: up if controller.readiness(planned).is_ready else _Response.NOT_SERVING
+            for planned in controller.served()
         }
         return found | dict.fromkeys(self._names, up)

@@ -29,7 +29,9 @@ from edged.engines.admission import admit, ask_picture, examine
 from edged.engines.alarms import Alarm
 from edged.engines.commands import Ordered, Selection
 from edged.engines.controller import Controller
+from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel
+from edged.engines.readiness import Readiness
 from edged.errors import InvalidInput, ModelNotFound, ModelRefused, Refused
 from edged.events import Event, ModelRepaired
 from edged.message_mapper import to_message
@@ -76,6 +78,10 @@ class OperationsService:
         models = [
             model_load(name, planned, alarms, controller.health, now)
             for name, planned in sorted(controller.models.items())
+        ]
+        models += [
+            ensemble_load(name, planned, alarms, controller.readiness(planned))
+            for name, planned in sorted(controller.ensembles.items())
         ]
         return pb.GetLoadResponse(
             status=to_message(self.status(), pb.GetStatusResponse),
@@ -173,10 +179,13 @@ class OperationsService:
 
     async def _entry(self, name: str) -> ModelEntry | None:
         """Return the repository's entry of a model; None if the repository does not have it. Raises InvalidInput if the
-        model is in the configuration."""
+        model is in the configuration, or is an ensemble."""
         if self._controller.is_configured(name):
             raise InvalidInput(f"model {name!r} is in the daemon's configuration; change it there")
-        return (await asyncio.to_thread(self._controller.repository.entries)).get(name)
+        there = (await asyncio.to_thread(self._controller.repository.entries)).get(name)
+        if there is not None:
+            there.require_file()
+        return there
 
     async def _read_again(self, name: str) -> ModelInfo:
         """Return the status of a model that was just written. Wait up to 10 seconds until the daemon has read the
@@ -276,8 +285,11 @@ class OperationsService:
         return msgspec.structs.replace(report.status(self._controller), page=self.page)
 
     def models(self) -> list[ModelInfo]:
-        """Report all models by name."""
-        return [self._info(planned) for _, planned in sorted(self._controller.models.items())]
+        """Report all models and ensembles by name."""
+        controller, alarms = self._controller, self._controller.alarms.active()
+        found = [self._info(planned) for planned in controller.models.values()]
+        found += [report.ensemble(each, alarms, controller.readiness(each)) for each in controller.ensembles.values()]
+        return sorted(found, key=lambda info: info.name)
 
     def engines(self, model: str = "") -> list[EngineInfo]:
         """Report the engines of a model, or of all models."""
@@ -363,6 +375,18 @@ def model_load(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking
         if median is not None:
             message.infer_ms = median
     return message
+
+
+def ensemble_load(name: str, planned: PlannedEnsemble, alarms: Iterable[Alarm], state: Readiness) -> pb.ModelLoad:
+    """Return the load of one ensemble."""
+    return pb.ModelLoad(
+        name=name,
+        state=state.state.value,
+        reason=state.reason,
+        degraded=sorted({alarm.kind.value for alarm in alarms if alarm.model == name}),
+        answered=planned.statistics.success.count,
+        failed=planned.statistics.fail.count,
+    )
 
 
 def host_loads(links: Iterable[HostLink], counts: EventCounts) -> Iterator[pb.HostLoad]:

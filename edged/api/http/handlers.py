@@ -28,7 +28,8 @@ from edged.api.http.exchange import (
     parse_json,
 )
 from edged.api.http.tensors import InferRequest
-from edged.api.inference.infer import Caller, Inference
+from edged.api.inference.infer import Inference
+from edged.api.inference.requests import Caller
 from edged.decoding import explain
 from edged.errors import ErrorCode, InvalidImage, InvalidInput
 from edged.proto import cameras_pb2 as camera_pb

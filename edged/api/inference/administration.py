@@ -11,6 +11,7 @@ import msgspec
 
 from edged.api.grpc.rpc import Context
 from edged.engines.controller import Controller
+from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.loader import READY
 from edged.engines.plan import PlannedModel
 from edged.errors import InvalidInput, Unsupported
@@ -52,13 +53,15 @@ class AdministrationHandlers:
     async def repository_model_unload(
         self, request: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
-        """Unload a model. `unload_dependents` has no effect: models in edged do not depend on each other."""
+        """Unload a model. With `unload_dependents`, models that were loaded only for this ensemble are unloaded too."""
         _require_the_repository(request.repository_name)
+        has_parts = False
         for name, parameter in request.parameters.items():
             if name != _UNLOAD:
                 raise InvalidInput(f"unknown parameter {name[:80]!r} for unloading a model; use only {_UNLOAD}")
             _require(name, parameter, "bool_param")
-        await self._controller.loader.unload(request.model_name)
+            has_parts = parameter.bool_param
+        await self._controller.loader.unload(request.model_name, with_parts=has_parts)
         return pb.RepositoryModelUnloadResponse()
 
     async def model_statistics(
@@ -68,18 +71,20 @@ class AdministrationHandlers:
 
         Raises NotFound.
         """
+        controller, models = self._controller, list[PlannedModel | PlannedEnsemble]()
         if request.name and request.version:
-            models = [self._controller.find(request.name, request.version)]
+            models.append(controller.find_any(request.name, request.version))
         elif request.name:
-            models = self._controller.catalogue.versions(self._controller.find(request.name).entry.model)
+            name = controller.find_any(request.name).entry.model
+            models += controller.catalogue.versions(name) or controller.catalogue.ensembles_of(name)
         else:
-            models = [planned for _, planned in sorted(self._controller.models.items())]
+            models = controller.served()
         return pb.ModelStatisticsResponse(model_stats=[_statistics(planned) for planned in models])
 
     async def trace_setting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
         """Change the settings in the request, if any, and return all settings."""
         # All versions of a model share its settings.
-        model = self._controller.find(request.model_name).entry.model if request.model_name else ""
+        model = self._controller.find_any(request.model_name).entry.model if request.model_name else ""
         if request.settings:
             self._tracing.change({name: list(value.value) for name, value in request.settings.items()}, model)
         response = pb.TraceSettingResponse()
@@ -115,8 +120,8 @@ def _require_the_repository(name: str) -> None:
         raise Unsupported(f"the only repository has no name; leave out repository_name {name[:80]!r}")
 
 
-def _statistics(planned: PlannedModel) -> pb.ModelStatistics:
-    found = planned.slot.statistics
+def _statistics(planned: PlannedModel | PlannedEnsemble) -> pb.ModelStatistics:
+    found = planned.statistics if isinstance(planned, PlannedEnsemble) else planned.slot.statistics
     message = pb.ModelStatistics(
         name=planned.entry.model,
         version=planned.version,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,30 +13,21 @@ import msgspec
 from edged.api.auth import identity
 from edged.api.grpc.wire import Request
 from edged.api.inference import requests, sequences
+from edged.api.inference.ensembles import EnsembleInference, PartRequest
 from edged.api.inference.models import find, loaded
-from edged.api.inference.requests import Bounds, Options, RequestedOutput, options
+from edged.api.inference.requests import Bounds, Caller, Options, RequestedOutput, options
 from edged.api.inference.responses import Collector, Form, Write, Written
 from edged.api.inference.sequences import Sequences
 from edged.api.inference.shared_memory import Region, SharedMemoryAccess
 from edged.backends.contract import Signature
 from edged.engines.controller import Controller
+from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.errors import InvalidInput, InvalidTensor, Unsupported
 from edged.models.model import Model
 from edged.models.sequencing import Sequencing
-from edged.serving.trace import Tracing
-from edged.serving.work import InputTensor, TensorWork
-
-
-class Caller(msgspec.Struct, frozen=True):
-    """The caller of a request. `peer` is the client as gRPC names it; `expires` is in seconds of time.monotonic().
-    `patient`: the request waits if the queue is full, and is not refused. `streamed`: the caller accepts any number of
-    responses."""
-
-    peer: str
-    expires: float = math.inf
-    patient: bool = False
-    streamed: bool = False
+from edged.serving.trace import Trace, Tracing
+from edged.serving.work import Answered, InputTensor, OutputTensor, OutputView, TensorWork
 
 
 class _Served(msgspec.Struct, frozen=True):
@@ -85,6 +75,7 @@ class Inference:
     def __init__(self, controller: Controller, tracing: Tracing, access: SharedMemoryAccess) -> None:
         self._controller, self._tracing, self._access = controller, tracing, access
         self._sequences = Sequences()
+        self._ensembles = EnsembleInference(access, tracing, self._part)
         self._served: dict[str, _Served] = {}
 
     def close(self) -> None:
@@ -99,14 +90,18 @@ class Inference:
         """
         asked = options(request.message.parameters)
         planned = find(self._controller, request.message.model_name, request.message.model_version)
+        if isinstance(planned, PlannedEnsemble):
+            return [await self._ensembles.answer(planned, request, asked, caller, write)]
         served = self._of(await loaded(planned))
         if served.is_decoupled and not caller.streamed:
             raise Unsupported(
                 f"model {served.model.name!r} answers a request with any number of responses; use ModelStreamInfer"
             )
-        expires = _expires(planned, asked, caller)
+        expires = _expires(planned, asked, caller.expires)
         wanted = requests.outputs_of(request, served.signature)
-        regions = self._regions(wanted, served, caller)
+        if served.is_decoupled:
+            _require_carried(wanted)
+        regions = self._access.targets(caller.peer, wanted)
         plan = _sequencing(request, served, asked)
         filled = plan.inputs if plan is not None else frozenset[str]()
         read = partial(
@@ -120,10 +115,7 @@ class Inference:
         )
         inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
         form = _form(request, served, wanted, regions, asked, caller, plan)
-        required = (
-            tuple(tensor for tensor in inputs if tensor.name not in served.defaults) if served.defaults else inputs
-        )
-        rows, alone = _rows(served, required), not served.is_batched or len(required) < len(inputs)
+        rows, alone = _rows_and_alone(served, inputs)
         if plan is None:
             work = TensorWork(inputs, _names(form), expires, asked.priority, rows, alone=alone)
             return (await self._infer(planned, work, form, served.bounds, caller, write)).responses()
@@ -149,27 +141,58 @@ class Inference:
         write: Write[Written],
     ) -> Collector[Written]:
         trace = self._tracing.begin(form.name, form.version, form.id)
-        shapes = bounds.combination(work.inputs)
         work.sink = collector = Collector(form, write, copies=trace is not None)
+        answer = await self._run(planned, work, bounds, trace, lambda: collector.outputs, patient=caller.patient)
+        if form.rows:
+            rows, times = len(collector.responses()) - form.empty_final, answer.times
+            planned.slot.statistics.responded(rows, times.infer_ms, times.postprocess_ms, empty_final=form.empty_final)
+        return collector
+
+    async def _run(
+        self,
+        planned: PlannedModel,
+        work: TensorWork,
+        bounds: Bounds,
+        trace: Trace | None,
+        outputs: Callable[[], tuple[OutputTensor, ...]],
+        *,
+        patient: bool,
+    ) -> Answered:
+        """Push work to the model's slot, and return its answer. `outputs` returns the outputs for the trace."""
+        shapes = bounds.combination(work.inputs)
         answer = None
         try:
-            if caller.patient:
+            if patient:
                 await planned.slot.push_when_room(work)
             else:
                 planned.slot.push(work)
             answer = await work.future
             if shapes and planned.model is not None and planned.model.digest == answer.engine.model:
                 planned.traffic.note(shapes)
+            return answer
         finally:
             work.future.cancel()  # a disconnected client needs no inference
             if trace is not None:
-                traced = None if answer is None else msgspec.structs.replace(answer, outputs=collector.outputs)
+                traced = None if answer is None else msgspec.structs.replace(answer, outputs=outputs())
                 trace.end(work, traced)
             work.inputs = ()  # the work may stay in the queue for long after it was given up, so free its bytes
-        if form.rows:
-            rows, times = len(collector.responses()) - form.empty_final, answer.times
-            planned.slot.statistics.responded(rows, times.infer_ms, times.postprocess_ms, empty_final=form.empty_final)
-        return collector
+
+    async def _part(self, planned: PlannedModel, part: PartRequest, trace: Trace | None) -> Answered:
+        """Answer one step of an ensemble, whose tensors are checked as those of a request."""
+        served = self._of(await loaded(planned))
+        requests.require_fitting(part.inputs, served.signature, served.bounds, served.model.inspection.optional)
+        names = _part_outputs(served, part.outputs)
+        rows, alone = _rows_and_alone(served, part.inputs)
+        kept = list[OutputTensor]()
+
+        def sink(outputs: tuple[OutputView, ...]) -> None:
+            if trace is not None:
+                kept.extend(output.kept() for output in outputs)
+            part.sink(outputs, (rows or 1) if served.most_rows else 0)
+
+        expires = _expires(planned, part.options, part.expires)
+        work = TensorWork(part.inputs, names, expires, part.options.priority, rows, sink, alone)
+        return await self._run(planned, work, served.bounds, trace, lambda: tuple(kept), patient=part.patient)
 
     def _of(self, model: Model) -> _Served:
         served = self._served.get(model.name)
@@ -178,17 +201,24 @@ class Inference:
             served = self._served[model.name] = _Served.of(model)
         return served
 
-    def _regions(self, wanted: tuple[RequestedOutput, ...], served: _Served, caller: Caller) -> dict[str, Region]:
-        found = {}
-        for each in wanted:
-            if each.place is not None:
-                if served.is_decoupled:
-                    raise InvalidInput(
-                        f"output {each.name!r}: a decoupled model cannot write its responses to shared memory;"
-                        " request the output without shared memory"
-                    )
-                found[each.name] = self._access.target(caller.peer, each.place, f"output {each.name!r}")
-        return found
+
+def _require_carried(wanted: tuple[RequestedOutput, ...]) -> None:
+    """Raise InvalidInput if an output of a decoupled model is to be written to shared memory."""
+    for each in wanted:
+        if each.place is not None:
+            raise InvalidInput(
+                f"output {each.name!r}: a decoupled model cannot write its responses to shared memory;"
+                " request the output without shared memory"
+            )
+
+
+def _part_outputs(served: _Served, wanted: Collection[str]) -> tuple[str, ...] | None:
+    """Return the outputs that a step of an ensemble wants, None for all: such a request can be in a batch with requests
+    of clients. Raises InvalidTensor if the model has been replaced by one without them."""
+    names = [spec.name for spec in served.model.inspection.signature.outputs]
+    if missing := next((name for name in wanted if name not in names), None):
+        raise InvalidTensor(f"the model has no output {missing[:60]!r} any more; it was replaced")
+    return None if len(wanted) == len(names) else tuple(name for name in names if name in wanted)
 
 
 def _sequencing(request: Request, served: _Served, asked: Options) -> Sequencing | None:
@@ -237,14 +267,14 @@ def _form(
     )
 
 
-def _expires(planned: PlannedModel, asked: Options, caller: Caller) -> float:
-    """Return when a request expires: at its caller's deadline, or at its own timeout if that is earlier and the policy
-    allows timeouts."""
+def _expires(planned: PlannedModel, asked: Options, latest: float) -> float:
+    """Return when a request expires: at its caller's deadline, `latest`, or at its own timeout if that is earlier and
+    the policy allows timeouts."""
     batching = planned.slot.batching_policy
     policy = batching.of(batching.level(asked.priority))
     if not asked.timeout_s or not policy.allow_override:
-        return caller.expires
-    return min(caller.expires, time.monotonic() + asked.timeout_s)
+        return latest
+    return min(latest, time.monotonic() + asked.timeout_s)
 
 
 def _names(form: Form) -> tuple[str, ...] | None:
@@ -253,17 +283,8 @@ def _names(form: Form) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys((*names, *form.states))) if names else None
 
 
-def _rows(served: _Served, inputs: tuple[InputTensor, ...]) -> int | None:
-    """Return the rows of a request; None for a model without batches. Raises InvalidTensor for too many rows, or for
-    inputs with unequal numbers of rows."""
-    most, configured = served.most_rows, served.configured_rows
-    counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
-    if not most or not counts or (len(counts) != 1 and not configured):
-        return None
-    if len(counts) != 1:
-        shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in inputs)
-        raise InvalidTensor(f"the inputs of one request have unequal numbers of rows: {shapes}")
-    rows = counts.pop()
-    if rows > most and configured:
-        raise InvalidTensor(f"the request has {rows} rows; model {served.model.name!r} takes {most} at a time")
-    return rows or None
+def _rows_and_alone(served: _Served, inputs: tuple[InputTensor, ...]) -> tuple[int | None, bool]:
+    """Return the rows of a request, as `requests.rows`, and whether it must not be in a batch with others."""
+    required = tuple(tensor for tensor in inputs if tensor.name not in served.defaults) if served.defaults else inputs
+    rows = requests.rows(served.model.name, served.most_rows, served.configured_rows, required)
+    return rows, not served.is_batched or len(required) < len(inputs)

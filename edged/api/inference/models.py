@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from edged.api.grpc.rpc import Context
 from edged.engines.controller import Controller
+from edged.engines.ensembles import BoundEnsemble, PlannedEnsemble
 from edged.engines.plan import PlannedModel
-from edged.engines.readiness import readiness
 from edged.errors import InvalidInput, NotFound, NotReady
 from edged.models import triton_config
+from edged.models.entries import ModelEntry
 from edged.models.model import Model
 from edged.models.triton_config import Control, QueuePolicy, SequenceBatching, VersionPolicy
 from edged.proto import model_config_pb2 as config_pb
@@ -23,24 +24,37 @@ from edged.tensors import TensorSpec
 from edged.version import __version__
 
 
-def find(controller: Controller, name: str, version: str = "") -> PlannedModel:
-    """Return the plan of a model, or of one version. Raises InvalidInput or NotFound, or NotReady if the version is not
-    loaded."""
+def find(controller: Controller, name: str, version: str = "") -> PlannedModel | PlannedEnsemble:
+    """Return the plan of a model or ensemble, or of one version. Raises InvalidInput or NotFound, or NotReady if the
+    version is not loaded."""
     if not name:
         raise InvalidInput("the request names no model; set the model's name")
-    return controller.find(name, version)
+    return controller.find_any(name, version)
 
 
 async def loaded(planned: PlannedModel) -> Model:
     """Return the model that answers; wait until the model has been read once. Raises NotReady if the model cannot be
     served."""
-    while planned.answering is None and planned.reading is not None and not planned.reading.done():
-        await asyncio.wait([planned.reading])
+    await _read(planned)
     answering = planned.answering
     if answering is None:
         reason = planned.problem or "it was removed"
         raise NotReady(f"model {planned.entry.name!r} cannot be served: {reason}")
     return answering
+
+
+async def loaded_ensemble(planned: PlannedEnsemble) -> BoundEnsemble:
+    """Return the ensemble that answers; wait until its models have been read once. Raises NotReady if the ensemble
+    cannot be served."""
+    parts = planned.parts()
+    for part in () if isinstance(parts, str) else parts:
+        await _read(part)
+    return planned.require_bound()
+
+
+async def _read(planned: PlannedModel) -> None:
+    while planned.answering is None and planned.reading is not None and not planned.reading.done():
+        await asyncio.wait([planned.reading])
 
 
 EXTENSIONS = (
@@ -72,7 +86,7 @@ class ConfigurationHandlers:
             planned = find(self._controller, request.name, request.version)
         except NotFound:
             return pb.ModelReadyResponse(ready=False)
-        found = readiness(planned, self._controller.health)
+        found = self._controller.readiness(planned)
         if not found.can_serve:
             raise NotReady(f"model {request.name!r} is not ready: {found.reason}")
         return pb.ModelReadyResponse(ready=found.is_ready)
@@ -82,6 +96,16 @@ class ConfigurationHandlers:
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         planned = find(self._controller, request.name, request.version)
+        if isinstance(planned, PlannedEnsemble):
+            bound = await loaded_ensemble(planned)
+            same = self._controller.catalogue.ensembles_of(planned.entry.model)
+            return pb.ModelMetadataResponse(
+                name=planned.entry.model,
+                versions=sorted((each.version for each in same), key=int),
+                platform=ENSEMBLE,
+                inputs=_tensors((*bound.signature.inputs, *bound.optional)),
+                outputs=_tensors(bound.signature.outputs),
+            )
         model = await loaded(planned)
         versions = self._controller.catalogue.versions(model.entry.model)
         return pb.ModelMetadataResponse(
@@ -94,6 +118,9 @@ class ConfigurationHandlers:
 
     async def model_config(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
         planned = find(self._controller, request.name, request.version)
+        if isinstance(planned, PlannedEnsemble):
+            await loaded_ensemble(planned)
+            return pb.ModelConfigResponse(config=ensemble_config_of(planned))
         model = await loaded(planned)
         return pb.ModelConfigResponse(config=config_of(model, planned.slot.batching_policy))
 
@@ -102,7 +129,7 @@ def _tensors(specs: Iterable[TensorSpec]) -> list[pb.ModelMetadataResponse.Tenso
     return [pb.ModelMetadataResponse.TensorMetadata(name=s.name, datatype=s.datatype, shape=s.dims) for s in specs]
 
 
-PLATFORM = "onnxruntime_onnx"
+PLATFORM, ENSEMBLE = "onnxruntime_onnx", "ensemble"
 _BACKEND = "onnxruntime"
 _MICROSECONDS = 1e6
 _KINDS = {
@@ -140,9 +167,7 @@ def config_of(model: Model, batching: TensorBatching) -> config_pb.ModelConfig:
             config_pb.ModelInstanceGroup(name=model.entry.model, count=1, kind=config_pb.ModelInstanceGroup.KIND_AUTO)
         ],
         parameters={key: config_pb.ModelParameter(string_value=value) for key, value in triton.parameters.items()},
-        version_policy=_versions(
-            triton_config.version_policy(model.entry.settings) or triton.versions or VersionPolicy()
-        ),
+        version_policy=_versions(model.entry),
     )
     for spec in clients_inputs(model):
         config.input.add(name=spec.name, data_type=_data_type(spec.datatype), dims=_dims(spec, rows))
@@ -169,7 +194,35 @@ def _dims(spec: TensorSpec, rows: int) -> tuple[int, ...]:
     return spec.dims[1:] if rows else spec.dims
 
 
-def _versions(policy: VersionPolicy) -> config_pb.ModelVersionPolicy:
+def ensemble_config_of(planned: PlannedEnsemble) -> config_pb.ModelConfig:
+    """Return the complete configuration of an ensemble."""
+    entry, triton = planned.entry, planned.config
+    config = config_pb.ModelConfig(
+        name=entry.model,
+        platform=ENSEMBLE,
+        max_batch_size=triton.max_batch_size,
+        parameters={key: config_pb.ModelParameter(string_value=value) for key, value in triton.parameters.items()},
+        version_policy=_versions(entry),
+    )
+    for each in triton.inputs:
+        data_type = _data_type(each.datatype)
+        config.input.add(name=each.name, data_type=data_type, dims=each.dims, optional=each.optional)
+    for each in triton.outputs:
+        data_type = _data_type(each.datatype)
+        config.output.add(name=each.name, data_type=data_type, dims=each.dims, label_filename=each.label_file)
+    for step in entry.steps:
+        config.ensemble_scheduling.step.add(
+            model_name=step.model,
+            model_version=int(step.version or -1),
+            input_map=step.inputs,
+            output_map=step.outputs,
+        )
+    return config
+
+
+def _versions(entry: ModelEntry) -> config_pb.ModelVersionPolicy:
+    given = entry.triton.versions if entry.triton is not None else None
+    policy = triton_config.version_policy(entry.settings) or given or VersionPolicy()
     if policy.named:
         return config_pb.ModelVersionPolicy(specific=config_pb.ModelVersionPolicy.Specific(versions=policy.named))
     if policy.latest:

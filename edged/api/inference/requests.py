@@ -1,4 +1,4 @@
-"""Parses and checks a request: its input tensors, requested outputs and options. Pure."""
+"""Parses and checks a request: its caller, input tensors, requested outputs and options. Pure."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ _RESERVED = "triton_"
 _MICROSECONDS = 1e-6
 _LONGEST_ID = 256
 _MOST_CLASSES = 1 << 20
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """The caller of a request. `peer` is the client as gRPC names it; `expires` is in seconds of time.monotonic().
+    `patient`: the request waits if the queue is full, and is not refused. `streamed`: the caller accepts any number of
+    responses."""
+
+    peer: str
+    expires: float = math.inf
+    patient: bool = False
+    streamed: bool = False
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -240,7 +251,9 @@ def inputs_of(
         raise InvalidTensor(
             f"{carried} inputs{elsewhere} but {len(request.raw)} raw contents; send one raw entry for each such input"
         )
-    shapes = {tensor.name: _shape(tensor, specs[tensor.name]) for tensor in message.inputs}
+    shapes = {
+        tensor.name: _shape(tensor.datatype, tuple(tensor.shape), specs[tensor.name]) for tensor in message.inputs
+    }
     bounds.check(shapes)
     tensors = []
     for tensor, found in zip(message.inputs, places, strict=True):
@@ -257,6 +270,31 @@ def inputs_of(
             data = _typed(tensor, spec, shape)
         tensors.append(InputTensor(spec.name, spec.datatype, shape, data))
     return tuple(tensors)
+
+
+def require_fitting(
+    tensors: Sequence[InputTensor], signature: Signature, bounds: Bounds, optional: Sequence[TensorSpec]
+) -> None:
+    """Check tensors that another model made, as `inputs_of` checks those of a request. Raises InvalidTensor."""
+    specs = {spec.name: spec for spec in (*signature.inputs, *optional)}
+    _require_names([tensor.name for tensor in tensors], signature, (), specs.keys())
+    bounds.check({tensor.name: _shape(tensor.datatype, tensor.shape, specs[tensor.name]) for tensor in tensors})
+
+
+def rows(model: str, most: int, configured: int, inputs: Sequence[InputTensor]) -> int | None:
+    """Return the rows of a request; None for a model without batches. `most` are the rows that the model takes, and
+    `configured` those of its configuration, 0 for none. Raises InvalidTensor for too many rows, or for inputs with
+    unequal numbers of rows."""
+    counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
+    if not most or not counts or (len(counts) != 1 and not configured):
+        return None
+    if len(counts) != 1:
+        shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in inputs)
+        raise InvalidTensor(f"the inputs of one request have unequal numbers of rows: {shapes}")
+    count = counts.pop()
+    if count > most and configured:
+        raise InvalidTensor(f"the request has {count} rows; model {model!r} takes {most} at a time")
+    return count or None
 
 
 def has_many_values(request: Request) -> bool:
@@ -296,11 +334,10 @@ def _located(found: Place, spec: TensorSpec, shape: tuple[int, ...], locate: Loc
     return source
 
 
-def _shape(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec) -> tuple[int, ...]:
-    if tensor.datatype != spec.datatype:
-        given = tensor.datatype if tensor.datatype in DATATYPES else repr(tensor.datatype[:40])
+def _shape(datatype: str, shape: tuple[int, ...], spec: TensorSpec) -> tuple[int, ...]:
+    if datatype != spec.datatype:
+        given = datatype if datatype in DATATYPES else repr(datatype[:40])
         raise InvalidTensor(f"input {spec.name!r} is {spec.datatype}, the request says {given}")
-    shape = tuple(tensor.shape)
     sane = len(shape) <= _MAX_RANK and all(0 <= dim <= _MAX_ELEMENTS for dim in shape)
     if not sane or math.prod(shape) > _MAX_ELEMENTS:
         raise InvalidTensor(f"input {spec.name!r} has the impossible shape {list(shape)[:16]}")

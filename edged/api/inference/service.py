@@ -13,8 +13,9 @@ from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.status import describe
 from edged.api.grpc.wire import Contents, Request
 from edged.api.inference.administration import AdministrationHandlers, LogHandlers
-from edged.api.inference.infer import Caller, Inference
+from edged.api.inference.infer import Inference
 from edged.api.inference.models import ConfigurationHandlers
+from edged.api.inference.requests import Caller
 from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.engines.controller import Controller
 from edged.engines.readiness import all_ready

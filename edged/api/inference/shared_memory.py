@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from edged import shared_layout
@@ -10,7 +10,7 @@ from edged.api.auth import identity
 from edged.api.auth.identity import ANYONE, Identity
 from edged.api.endpoints.shared_memory import LARGEST_OFFSET, SharedObject, is_local
 from edged.api.grpc.rpc import Context
-from edged.api.inference.requests import Locate, Place
+from edged.api.inference.requests import Locate, Place, RequestedOutput
 from edged.errors import AlreadyExists, InvalidInput, NotFound, Overloaded, Refused, Unsupported
 from edged.proto import open_inference_pb2 as pb
 
@@ -155,6 +155,11 @@ class SharedMemoryAccess:
     def target(self, peer: str, place: Place, tensor: str) -> Region:
         """Return the region of a place in a client's memory. Raises NotFound, InvalidInput or Refused."""
         return self.regions(peer).target(place, tensor)
+
+    def targets(self, peer: str, wanted: Iterable[RequestedOutput]) -> dict[str, Region]:
+        """Return the regions of the outputs that are to be written to a client's memory. Raises like `target`."""
+        places = ((each.name, each.place) for each in wanted if each.place is not None)
+        return {name: self.target(peer, place, f"output {name!r}") for name, place in places}
 
     # -- calls --------------------------------------------------------------------------------------------------------
 

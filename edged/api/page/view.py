@@ -73,9 +73,9 @@ class Build(msgspec.Struct, frozen=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True):
-    """A model. `serves` names the engine that answers; `speed` is that engine's speed as a multiple of unoptimised ONNX
-    Runtime's, None if not measured; `loaded`: the box was busy during the measurement. `stale` are the engines that the
-    model should have but that are missing or not usable, each with the reason."""
+    """A model. `serves` names the engine that answers, or the models of an ensemble; `speed` is the engine's speed as a
+    multiple of unoptimised ONNX Runtime's, None if not measured; `loaded`: the box was busy during the measurement.
+    `stale` are the engines that the model should have but that are missing or not usable, each with the reason."""
 
     name: str
     state: str
@@ -217,7 +217,7 @@ def _row(
         state=model.state,
         reason=model.reason,
         family=model.family,
-        serves=f"{_title(titles, model.backend)} {model.precision}".strip() if model.backend else "",
+        serves=_serves(model, titles),
         speed=None if serving is None or serving.speed is None else round(serving.speed, 2),
         loaded=serving is not None and (serving.load or 0.0) >= _LOADED,
         building=tuple(
@@ -235,6 +235,12 @@ def _row(
         ),
         removable=not is_configured,
     )
+
+
+def _serves(model: ModelInfo, titles: Mapping[str, str]) -> str:
+    if model.parts:
+        return f"its models: {', '.join(model.parts)}"
+    return f"{_title(titles, model.backend)} {model.precision}".strip() if model.backend else ""
 
 
 def _title(titles: Mapping[str, str], backend: str) -> str:

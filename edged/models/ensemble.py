@@ -1,0 +1,242 @@
+"""The graph of an ensemble: steps that are connected by named tensors. Pure.
+
+The rules are those of Triton (ValidateEnsembleSchedulingConfig in src/model_config_utils.cc, ValidateEnsembleConfig in
+src/ensemble_scheduler/ensemble_utils.cc and ReshapeTensorDims in src/ensemble_scheduler/ensemble_scheduler.cc of
+triton-inference-server/core), with two more: no step may write to an input of the ensemble, and an input of the
+ensemble is not one of its outputs. Not supported are ensembles in ensembles, models with several responses, and models
+with sequences.
+
+In a configuration, dims are without the batch dimension if `max_batch_size` is above 0; -1 is an open dimension. The
+shapes of requests are always whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from edged.errors import ConfigError
+from edged.models.triton_config import Step, TensorConfig, TritonConfig
+from edged.tensors import TensorSpec
+
+_MOST_STEPS = 64
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+
+Dims: TypeAlias = "tuple[int, ...]"
+
+
+class Port(msgspec.Struct, frozen=True):
+    """An input or output of a step's model, or of the ensemble. `dims` are as in a configuration, None for any shape;
+    `is_batched`: the whole shape has one more dimension, the first."""
+
+    name: str
+    datatype: str
+    dims: Dims | None
+    is_batched: bool = False
+    is_optional: bool = False
+
+    @property
+    def whole(self) -> Dims | None:
+        """The dims with the batch dimension."""
+        return (-1, *self.dims) if self.is_batched and self.dims is not None else self.dims
+
+
+class Part(msgspec.Struct, frozen=True):
+    """The model of a step. `max_batch_size` is 0 without a batch dimension. `unfit` says why no ensemble may have
+    it."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    max_batch_size: int = 0
+    unfit: str = ""
+
+
+def ports(tensors: Iterable[TensorConfig], max_batch_size: int) -> tuple[Port, ...]:
+    """Return the ports of an ensemble."""
+    return tuple(Port(each.name, each.datatype, each.dims, max_batch_size > 0, each.optional) for each in tensors)
+
+
+def specs(of: Iterable[Port]) -> tuple[TensorSpec, ...]:
+    """Return ports of an ensemble as tensors with whole shapes."""
+    return tuple(
+        TensorSpec(port.name, port.datatype, tuple("?" if dim < 0 else dim for dim in port.whole or ())) for port in of
+    )
+
+
+# -- without the models -----------------------------------------------------------------------------------------------
+
+
+def check(config: TritonConfig) -> None:
+    """Raise ConfigError, which names the tensor or step, unless every tensor of the ensemble is produced once, before
+    it is used, and is used."""
+    steps = config.steps or ()
+    if not 1 <= len(steps) <= _MOST_STEPS:
+        raise ConfigError(f"ensemble_scheduling has {len(steps)} steps; an ensemble needs from 1 to {_MOST_STEPS}")
+    given = _declared("input", config.inputs)
+    wanted = _declared("output", config.outputs)
+    for index, step in enumerate(steps):
+        _check_step(index, step)
+    produced = Counter(tensor for step in steps for tensor in step.outputs.values())
+    twice = next((tensor for tensor, count in produced.items() if count > 1 or tensor in given), None)
+    if twice is not None:
+        other = "an input of the ensemble" if twice in given else "an output of another step, too"
+        raise ConfigError(f"tensor {twice[:80]!r} is an output of a step and {other}; rename one of the two")
+    used = {tensor for step in steps for tensor in step.inputs.values()}
+    for name in given:
+        if name not in used:
+            raise ConfigError(f"input {name[:80]!r} of the ensemble is not used by any step; map it or remove it")
+    for name in wanted:
+        if name not in produced:
+            raise ConfigError(f"output {name[:80]!r} of the ensemble is not an output of any step; map one to it")
+    for index, step in enumerate(steps):
+        _check_use(_named(index, step), step, {*given, *produced}, used | wanted)
+    _check_order(steps, given)
+
+
+def _declared(kind: str, tensors: Sequence[TensorConfig]) -> set[str]:
+    names = [tensor.name for tensor in tensors]
+    if not names:
+        raise ConfigError(f"an ensemble needs at least one {kind}")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{kind} {max(names, key=names.count)[:80]!r} is given twice; remove one")
+    for tensor in tensors:
+        if not tensor.datatype:
+            raise ConfigError(f"{kind} {tensor.name[:80]!r} of the ensemble has no data_type; give data_type and dims")
+    return set(names)
+
+
+def _check_step(index: int, step: Step) -> None:
+    what = _named(index, step)
+    if not step.model:
+        raise ConfigError(f"step {index} has no model_name")
+    if step.version and not _VERSION.fullmatch(step.version):
+        raise ConfigError(f"{what} has model_version {step.version}; set a version, or -1 for the latest")
+    for kind, tensors in (("input_map", step.inputs), ("output_map", step.outputs)):
+        if not tensors:
+            raise ConfigError(f"{what} has no {kind}")
+        if not all(tensors) or not all(tensors.values()):
+            raise ConfigError(f"{what} has an empty name in its {kind}")
+
+
+def _check_use(what: str, step: Step, known: Collection[str], used: Collection[str]) -> None:
+    for name, tensor in step.inputs.items():
+        if tensor not in known:
+            raise ConfigError(
+                f"{what}: input {name[:80]!r} gets tensor {tensor[:80]!r}, which is neither an input of the ensemble"
+                " nor an output of a step"
+            )
+    for name, tensor in step.outputs.items():
+        if tensor not in used:
+            raise ConfigError(
+                f"{what}: tensor {tensor[:80]!r} is not used; remove output {name[:80]!r} from its output_map"
+            )
+
+
+def _check_order(steps: Sequence[Step], given: Collection[str]) -> None:
+    known, left = set(given), list(steps)
+    while ready := [step for step in left if known.issuperset(step.inputs.values())]:
+        known.update(tensor for step in ready for tensor in step.outputs.values())
+        left = [step for step in left if step not in ready]
+    if left:
+        names = ", ".join(sorted(repr(tensor[:40]) for step in left for tensor in step.outputs.values())[:8])
+        raise ConfigError(f"the steps form a cycle: each of the tensors {names} needs another of them first")
+
+
+def _named(index: int, step: Step) -> str:
+    """Return a step's name in messages. Steps are counted from 0, as Triton does."""
+    return f"step {index} (model {step.model[:80]!r})"
+
+
+# -- with the models --------------------------------------------------------------------------------------------------
+
+
+def check_parts(config: TritonConfig, parts: Sequence[Part]) -> None:
+    """Raise ConfigError, which names the step and tensor, if the models do not fit together. `parts` has the model of
+    each step."""
+    producers = {
+        port.name: ("the ensemble", port)
+        for port in (*ports(config.inputs, config.max_batch_size), *ports(config.outputs, config.max_batch_size))
+    }
+    for index, (step, part) in enumerate(zip(config.steps or (), parts, strict=True)):
+        what = _named(index, step)
+        if part.unfit:
+            raise ConfigError(f"{what}: {part.unfit}")
+        if 0 < part.max_batch_size < config.max_batch_size:
+            raise ConfigError(
+                f"the ensemble has max_batch_size {config.max_batch_size}, but {what} only {part.max_batch_size};"
+                " lower the ensemble's"
+            )
+        missing = (port.name for port in part.inputs if port.name not in step.inputs and not port.is_optional)
+        if (name := next(missing, None)) is not None:
+            raise ConfigError(f"{what}: input {name[:80]!r} is not in its input_map")
+        _check_maps(what, step, part, producers)
+
+
+def _check_maps(what: str, step: Step, part: Part, known: dict[str, tuple[str, Port]]) -> None:
+    for kind, tensors, of_part in (("input", step.inputs, part.inputs), ("output", step.outputs, part.outputs)):
+        by_name = {port.name: port for port in of_part}
+        for name, tensor in tensors.items():
+            port = by_name.get(name)
+            if port is None:
+                there = ", ".join(by_name) or "none"
+                raise ConfigError(f"{what} has no {kind} {name[:80]!r}; it has {there[:200]}")
+            other, before = known.setdefault(tensor, (what, port))
+            if port.datatype != before.datatype:
+                raise ConfigError(
+                    f"tensor {tensor[:80]!r} is {before.datatype} for {other} and {port.datatype} for {what}"
+                )
+            if not (_agree(port.dims, before.dims) or _agree(port.whole, before.whole)):
+                raise ConfigError(
+                    f"tensor {tensor[:80]!r} is {list(before.whole or ())} for {other} and"
+                    f" {list(port.whole or ())} for {what}"
+                )
+
+
+def _agree(one: Dims | None, other: Dims | None) -> bool:
+    """Whether one tensor can have both dims; it is then checked again in each request."""
+    if one is None or other is None:
+        return True
+    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
+# -- in a request -----------------------------------------------------------------------------------------------------
+
+
+def needed(steps: Sequence[Step], outputs: Iterable[str]) -> frozenset[int]:
+    """Return the steps that a request for these outputs needs. The steps have passed `check`."""
+    producer = {tensor: index for index, step in enumerate(steps) for tensor in step.outputs.values()}
+    found, left = set[int](), list(outputs)
+    while left:
+        index = producer.get(left.pop())
+        if index is not None and index not in found:
+            found.add(index)
+            left += steps[index].inputs.values()
+    return frozenset(found)
+
+
+def shape_for(port: Port, shape: Dims, rows: int) -> Dims:
+    """Return the shape with which a port takes a tensor. `rows` are those of the request that made the tensor; 0 if its
+    model has no batch dimension.
+
+    Between models with and without a batch dimension, a first dimension of 1 is added or removed, if the rest fits.
+    """
+    if port.is_batched == (rows > 0):
+        return shape
+    fits = _agree(port.dims, shape)
+    if port.is_batched:
+        return (1, *shape) if fits else shape
+    return shape[1:] if rows == 1 and not fits else shape
+
+
+def consumers(steps: Sequence[Step], chosen: Collection[int]) -> Mapping[str, int]:
+    """Return for each tensor how many of the chosen steps use it."""
+    return Counter(tensor for index in chosen for tensor in set(steps[index].inputs.values()))
+
+
+def ready(steps: Sequence[Step], waiting: Iterable[int], known: Collection[str]) -> Iterator[int]:
+    """Yield the waiting steps whose input tensors are known."""
+    return (index for index in waiting if all(tensor in known for tensor in steps[index].inputs.values()))
