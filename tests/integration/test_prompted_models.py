@@ -41,12 +41,12 @@ def encoded(settings: dict[str, str], folder: Path) -> dict[str, str]:
     return asyncio.run(with_token_ids(settings, folder))
 
 
-def settings_of(path: Path, prompts: str = PROMPTS) -> dict[str, str]:
-    return encoded({**SIZE, **read_settings(path), "prompts": prompts}, path.parent)
-
-
-def model_of(path: Path, prompts: str = PROMPTS) -> Model:
-    return Model.of(plain_entry("squares", path, settings_of(path, prompts)), inspect(path))
+def model_of(path: Path, *, is_reversed: bool = False) -> Model:
+    """Return the model with the prompts and their ids, or with the prompts in the other order."""
+    settings = {**SIZE, **read_settings(path)}
+    listed = (OWL_IDS if settings["family"].startswith("owl") else BERT_IDS).split(", ")
+    settings["prompts"] = ", ".join(listed[::-1] if is_reversed else listed)
+    return Model.of(plain_entry("squares", path, settings), inspect(path))
 
 
 # -- the tokenizer --------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_golden_probes_of_every_kind_have_the_token_ids(family: str, tmp_path: P
 @pytest.mark.parametrize("family", FAMILIES)
 def test_model_has_a_profile_for_its_prompts_and_gets_one_picture_at_a_time(family: str, tmp_path: Path) -> None:
     path = prompted_models.write(tmp_path, family)
-    model, other = model_of(path), model_of(path, "blue, red")
+    model, other = model_of(path), model_of(path, is_reversed=True)
     assert model.configured_profile.problem() == ""
     assert not model.may_complete_batch
     recipe = Recipe("onnxruntime", profile=str(model.profile))
