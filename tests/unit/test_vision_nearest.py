@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -49,6 +50,35 @@ def test_recognise_export_with_fewer_facts_names_only_families_that_accept_it(na
         found = see(export, {}, outputs=outputs, metadata={}) if outputs else None
         for family in advised(found.reason) if found is not None else ():
             _assert_accepts(family, export.inputs, outputs)
+
+
+_SIZES = (1, 2, 3, 4, 5, 6, 7, 10, 17, 20, 32, 56, 80, 84, 85, 160, 255, 300, 400, 640, 6400, 8400, 25200, 0, "n")
+_SOME = (
+    "output",
+    "boxes",
+    "scores",
+    "labels",
+    "dets",
+    "logits",
+    "pred_boxes",
+    "num_dets",
+    "kps_8",
+    "simcc_x",
+    "a",
+    "b",
+)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_recognise_random_tensors_names_only_families_that_accept_them(seed: int) -> None:
+    random = Random(seed)
+    outputs = tuple(
+        TensorSpec(random.choice(_SOME), random.choice(("FP32", "FP32", "INT64", "BF16")), (1, *shape))
+        for shape in (random.choices(_SIZES, k=random.randint(0, 3)) for _ in range(random.randint(1, 5)))
+    )
+    found = recognise(IMAGE, outputs, {}, {}, {"Conv"})
+    for family in advised(found.reason):
+        _assert_accepts(family, IMAGE, outputs)
 
 
 def _assert_accepts(family: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
