@@ -136,7 +136,7 @@ def draw(result: Result, picture: bytes, place: Path, caption: str | None = None
         np.array([found.class_id for found in result.classes], np.int32),
         np.array([found.score for found in result.classes], np.float32),
     )
-    drawn = annotate(decode(picture), result.boxes(), result.labels(), caption, classes)
+    drawn = annotate(decode(picture), result.boxes(), result.labels(), caption, classes, result.captions())
     try:
         written = cv2.imwrite(str(place), drawn)
     except cv2.error:  # a suffix that no encoder knows

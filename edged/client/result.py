@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any, overload
 
@@ -18,10 +18,11 @@ from edged.proto import cameras_pb2 as pb
 from edged.tensors import DATATYPES, Array
 from edged.vision import masks
 from edged.vision.detections import Classes, Detections, class_name
-from edged.vision.roboflow import RoboflowResult, roboflow
+from edged.vision.roboflow import RoboflowNested, RoboflowResult, roboflow, roboflow_classes
 
 # Keys of `data` in supervision.Detections, as in `supervision.config`.
 _CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"
+_NESTED = "nested"  # edged's own
 
 
 class Detection(msgspec.Struct, frozen=True):
@@ -30,7 +31,8 @@ class Detection(msgspec.Struct, frozen=True):
     Fields that the model or the stream does not provide are None or empty. An object keeps its `tracker_id` in all
     frames of the camera. `keypoints` are (x, y, score) in the model's order. `corners` are the four (x, y) of an
     oriented box, in order around it. `mask` has COCO's uncompressed run lengths, column by column over the whole
-    picture; `Result.mask` converts it to pixels, `Result.polygon` to an outline.
+    picture; `Result.mask` converts it to pixels, `Result.polygon` to an outline. `nested` is what the second model of a
+    pipeline answered about this object; None if it was not asked.
     """
 
     x1: float
@@ -44,6 +46,7 @@ class Detection(msgspec.Struct, frozen=True):
     keypoints: tuple[tuple[float, float, float], ...] = ()
     corners: tuple[tuple[float, float], ...] = ()
     mask: tuple[int, ...] = ()
+    nested: Nested | None = None
 
 
 class Classification(msgspec.Struct, frozen=True):
@@ -52,6 +55,23 @@ class Classification(msgspec.Struct, frozen=True):
     class_id: int
     label: str
     score: float
+
+
+class Nested(msgspec.Struct, frozen=True):
+    """What the second model of a pipeline answered about the crop of a detection: `classes` or `detections`, the best
+    first; coordinates are pixels of the whole picture. `error` is (gRPC code name, message) if this crop failed."""
+
+    classes: tuple[Classification, ...] = ()
+    detections: tuple[Detection, ...] = ()
+    error: tuple[str, str] | None = None
+    error_code: ErrorCode | None = None
+
+    @property
+    def caption(self) -> str:
+        """A few words for people: the best class with its score, or the labels that were found."""
+        if self.classes:
+            return f"{self.classes[0].label} {self.classes[0].score:.0%}"
+        return ", ".join(found.label for found in self.detections)
 
 
 class Skips(msgspec.Struct, frozen=True):
@@ -75,6 +95,18 @@ class Timings(msgspec.Struct, frozen=True):
     total_ms: float = 0.0
 
 
+class SecondStep(msgspec.Struct, frozen=True):
+    """The second step of a pipeline for one frame: its model and engine, the number of detections with `nested`, and
+    the number `left_out` although their class is passed on. The times of its engine are sums over the crops."""
+
+    model: str
+    engine: str
+    backend: str
+    crops: int
+    left_out: int
+    timings: Timings
+
+
 class Result(msgspec.Struct, frozen=True, eq=False):
     """The answer to one frame.
 
@@ -87,7 +119,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     reasons of those frames. `error` is (gRPC code name, message) if the frame failed, otherwise None. `error_code` is
     edged's code for the error; None if this client does not know the code. The capture times are as sent, in
     nanoseconds; `received_unix_ns` is the daemon's wall clock at receipt. Unknown times are 0. `position_s` is the
-    frame's position in a recording, in seconds from its start; None for a camera.
+    frame's position in a recording, in seconds from its start; None for a camera. `second` is set if a pipeline
+    answered; `engine`, `backend` and `timings` are then those of its first model.
     """
 
     camera: str
@@ -110,6 +143,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     classes: tuple[Classification, ...] = ()
     error_code: ErrorCode | None = None
     position_s: float | None = None
+    second: SecondStep | None = None
 
     @property
     def captured(self) -> datetime | None:
@@ -123,7 +157,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def json(self) -> RoboflowResult:
         """Return Roboflow's inference JSON: box centres and sizes in pixels, and new detection ids in each call.
-        Tracked detections have a `tracker_id`."""
+        Tracked detections have a `tracker_id`; those that a pipeline passed on have `nested`."""
         found = self.boxes()
         ids, found = found.tracker_ids, msgspec.structs.replace(found, tracker_ids=None)
         plain = roboflow(found, self.labels(), self.width, self.height)
@@ -131,11 +165,26 @@ class Result(msgspec.Struct, frozen=True, eq=False):
             for prediction, number in zip(plain["predictions"], ids.tolist(), strict=True):
                 if number >= 0:
                     prediction["tracker_id"] = number
+        for prediction, detection in zip(plain["predictions"], self.detections, strict=True):
+            if detection.nested is not None:
+                prediction["nested"] = self._nested_json(detection.nested)
         return plain
+
+    def _nested_json(self, nested: Nested) -> RoboflowNested:
+        if nested.error is not None:
+            return {"error": {"code": nested.error[0], "message": nested.error[1]}}
+        if nested.classes:
+            found = [(each.label, each.class_id, each.score) for each in nested.classes]
+            return roboflow_classes(found)
+        inner = Result(
+            self.camera, 0, "", self.width, self.height, nested.detections, {}, 0, Timings(), "", "", 0, None
+        )
+        return {"predictions": inner.json()["predictions"]}
 
     def supervision(self) -> Any:
         """Return the detections as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes.
-        Raises Unsupported if supervision is not installed."""
+        If a pipeline answered, `data["nested"]` has the caption of each nested answer, empty without one. Raises
+        Unsupported if supervision is not installed."""
         # Not made from Roboflow's JSON: supervision's reader of that JSON loses holes in masks and oriented boxes.
         try:
             supervision: Any = importlib.import_module("supervision")
@@ -145,6 +194,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         data: dict[str, Any] = {_CLASS_NAMES: np.array([d.label for d in self.detections], dtype=str)}
         if found.corners is not None:
             data[_ORIENTED] = found.corners
+        if self.second is not None:
+            data[_NESTED] = np.array(self.captions(), dtype=str)
         pixels = None
         if found.masks is not None:
             pixels = np.stack([masks.decode(each, self.width, self.height) for each in found.masks])
@@ -182,6 +233,10 @@ class Result(msgspec.Struct, frozen=True, eq=False):
             else None,
         )
 
+    def captions(self) -> list[str]:
+        """Return, for each detection, what the second model of a pipeline found, in a few words; empty if nothing."""
+        return ["" if found.nested is None else found.nested.caption for found in self.detections]
+
     def labels(self) -> Sequence[str]:
         """Return the labels by class id. A class that was not found has its id as label."""
         known = {found.class_id: found.label for found in self.classes}
@@ -212,7 +267,6 @@ class _Labels(Sequence[str]):
 def from_proto(message: pb.Result) -> Result:
     """Convert a result message. Raises InvalidInput if a tensor's bytes do not fit its shape, Unsupported for an
     unknown datatype."""
-    timings = message.timings
     return Result(
         camera=message.camera,
         sequence=message.sequence,
@@ -222,7 +276,7 @@ def from_proto(message: pb.Result) -> Result:
         detections=tuple(map(_detection, message.detections)),
         outputs={tensor.name: to_array(tensor) for tensor in message.outputs},
         age_ms=message.age_ms,
-        timings=Timings(*(getattr(timings, name) for name in Timings.__struct_fields__)),
+        timings=_timings(message.timings),
         engine=message.engine,
         backend=message.backend,
         skipped=message.skipped,
@@ -231,8 +285,9 @@ def from_proto(message: pb.Result) -> Result:
         captured_mono_ns=message.captured_mono_ns,
         received_unix_ns=message.received_unix_ns,
         skips=skips_of(message),
-        classes=tuple(Classification(c.class_id, c.label, c.score) for c in message.classes),
+        classes=_classes(message.classes),
         error_code=known_code(message.error.reason),
+        second=_second(message.second) if message.HasField("second") else None,
     )
 
 
@@ -254,7 +309,31 @@ def _detection(d: pb.Detection) -> Detection:
         tuple(zip(points[::3], points[1::3], points[2::3], strict=True)) if points else (),
         tuple(zip(corners[::2], corners[1::2], strict=True)) if corners else (),
         tuple(d.mask),
+        _nested(d.nested) if d.HasField("nested") else None,
     )
+
+
+def _nested(message: pb.Nested) -> Nested:
+    error = message.error
+    return Nested(
+        _classes(message.classes),
+        tuple(map(_detection, message.detections)),
+        (code_name(error.code), error.message) if message.HasField("error") else None,
+        known_code(error.reason),
+    )
+
+
+def _classes(found: Iterable[pb.Classification]) -> tuple[Classification, ...]:
+    return tuple(Classification(each.class_id, each.label, each.score) for each in found)
+
+
+def _timings(message: pb.Timings) -> Timings:
+    return Timings(*(getattr(message, name) for name in Timings.__struct_fields__))
+
+
+def _second(message: pb.SecondStep) -> SecondStep:
+    about = (message.model, message.engine, message.backend, message.crops, message.left_out)
+    return SecondStep(*about, _timings(message.timings))
 
 
 def _moment(unix_ns: int) -> datetime | None:

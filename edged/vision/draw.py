@@ -23,7 +23,7 @@ Box: TypeAlias = tuple[int, int, int, int]
 
 _GOLDEN = 0.618033988749895  # steps of the golden ratio keep any run of class ids far apart in hue
 _TINT, _MASK_TINT = 0.12, 0.45
-_MAX_LABEL = 40
+_MAX_LABEL, _MAX_NOTE = 40, 60
 _MAX_CLASSES = 5
 _DARK, _LIGHT = (24, 24, 24), (255, 255, 255)
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
@@ -45,16 +45,18 @@ def annotate(
     names: Sequence[str],
     caption: str | None = None,
     classes: Classes | None = None,
+    notes: Sequence[str] = (),
 ) -> Image:
     """Return a copy of a picture with `detections` drawn on it: masks, boxes or oriented boxes, keypoints, and labels
-    "#7 name 87%" with the tracker's number.
+    "#7 name 87%" with the tracker's number. `notes` are texts below the boxes, one for each detection, or none at all.
 
     The best `classes` of the whole picture are listed in the upper left corner; the caption is in the lower left. The
     better of two overlapping detections is on top. Raises ValueError if masks are of a picture of another size.
     """
     canvas: Image = image.copy()
     style = _Style(image.shape[1], image.shape[0])
-    rows = detections.select(np.argsort(detections.scores, kind="stable"))
+    order = np.argsort(detections.scores, kind="stable")
+    rows = detections.select(order)
     boxes = [_rounded(box) for box in rows.boxes]
     colors = [class_color(class_id) for class_id in rows.class_ids.tolist()]
     _draw_areas(canvas, rows, boxes, colors)
@@ -64,6 +66,10 @@ def annotate(
             _draw_keypoints(canvas, keypoints, color, style)
     for box, text, color in zip(boxes, _labels(rows, names), colors, strict=True):
         _draw_label(canvas, box, text, color, style)
+    if notes:
+        for box, index, color in zip(boxes, order.tolist(), colors, strict=True):
+            if notes[index]:
+                _draw_label(canvas, box, notes[index][:_MAX_NOTE], color, style, is_below=True)
     if classes is not None:
         _draw_list(canvas, _lines(classes, names), style)
     if caption:
@@ -150,13 +156,16 @@ def _draw_keypoints(canvas: Image, keypoints: npt.NDArray[np.float32], color: Co
             cv2.circle(canvas, point, style.line * 2, color, cv2.FILLED, cv2.LINE_AA)
 
 
-def _draw_label(canvas: Image, box: Box, text: str, color: Color, style: _Style) -> None:
-    """Draw a filled label on the box's upper edge, or inside the box if there is no space above."""
+def _draw_label(canvas: Image, box: Box, text: str, color: Color, style: _Style, *, is_below: bool = False) -> None:
+    """Draw a filled label on the box's upper edge, or on its lower one; inside the box if there is no space outside."""
     text = _printable(text)
     width, height, depth = style.measure(text)
     label_w, label_h = width + 2 * style.gap, height + depth + style.gap
     left = max(0, min(box[0] - style.line // 2, canvas.shape[1] - label_w))
-    top = box[1] - label_h if box[1] >= label_h else max(0, box[1])
+    if is_below:
+        top = max(0, min(box[3], canvas.shape[0] - label_h))
+    else:
+        top = box[1] - label_h if box[1] >= label_h else max(0, box[1])
     cv2.rectangle(canvas, (left, top), (left + label_w, top + label_h), color, cv2.FILLED)
     blue, green, red = color
     is_bright = 0.114 * blue + 0.587 * green + 0.299 * red > 110

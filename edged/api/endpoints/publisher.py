@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -22,9 +22,9 @@ from edged.errors import EdgedError
 from edged.events import Event, EventLog
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.stream_camera import Skips
-from edged.serving.work import Answered
+from edged.serving.work import Answered, SecondStep
 from edged.vision.detections import Classes, Detections, class_name
-from edged.vision.roboflow import roboflow
+from edged.vision.roboflow import roboflow, roboflow_classes
 
 _WAITING = 256  # messages in ZeroMQ's queue to each subscriber
 _LONGEST_TOPIC = 1024
@@ -151,23 +151,43 @@ def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: floa
         "timings": {name: round(value, 3) for name, value in timings.items()},
         "engine": engine.key,
         "backend": engine.backend,
+        "image": {"width": answer.width, "height": answer.height},
+        **_found(answer),
     }
     if answer.detections is not None:
-        found = Detections.unpack(answer.detections)
-        fields.update(roboflow(found, engine.recognition.names, answer.width, answer.height))
         for prediction, number in zip(fields["predictions"], tracker_ids, strict=False):
             if number >= 0:
                 prediction["tracker_id"] = number
-        return fields
-    fields["image"] = {"width": answer.width, "height": answer.height}
-    if answer.classes is not None:
-        fields["predictions"] = _classes(Classes.unpack(answer.classes), engine.recognition.names)
-        fields["top"] = fields["predictions"][0]["class"] if fields["predictions"] else ""
-    else:
-        fields["outputs"] = [
-            {"name": o.name, "datatype": o.datatype, "shape": list(map(int, o.shape))} for o in answer.outputs
-        ]
+    if answer.second is not None:
+        fields["second"] = _second(answer.second, fields["predictions"])
     return fields
+
+
+def _found(answer: Answered) -> Fields:
+    """Return what a model found in a picture or in a crop."""
+    names = answer.engine.recognition.names
+    if answer.detections is not None:
+        found = roboflow(Detections.unpack(answer.detections), names, answer.width, answer.height)
+        return {"predictions": found["predictions"]}
+    if answer.classes is not None:
+        return dict(roboflow_classes(_classes(Classes.unpack(answer.classes), names)))
+    return {
+        "outputs": [{"name": o.name, "datatype": o.datatype, "shape": list(map(int, o.shape))} for o in answer.outputs]
+    }
+
+
+def _second(second: SecondStep, predictions: list[Fields]) -> Fields:
+    """Add the nested answers to the predictions; return the fields of the second step."""
+    for row, answer in zip(second.rows, second.answers, strict=True):
+        nested = {"error": failure(answer)} if isinstance(answer, EdgedError) else _found(answer)
+        predictions[row]["nested"] = nested
+    return {
+        "model": second.model,
+        "engine": second.engine.key if second.engine is not None else "",
+        "crops": len(second.rows),
+        "left_out": second.left_out,
+        "timings": {"queue_ms": round(second.queue_ms, 3), "total_ms": round(second.total_ms, 3)},
+    }
 
 
 def only_skips(report: SkipReport) -> Fields:
@@ -181,9 +201,9 @@ def failure(error: EdgedError) -> Fields:
     return {"code": status, "reason": error.code.value, "name": name, "message": str(error)}
 
 
-def _classes(found: Classes, names: tuple[str, ...]) -> list[Fields]:
-    rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
-    return [{"class": class_name(names, each), "class_id": each, "confidence": score} for each, score in rows]
+def _classes(found: Classes, names: tuple[str, ...]) -> Iterator[tuple[str, int, float]]:
+    for number, score in zip(found.class_ids.tolist(), found.scores.tolist(), strict=True):
+        yield class_name(names, number), number, score
 
 
 def _skips(runs: tuple[Skips, ...]) -> list[Fields]:

@@ -16,6 +16,7 @@ from edged.api_types import (
     EngineProgress,
     LineInfo,
     ModelInfo,
+    PipelineInfo,
     StatusInfo,
     ZoneInfo,
 )
@@ -235,6 +236,12 @@ def _row(
         ),
         removable=not is_configured,
     )
+
+
+def pipeline_row(info: PipelineInfo) -> ModelRow:
+    """Describe a pipeline, which is listed with the models."""
+    what = info.reason or f"{info.detect} detects, {info.then} gets the crops"
+    return ModelRow(info.name, info.state, what, "pipeline", "", None, False, (), (), removable=False)
 
 
 def _title(titles: Mapping[str, str], backend: str) -> str:

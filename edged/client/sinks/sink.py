@@ -77,7 +77,7 @@ def paint(picture: Picture, result: Result, caption: str) -> Image:
     image = picture if isinstance(picture, np.ndarray) else decode(read_picture(picture))
     if image.ndim == 2:
         image = np.repeat(image[:, :, None], 3, axis=2)
-    return annotate(image, result.boxes(), result.labels(), caption)
+    return annotate(image, result.boxes(), result.labels(), caption, notes=result.captions())
 
 
 def _caption(result: Result) -> str:
