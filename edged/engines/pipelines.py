@@ -63,17 +63,15 @@ class Pipelines:
     def _readiness(self, name: str, health: Health) -> Readiness:
         if name in self._models:
             return Readiness(ReadyState.REFUSED, "a model has the same name; rename the pipeline")
-        rule = self._slots[name].rule
         try:
-            self._steps(name, rule)
-        except InvalidInput as error:
-            return Readiness(ReadyState.REFUSED, str(error))
+            models = self._able(self._slots[name].rule)
         except EdgedError as error:
-            return Readiness(ReadyState.LOADING, str(error))
-        for model in (rule.detect, rule.then):
-            found = readiness(self._find(model), health)
+            state = ReadyState.REFUSED if isinstance(error, InvalidInput) else ReadyState.LOADING
+            return Readiness(state, str(error))
+        for model in models:
+            found = readiness(model, health)
             if not found.is_ready:
-                return Readiness(found.state, f"model {model!r}: {found.reason}")
+                return Readiness(found.state, f"model {model.entry.name!r}: {found.reason}")
         return _READY
 
     def report(self, health: Health) -> list[PipelineInfo]:
@@ -100,19 +98,26 @@ class Pipelines:
         )
 
     def _steps(self, name: str, rule: PipelineRule) -> Steps:
-        """Return the slots of a pipeline. Raises NotReady if a model does not exist, InvalidInput if one cannot do its
-        step."""
-        detect, then = self._model(name, rule.detect), self._model(name, rule.then)
-        if (problem := detect_problem(detect)) or (problem := then_problem(then)):
-            raise InvalidInput(f"pipeline {name!r} cannot work: {problem}")
+        """Return the slots of a pipeline. Raises NotReady or InvalidInput if it cannot answer frames."""
+        try:
+            detect, then = self._able(rule)
+        except EdgedError as error:
+            raise type(error)(f"pipeline {name!r} is not ready: {error}") from None
         return Steps(detect.slot, then.slot)
 
-    def _model(self, name: str, model: str) -> PlannedModel:
+    def _able(self, rule: PipelineRule) -> tuple[PlannedModel, PlannedModel]:
+        """Return the models of a pipeline. Raises NotReady if one does not exist, InvalidInput if one cannot do its
+        step."""
+        detect, then = self._model(rule.detect), self._model(rule.then)
+        if problem := detect_problem(detect) or then_problem(then):
+            raise InvalidInput(problem)
+        return detect, then
+
+    def _model(self, name: str) -> PlannedModel:
         try:
-            return self._find(model)
+            return self._find(name)
         except NotFound:
-            why = f"no model {model!r}; add it: edged models add {model} FILE"
-            raise NotReady(f"pipeline {name!r} is not ready: {why}") from None
+            raise NotReady(f"no model {name!r}; add it: edged models add {name} FILE") from None
 
 
 def rule_of(pipeline: Pipeline) -> PipelineRule:

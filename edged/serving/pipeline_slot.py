@@ -68,6 +68,11 @@ class PipelineSlot:
         self._steps, self._counts = steps, counts
         self._frames: dict[FrameWork, _Frame] = {}
 
+    @property
+    def in_flight(self) -> int:
+        """The number of frames that wait or run, in both steps."""
+        return len(self._frames)
+
     def require_ready(self) -> None:
         """Raise the error for frames that cannot be answered now, if there is one."""
         self._steps()
