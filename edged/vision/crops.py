@@ -91,13 +91,14 @@ def _tilted(corners: npt.NDArray[np.float32], margin: float, width: int, height:
     """Return the corners of an oriented crop; None if it has no area, or far more than the picture."""
     if not np.isfinite(corners).all():
         return None
-    centre = corners.mean(axis=0)
-    larger = ((corners - centre) * np.float32(1 + 2 * margin) + centre).astype(np.float32)
+    exact = corners.astype(np.float64)
+    centre = exact.mean(axis=0)
+    larger = (exact - centre) * (1 + 2 * margin) + centre
     sides = np.linalg.norm(np.roll(larger, -1, axis=0) - larger, axis=1)
     is_inside = 0 <= centre[0] <= width and 0 <= centre[1] <= height
     if not is_inside or sides.min() < 1 or sides[0] * sides[1] > 2 * width * height:
         return None
-    return upright(larger, rotation)
+    return upright(larger.astype(np.float32), rotation)
 
 
 def _within(value: float, limit: int) -> float:
