@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -33,7 +33,8 @@ class Pipeline(Table, frozen=True):
         float, Meta(ge=0, le=2, description="Added on each side of a crop, as a share of its width or height.")
     ] = 0.0
     classes: Annotated[
-        tuple[str, ...], Meta(description="Classes of the detector that are passed on; empty for all.")
+        tuple[str, ...],
+        Meta(description="Classes of the detector that are passed on; empty for all.", examples=[["plate"]]),
     ] = ()
     most: Annotated[
         int, Meta(ge=1, le=_MOST_CROPS, description="Most crops of a frame; the best scores have priority.")
@@ -45,13 +46,11 @@ class Pipeline(Table, frozen=True):
                 raise ValueError(f"{key} is empty; name a model")
 
 
-def check_pipelines(pipelines: Mapping[str, Pipeline], models: Collection[str]) -> None:
-    """Raise ValueError if a pipeline has an invalid name or that of one of the configuration's `models`, or if a step
-    names a pipeline: steps are models, so no pipeline can contain itself."""
+def check_pipelines(pipelines: Mapping[str, Pipeline]) -> None:
+    """Raise ValueError if a pipeline has an invalid name, or if a step names a pipeline: steps are models, so no
+    pipeline can contain itself."""
     check_names("pipelines", pipelines)
     for name, pipeline in pipelines.items():
-        if name in models:
-            raise ValueError(f"pipelines.{name} has the name of a model; give the pipeline another name")
         for key, model in (("detect", pipeline.detect), ("then", pipeline.then)):
             if model in pipelines:
                 raise ValueError(f"pipelines.{name}.{key} names a pipeline, {model!r}; name a model")

@@ -359,4 +359,4 @@ class Config(Table, frozen=True):
         if self.startup_models and self.model_control != "explicit":
             raise ValueError('startup_models needs model_control = "explicit"; other modes load every model')
         check_names("cameras", self.cameras)
-        check_pipelines(self.pipelines, self.models)
+        check_pipelines(self.pipelines)
