@@ -27,7 +27,7 @@ from edged import paths
 from edged.backends import registry
 from edged.backends.contract import ONE_INSTANCE
 from edged.client.frames import Picture, read_picture
-from edged.client.result import Result, Timings, classes_of, detections_of
+from edged.client.result import Result, Timings, class_labels, detections_of
 from edged.config import Engines
 from edged.config.child_limits import Limits
 from edged.device.fingerprint import probe
@@ -97,7 +97,8 @@ class LoadedModel(AbstractContextManager["LoadedModel"]):
             width=outcome.width,
             height=outcome.height,
             detections=() if outcome.detections is None else detections_of(outcome.detections, names),
-            classes=() if outcome.classes is None else classes_of(outcome.classes, names),
+            content=outcome.content,
+            class_labels=class_labels(outcome.content, names),
             outputs=_owned(outcome.outputs),
             age_ms=total_ms,
             timings=Timings(0.0, times.decode_ms, times.prepare_ms, times.infer_ms, times.postprocess_ms, total_ms),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,8 @@ def infer(
 ) -> None:
     """Send one picture to the daemon and print what the model finds.
 
-    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels.
+    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels; for other
+    answers than detections, the fields of docs/http.md.
     """
     from edged.cli.sample_run import draw
     from edged.client.client import Client
@@ -40,22 +42,37 @@ def infer(
     if save is not None:
         draw(result, encoded, save)
     if json:
-        common.print_json(msgspec.json.encode(result.json()))
+        common.print_json(msgspec.json.encode(_json(result)))
     else:
         _print(result)
 
 
+def _json(result: Result) -> Mapping[str, object]:
+    from edged.vision.content_json import content_fields
+
+    if result.content is None:
+        return result.json()
+    return {**result.json(), **content_fields(result.content, result.labels())}
+
+
 def _print(result: Result) -> None:
+    from edged.vision.content import lines
+
+    took = f"{result.timings.total_ms:.1f} ms{f' by {result.backend}' if result.backend else ''}"
+    took += f" ({result.width}x{result.height} pixels)"
+    if result.content is not None:
+        common.show("\n".join(each.text for each in lines(result.content, result.labels())) or "no class")
+        common.show(took)
+        return
     if result.outputs:
         common.show(_outputs(result))
     elif result.detections:
         common.show(_detections(result))
     counted = (len(result.outputs), "output") if result.outputs else (len(result.detections), "detection")
     found = many(*counted)
-    by = f" by {result.backend}" if result.backend else ""
     if result.second is not None and result.second.left_out:
         found += f" ({result.second.left_out} not passed on to {result.second.model})"
-    common.show(f"{found} in {result.timings.total_ms:.1f} ms{by} ({result.width}x{result.height} pixels)")
+    common.show(f"{found} in {took}")
 
 
 def _detections(result: Result) -> Table:

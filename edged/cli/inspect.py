@@ -250,8 +250,8 @@ def _run_rows(seen: sample_run.PictureResult) -> dict[str, str]:
     how = f"in {seen.total_ms:.1f} ms by {seen.backend}"
     if not seen.drawn:
         return {f"output {output.name}": _range(output) for output in seen.outputs} | {"ran": how}
-    if seen.classes:
-        found = ", ".join(f"{label} {score:.0%}" for label, score in seen.classes)
+    if seen.content:
+        found = ", ".join(seen.content)
     else:
         found = ", ".join(f"{count} {label}" for label, count in seen.counts.items())
     nothing = "nothing; for less certain detections: --set thresholds.score=0.05"

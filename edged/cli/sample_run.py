@@ -9,6 +9,7 @@ import collections
 import multiprocessing
 import signal
 from collections.abc import Mapping
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from edged.client.result import Result
     from edged.tensors import Array
 
+_MOST_LINES = 10
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
@@ -43,8 +45,8 @@ class RawOutput(msgspec.Struct, frozen=True):
 class PictureResult(msgspec.Struct, frozen=True):
     """A model's answer for one picture. `drawn` is the annotated file; it is empty for a model of unknown family.
 
-    `counts` are detections by label, the most frequent first. `classes` are a classifier's best labels with their
-    scores.
+    `counts` are detections by label, the most frequent first. `content` has the lines of a content, the most
+    important first.
     """
 
     backend: str
@@ -52,7 +54,7 @@ class PictureResult(msgspec.Struct, frozen=True):
     drawn: str
     found: RoboflowResult | None
     counts: dict[str, int]
-    classes: tuple[tuple[str, float], ...]
+    content: tuple[str, ...]
     outputs: tuple[RawOutput, ...]
 
 
@@ -126,17 +128,12 @@ def draw(result: Result, picture: bytes, place: Path, caption: str | None = None
     """Draw a result on its encoded picture and write it to a file. Raises InvalidInput if the file cannot be
     written."""
     import cv2
-    import numpy as np
 
-    from edged.vision.detections import Classes
     from edged.vision.draw import annotate
     from edged.vision.image import decode
 
-    classes = Classes(
-        np.array([found.class_id for found in result.classes], np.int32),
-        np.array([found.score for found in result.classes], np.float32),
-    )
-    drawn = annotate(decode(picture), result.boxes(), result.labels(), caption, classes, result.captions())
+    content, notes = result.content, result.captions()
+    drawn = annotate(decode(picture), result.boxes(), result.labels(), caption, content, notes)
     try:
         written = cv2.imwrite(str(place), drawn)
     except cv2.error:  # a suffix that no encoder knows
@@ -146,14 +143,17 @@ def draw(result: Result, picture: bytes, place: Path, caption: str | None = None
 
 
 def _result(result: Result, drawn: str) -> PictureResult:
+    from edged.vision.content import lines
+
+    said = () if result.content is None else islice(lines(result.content, result.labels()), _MOST_LINES)
     counts = collections.Counter(found.label for found in result.detections)
     return PictureResult(
         backend=result.backend,
         total_ms=result.timings.total_ms,
         drawn=drawn,
-        found=result.json() if drawn and not result.classes else None,
+        found=result.json() if drawn and result.content is None else None,
         counts=dict(counts.most_common()),
-        classes=tuple((found.label, found.score) for found in result.classes),
+        content=tuple(each.text for each in said),
         outputs=tuple(output_range(name, array) for name, array in result.outputs.items()),
     )
 

@@ -54,8 +54,8 @@ class StreamStats:
             self._found[each.label] += 1
             if each.tracker_id is not None:
                 self._objects.setdefault(each.label, set()).add(each.tracker_id)
-        if result.classes:
-            self._found[result.classes[0].label] += 1
+        if best := next(iter(result.classes), None):
+            self._found[best.label] += 1
         with self._busy:
             self._last = result
             self._recent.append((time.monotonic(), result.age_ms))

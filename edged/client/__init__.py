@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from edged.client.aio import AsyncClient
     from edged.client.client import Client
     from edged.client.frames import Captured
-    from edged.client.result import Classification, Detection, Result, Skips, Timings
+    from edged.client.result import ClassArea, Classification, Detection, Result, Skips, Timings
     from edged.client.sources import open_source
 
 __all__ = [
     "AsyncClient",
     "Captured",
+    "ClassArea",
     "Classification",
     "Client",
     "Detection",
@@ -38,7 +39,7 @@ _NAMES = {
     "aio": ("AsyncClient",),
     "client": ("Client",),
     "frames": ("Captured",),
-    "result": ("Classification", "Detection", "Result", "Skips", "Timings"),
+    "result": ("ClassArea", "Classification", "Detection", "Result", "Skips", "Timings"),
     "sources": ("open_source",),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, overload
 
@@ -12,13 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from edged import packages, tensors
+from edged.client.content import content_of, labels_of
 from edged.client.status import code_name, known_code
 from edged.errors import ErrorCode, Unsupported
 from edged.proto import cameras_pb2 as pb
 from edged.tensors import DATATYPES, Array
 from edged.vision import masks
-from edged.vision.detections import Classes, Detections, class_name
-from edged.vision.roboflow import RoboflowNested, RoboflowResult, roboflow, roboflow_classes
+from edged.vision.content import Classes, ClassMap, Content, lines
+from edged.vision.content_json import content_fields
+from edged.vision.detections import Detections, class_name
+from edged.vision.roboflow import RoboflowResult, roboflow
 
 # Keys of `data` in supervision.Detections, as in `supervision.config`.
 _CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"
@@ -57,20 +60,35 @@ class Classification(msgspec.Struct, frozen=True):
     score: float
 
 
-class Nested(msgspec.Struct, frozen=True):
-    """What the second model of a pipeline answered about the crop of a detection: `classes` or `detections`, the best
-    first; coordinates are pixels of the whole picture. `error` is (gRPC code name, message) if this crop failed."""
+class ClassArea(msgspec.Struct, frozen=True):
+    """A class in a class map, and its share of the picture in 0..1."""
 
-    classes: tuple[Classification, ...] = ()
+    class_id: int
+    label: str
+    share: float
+
+
+class Nested(msgspec.Struct, frozen=True):
+    """What the second model of a pipeline answered about the crop of a detection: `content`, or `detections` with the
+    best first, in pixels of the whole picture. `error` is (gRPC code name, message) if this crop failed. See `Result`
+    for the other fields."""
+
+    content: Content | None = None
     detections: tuple[Detection, ...] = ()
+    class_labels: Mapping[int, str] = {}
     error: tuple[str, str] | None = None
     error_code: ErrorCode | None = None
 
     @property
+    def classes(self) -> tuple[Classification, ...]:
+        """The classes that a classifier found, the best first."""
+        return _classes(self.content, self.class_labels)
+
+    @property
     def caption(self) -> str:
-        """A few words for people: the best class with its score, or the labels that were found."""
-        if self.classes:
-            return f"{self.classes[0].label} {self.classes[0].score:.0%}"
+        """A few words for people: the first line of the content, or the labels of the detections."""
+        if self.content is not None:
+            return next((each.text for each in lines(self.content, _Labels(self.class_labels))), "")
         return ", ".join(found.label for found in self.detections)
 
 
@@ -111,8 +129,9 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     """The answer to one frame.
 
     `sequence` is the frame's number in the stream, from 1; 0 for a single picture. `width` and `height` are pixels of
-    the picture as sent. A detector fills `detections`, a classifier `classes`, both with the best first. A model of
-    unknown family fills `outputs`: read-only arrays by name (BYTES as object arrays of bytes, BF16 as uint16 with the
+    the picture as sent. A detector fills `detections`, the best first. A model that says something about the whole
+    picture fills `content`: see `edged.vision.content`; `classes` and `areas` have its labels. A model of unknown
+    family fills `outputs`: read-only arrays by name (BYTES as object arrays of bytes, BF16 as uint16 with the
     same bits). `age_ms` is from capture to answer.
 
     `skipped` counts frames of this camera that were skipped since its previous result; `skips` has the numbers and
@@ -140,7 +159,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     captured_mono_ns: int = 0
     received_unix_ns: int = 0
     skips: tuple[Skips, ...] = ()
-    classes: tuple[Classification, ...] = ()
+    content: Content | None = None
+    class_labels: Mapping[int, str] = {}
     error_code: ErrorCode | None = None
     position_s: float | None = None
     second: SecondStep | None = None
@@ -155,6 +175,19 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         """The time of receipt by the daemon's wall clock; None if unknown."""
         return _moment(self.received_unix_ns)
 
+    @property
+    def classes(self) -> tuple[Classification, ...]:
+        """The classes that a classifier found, the best first."""
+        return _classes(self.content, self.class_labels)
+
+    @property
+    def areas(self) -> tuple[ClassArea, ...]:
+        """The classes in a class map, the largest first."""
+        if not isinstance(self.content, ClassMap):
+            return ()
+        labels = _Labels(self.class_labels)
+        return tuple(ClassArea(number, class_name(labels, number), share) for number, share in self.content.shares())
+
     def json(self) -> RoboflowResult:
         """Return Roboflow's inference JSON: box centres and sizes in pixels, and new detection ids in each call.
         Tracked detections have a `tracker_id`; those that a pipeline passed on have `nested`."""
@@ -167,19 +200,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
                     prediction["tracker_id"] = number
         for prediction, detection in zip(plain["predictions"], self.detections, strict=True):
             if detection.nested is not None:
-                prediction["nested"] = self._nested_json(detection.nested)
+                prediction["nested"] = _nested_fields(detection.nested, self.width, self.height)
         return plain
-
-    def _nested_json(self, nested: Nested) -> RoboflowNested:
-        if nested.error is not None:
-            return {"error": {"code": nested.error[0], "message": nested.error[1]}}
-        if nested.classes:
-            found = [(each.label, each.class_id, each.score) for each in nested.classes]
-            return roboflow_classes(found)
-        inner = Result(
-            self.camera, 0, "", self.width, self.height, nested.detections, {}, 0, Timings(), "", "", 0, None
-        )
-        return {"predictions": inner.json()["predictions"]}
 
     def supervision(self) -> Any:
         """Return the detections as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes.
@@ -219,19 +241,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def boxes(self) -> Detections:
         """Return the detections as arrays."""
-        found = self.detections
-        points = max((len(d.keypoints) for d in found), default=0)
-        return Detections.of(
-            [(d.x1, d.y1, d.x2, d.y2) for d in found],
-            [d.score for d in found],
-            [d.class_id for d in found],
-            masks=[_runs(d.mask or (self.width * self.height,)) for d in found] if any(d.mask for d in found) else None,
-            keypoints=[d.keypoints or [(0.0, 0.0, 0.0)] * points for d in found] if points else None,
-            corners=[d.corners or _corners(d) for d in found] if any(d.corners for d in found) else None,
-            tracker_ids=[-1 if d.tracker_id is None else d.tracker_id for d in found]
-            if any(d.tracker_id is not None for d in found)
-            else None,
-        )
+        return _arrays(self.detections, self.width, self.height)
 
     def captions(self) -> list[str]:
         """Return, for each detection, what the second model of a pipeline found, in a few words; empty if nothing."""
@@ -239,14 +249,13 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def labels(self) -> Sequence[str]:
         """Return the labels by class id. A class that was not found has its id as label."""
-        known = {found.class_id: found.label for found in self.classes}
-        return _Labels(known | {found.class_id: found.label for found in self.detections})
+        return _Labels({**self.class_labels, **{found.class_id: found.label for found in self.detections}})
 
 
 class _Labels(Sequence[str]):
     """Labels by class id. Only known labels are stored; an unknown class has its id as label."""
 
-    def __init__(self, known: dict[int, str]) -> None:
+    def __init__(self, known: Mapping[int, str]) -> None:
         self._known = known
 
     def __len__(self) -> int:
@@ -285,7 +294,8 @@ def from_proto(message: pb.Result) -> Result:
         captured_mono_ns=message.captured_mono_ns,
         received_unix_ns=message.received_unix_ns,
         skips=skips_of(message),
-        classes=_classes(message.classes),
+        content=content_of(message.content) if message.HasField("content") else None,
+        class_labels=labels_of(message.content),
         error_code=known_code(message.error.reason),
         second=_second(message.second) if message.HasField("second") else None,
     )
@@ -316,15 +326,12 @@ def _detection(d: pb.Detection) -> Detection:
 def _nested(message: pb.Nested) -> Nested:
     error = message.error
     return Nested(
-        _classes(message.classes),
+        content_of(message.content) if message.HasField("content") else None,
         tuple(map(_detection, message.detections)),
+        labels_of(message.content),
         (code_name(error.code), error.message) if message.HasField("error") else None,
         known_code(error.reason),
     )
-
-
-def _classes(found: Iterable[pb.Classification]) -> tuple[Classification, ...]:
-    return tuple(Classification(each.class_id, each.label, each.score) for each in found)
 
 
 def _timings(message: pb.Timings) -> Timings:
@@ -334,6 +341,38 @@ def _timings(message: pb.Timings) -> Timings:
 def _second(message: pb.SecondStep) -> SecondStep:
     about = (message.model, message.engine, message.backend, message.crops, message.left_out)
     return SecondStep(*about, _timings(message.timings))
+
+
+def _classes(content: Content | None, labels: Mapping[int, str]) -> tuple[Classification, ...]:
+    if not isinstance(content, Classes):
+        return ()
+    rows = zip(content.class_ids, content.scores, strict=True)
+    return tuple(Classification(number, labels.get(number, str(number)), score) for number, score in rows)
+
+
+def _nested_fields(nested: Nested, width: int, height: int) -> dict[str, Any]:
+    """Return the fields of a nested answer in the JSON of a picture of width x height."""
+    if nested.error is not None:
+        return {"error": {"code": nested.error[0], "message": nested.error[1]}}
+    if nested.content is not None:
+        return content_fields(nested.content, _Labels(nested.class_labels))
+    labels = _Labels({found.class_id: found.label for found in nested.detections})
+    return {"predictions": roboflow(_arrays(nested.detections, width, height), labels, width, height)["predictions"]}
+
+
+def _arrays(found: Sequence[Detection], width: int, height: int) -> Detections:
+    points = max((len(d.keypoints) for d in found), default=0)
+    return Detections.of(
+        [(d.x1, d.y1, d.x2, d.y2) for d in found],
+        [d.score for d in found],
+        [d.class_id for d in found],
+        masks=[_runs(d.mask or (width * height,)) for d in found] if any(d.mask for d in found) else None,
+        keypoints=[d.keypoints or [(0.0, 0.0, 0.0)] * points for d in found] if points else None,
+        corners=[d.corners or _corners(d) for d in found] if any(d.corners for d in found) else None,
+        tracker_ids=[-1 if d.tracker_id is None else d.tracker_id for d in found]
+        if any(d.tracker_id is not None for d in found)
+        else None,
+    )
 
 
 def _moment(unix_ns: int) -> datetime | None:
@@ -378,7 +417,7 @@ def detections_of(found: Detections, names: Sequence[str]) -> tuple[Detection, .
     )
 
 
-def classes_of(found: Classes, names: Sequence[str]) -> tuple[Classification, ...]:
-    """Return the classes in the given order, the best first."""
-    rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
-    return tuple(Classification(number, class_name(names, number), score) for number, score in rows)
+def class_labels(content: Content | None, names: Sequence[str]) -> dict[int, str]:
+    """Return the labels of the classes in a content, by class id."""
+    numbers = content.class_ids if isinstance(content, Classes | ClassMap) else ()
+    return {number: class_name(names, number) for number in set(numbers)}

@@ -44,12 +44,11 @@ from edged.serving.work import InputTensor, TensorWork, Work
 from edged.store.record import Verdict
 from edged.tensors import Array, TensorSpec, byte_size, numpy_dtype, to_array, to_bytes
 from edged.verification import user_samples
-from edged.verification.boxes import matcher_for
 from edged.verification.golden import Sample, deciding
 from edged.verification.probes import PICTURE, WIDE, Probe, one_by_one
 from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import Tolerance, coarser, tolerance
-from edged.verification.verify import Pair, judge
+from edged.verification.verify import Pair, judge, matcher_for
 
 
 @contextlib.asynccontextmanager

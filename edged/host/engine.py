@@ -24,6 +24,7 @@ from edged.ipc.arena import SharedView, Span
 from edged.ipc.frames import Bulk
 from edged.models.limits import OUTPUT_MB
 from edged.tensors import Array, to_array, to_bytes
+from edged.vision.content import pack
 
 T = TypeVar("T")
 
@@ -259,13 +260,13 @@ class EngineThreads:
         if isinstance(outcome, Exception):
             return _unanswered(outcome)
         found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
-        classes = None if outcome.classes is None else outcome.classes.pack()
+        said, after = (None, 0) if outcome.content is None else bulk.put(pack(outcome.content))
         try:
             refs = self._place(outcome.outputs, reply, bulk)  # a model without a family gets one at a time
         except EdgedError as error:
             return _unanswered(error)
         about = (outcome.width, outcome.height, outcome.times)
-        return m.Seen(*about, found, classes, refs, not_finite=outcome.not_finite, following=following)
+        return m.Seen(*about, found, said, refs, not_finite=outcome.not_finite, following=following or after)
 
     def _place(
         self, outputs: dict[str, Array], reply: Span | None, bulk: Bulk, parts: int = 1

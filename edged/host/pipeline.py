@@ -29,8 +29,9 @@ from edged.ipc.messages import Times
 from edged.models.limits import Bounds
 from edged.tensors import Array, numpy_dtype
 from edged.vision import image as pictures
-from edged.vision.detections import Classes, Detections
-from edged.vision.family import Classifier, Recognition, Thresholds, open_family
+from edged.vision.content import Content
+from edged.vision.detections import Detections
+from edged.vision.family import Family, Recognition, Thresholds, open_family
 from edged.vision.image import Decoded, Image
 from edged.vision.placement import Placement, Roi
 from edged.vision.prepare import Preparer
@@ -94,13 +95,13 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of a picture: detections, or classes, or the raw outputs of a model without a family. `not_finite`
+    """The result of a picture: detections, or a content, or the raw outputs of a model without a family. `not_finite`
     names the outputs that contain NaN or infinity."""
 
     width: int
     height: int
     detections: Detections | None
-    classes: Classes | None
+    content: Content | None
     outputs: dict[str, Array]
     times: Times
     not_finite: tuple[str, ...] = ()
@@ -129,10 +130,9 @@ class Pipeline:
         self._further: Array | None = None  # the input tensor of further runs, once a job has needed one
         try:
             opened = open_family(recognition) if recognition.family else None
-            self._classifier = (
-                opened if isinstance(opened, Classifier) else None
-            )  # once: an isinstance check takes a while
-            self._detector = None if isinstance(opened, Classifier) else opened
+            # Once, because an isinstance check takes a while.
+            self._detector = opened if isinstance(opened, Family) else None
+            self._reader = None if isinstance(opened, Family) else opened
             self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
             self._fixed, self._buffers = _input_buffers(signature, recognition, self._staging, batch, buffers)
             self._datatypes = {spec.name: numpy_dtype(spec.datatype) for spec in signature.inputs}
@@ -253,7 +253,7 @@ class Pipeline:
     def _extra_inputs(self, pictures: Sequence[_Fitted | Exception], rows: int) -> dict[str, Array]:
         """Return the further inputs that the family needs, such as picture sizes; rows without a picture repeat the
         last."""
-        family = self._detector or self._classifier
+        family = self._detector or self._reader
         if family is None:
             return {}
         placements = [each.placement for each in pictures if isinstance(each, _Fitted)]
@@ -285,16 +285,16 @@ class Pipeline:
 
     def _outcome(self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float) -> Outcome:
         started = time.perf_counter()
-        detections = classes = None
+        detections = content = None
         if self._detector is not None:
             detections = self._detector.decode(outputs, picture.row, picture.placement, picture.thresholds)
-        elif self._classifier is not None:
-            classes = self._classifier.classify(outputs, picture.row, picture.thresholds)
+        elif self._reader is not None:
+            content = self._reader.content(outputs, picture.row, picture.placement, picture.thresholds)
         ended = (time.perf_counter() - started) * 1e3
         times = Times(picture.decode_ms, picture.prepare_ms, infer_ms, ended)
         width, height = picture.placement.width, picture.placement.height
-        raw = outputs if detections is None and classes is None else {}  # of a model without a family
-        return Outcome(width, height, detections, classes, raw, times)
+        raw = outputs if detections is None and content is None else {}  # of a model without a family
+        return Outcome(width, height, detections, content, raw, times)
 
     def _infer(self, inputs: Inputs, outputs: Sequence[str] | None) -> dict[str, Array]:
         if isinstance(inputs, Staged):

@@ -247,13 +247,13 @@ class FoundBox(msgspec.Struct, frozen=True):
 
 
 class AskedPicture(msgspec.Struct, frozen=True):
-    """The answer to `AskPicture`: boxes, or classes as labels with scores, the highest score first. `picture` is a JPEG
-    if edged drew it."""
+    """The answer to `AskPicture`: boxes, the highest score first, or the lines of a content. `picture` is a JPEG if
+    edged drew it, or drew a map on it."""
 
     width: int
     height: int
     boxes: tuple[FoundBox, ...] = ()
-    classes: tuple[tuple[str, float], ...] = ()
+    content: tuple[str, ...] = ()
     picture: bytes = b""
 
 

@@ -58,16 +58,17 @@ class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The result of one picture of `width` x `height` pixels.
 
-    It has detections or classes, packed by `edged.vision.detections`; or the outputs of a model without a family; or
-    the class and message of the error that answers it. `not_finite` names outputs that contain NaN or infinity.
-    `following` is the size of the detections if they follow the message.
+    It has detections, packed by `edged.vision.detections`; or a content, packed by `edged.vision.content`; or the
+    outputs of a model without a family; or the class and message of the error that answers it. `not_finite` names
+    outputs that contain NaN or infinity. `following` is the size of the detections or the content if they follow the
+    message; the field is then empty, not None.
     """
 
     width: int = 0
     height: int = 0
     times: Times = Times()
     detections: bytes | None = None
-    classes: bytes | None = None
+    content: bytes | None = None
     outputs: Annotated[tuple[TensorRef, ...], _MANY] = ()
     error: str = ""
     message: str = ""
@@ -211,12 +212,13 @@ def joined(message: Answer | Detected, bulk: memoryview) -> Answer | Detected:
     replace = msgspec.structs.replace
     if isinstance(message, Answer):
         return replace(message, outputs=outputs(message.outputs))
-    seen = (
-        replace(
-            each,
-            detections=bytes(take(each.following)) if each.following else each.detections,
-            outputs=outputs(each.outputs),
-        )
-        for each in message.seen
-    )
-    return replace(message, seen=tuple(seen))
+
+    def completed(seen: Seen) -> Seen:
+        if not seen.following:
+            return replace(seen, outputs=outputs(seen.outputs))
+        data = bytes(take(seen.following))
+        if seen.detections is None:
+            return replace(seen, content=data, outputs=outputs(seen.outputs))
+        return replace(seen, detections=data, outputs=outputs(seen.outputs))
+
+    return replace(message, seen=tuple(map(completed, message.seen)))

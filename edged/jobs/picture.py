@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -11,14 +12,17 @@ from edged.errors import EngineUnusable
 from edged.ipc import job_messages as jobs
 from edged.shapes import SAMPLE_SEED, Scene
 from edged.verification.probes import Pictures, read_sample
-from edged.vision.draw import encode_jpeg
-from edged.vision.family import Classifier, open_family
+from edged.vision.content import Classes, lines
+from edged.vision.detections import Detections
+from edged.vision.draw import annotate, encode_jpeg
+from edged.vision.family import Family, open_family
 
+_MOST_LINES = 10
 _LEAST_SCORE = 0.05  # low, so that users see which boxes a lower threshold would add
 
 
 def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
-    """Return the boxes with a score of at least `_LEAST_SCORE`, or the classes, that the model finds in a picture.
+    """Return the boxes with a score of at least `_LEAST_SCORE`, or the content, that the model finds in a picture.
 
     Raises InvalidInput if the picture cannot be read or the model takes none, EngineUnusable if the runtime refuses it.
     """
@@ -35,10 +39,12 @@ def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
     def label(class_id: int) -> str:
         return names[class_id] if 0 <= class_id < len(names) else str(class_id)
 
-    if isinstance(family, Classifier):
-        best = family.classify(outputs, 0, job.recognition.thresholds)
-        classes = tuple((label(int(i)), float(score)) for i, score in zip(best.class_ids, best.scores, strict=True))
-        return jobs.AskedPicture(width, height, classes=classes, picture=drawn)
+    if not isinstance(family, Family):
+        content = family.content(outputs, 0, question.placement, job.recognition.thresholds)
+        said = tuple(each.text for each in islice(lines(content, names), _MOST_LINES))
+        if not isinstance(content, Classes):  # its map is part of the answer
+            drawn = encode_jpeg(annotate(pixels, Detections.empty(), names, content=content))
+        return jobs.AskedPicture(width, height, content=said, picture=drawn)
     own = job.recognition.thresholds
     low = msgspec.structs.replace(own, score=min(own.score, _LEAST_SCORE))
     found = family.decode(outputs, 0, question.placement, low)

@@ -27,9 +27,8 @@ from edged.models.identity import require_same
 from edged.models.samples import is_tensors
 from edged.store.record import Verdict
 from edged.verification import golden, user_samples
-from edged.verification.boxes import matcher_for
 from edged.verification.probes import GIVEN, PICTURE, read_sample
-from edged.verification.verify import Pair, judge
+from edged.verification.verify import Pair, judge, matcher_for
 
 Report: TypeAlias = Callable[[jobs.Progress], None]
 

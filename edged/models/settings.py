@@ -40,6 +40,11 @@ FIGURES = {
     "boxes": 1.0,
     "box_score": 1.0,
     "class_score": 1.0,
+    "class_map": 1.0,
+    "depth": 100.0,
+    "embedding": 1.0,
+    "text": 1.0,
+    "anomaly": 1.0,
 }
 ALL_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 

@@ -27,6 +27,7 @@ from edged.serving.work import (
     Work,
 )
 from edged.tensors import DATATYPES, byte_size
+from edged.vision.content import unpack
 
 _ALIGNED = 64  # bytes: the host places each output at a multiple of this
 
@@ -235,8 +236,12 @@ def _answer(seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Ar
         except EngineUnusable as error:
             return error
         outputs = tuple(view.kept() for view in views)
+    try:
+        content = None if seen.content is None else unpack(seen.content)
+    except ValueError as error:
+        return EngineUnusable(f"the host sent an invalid content: {error}")
     queue_ms = (batch.sent - work.received) * 1e3
-    return Answered(engine, seen.detections, outputs, seen.width, seen.height, queue_ms, seen.times, seen.classes)
+    return Answered(engine, seen.detections, outputs, seen.width, seen.height, queue_ms, seen.times, content)
 
 
 def _crops(

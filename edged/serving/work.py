@@ -18,6 +18,7 @@ from edged.ipc.arena import Span
 from edged.models.limits import Bounds
 from edged.serving.schedule import Batching
 from edged.tensors import Shape
+from edged.vision.content import Content
 from edged.vision.family import Recognition, Thresholds
 from edged.vision.placement import Roi
 
@@ -99,7 +100,7 @@ Sink: TypeAlias = Callable[[tuple[OutputView, ...]], None]
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """An answer: packed detections or classes of a frame (None if the model has no family), or output tensors.
+    """An answer: packed detections, or the content, of a frame (None if the model has no family); or output tensors.
 
     `crops` has the answer or the error of each region of a `CropsWork`. `second` is what the second model of a pipeline
     answered.
@@ -112,7 +113,7 @@ class Answered(msgspec.Struct, frozen=True):
     height: int
     queue_ms: float
     times: m.Times
-    classes: bytes | None = None
+    content: Content | None = None
     crops: tuple[Answered | EdgedError, ...] = ()
     second: SecondStep | None = None
 

@@ -17,13 +17,12 @@ import numpy.typing as npt
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
-from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family
+from edged.vision.family import Family, Recognition, Thresholds, open_family
 from edged.vision.placement import Fit, Placement, place
 
 _SAME_PLACE = 0.5  # IoU from which two boxes count as the same object
 _MOST_SEEN = 512  # best detections of a picture that are compared; a picture of noise has thousands
 _MOST_OFFERED = 4096
-_EVERY_CLASS = Thresholds(score=0.0, max_detections=1 << 20)
 _BEST = Thresholds(score=0.0, iou=1.0, max_detections=100)
 _AROUND = 4  # boxes count up to this many widths and heights of the input beyond each side
 _MARGIN = 0.25  # share of the input: how far outside of it the centre of a box may be
@@ -111,32 +110,6 @@ class Matcher:
         return padded
 
 
-class ClassMatcher:
-    """Compares the answers of a classifier."""
-
-    def __init__(self, recognition: Recognition, family: Classifier) -> None:
-        self._family, self._read = family, frozenset(recognition.reading.outputs)
-
-    def difference(self, expected: Mapping[str, Array], found: Mapping[str, Array]) -> float:
-        """Return the largest difference between the probabilities of a class; 0 if an output is left out."""
-        if not self._read <= expected.keys():
-            return 0.0
-        ours, theirs = (self._probabilities(outputs) for outputs in (expected, found))
-        return max((abs(ours.get(n, 0.0) - theirs.get(n, 0.0)) for n in ours.keys() | theirs.keys()), default=0.0)
-
-    def _probabilities(self, outputs: Mapping[str, Array]) -> dict[int, float]:
-        every = self._family.classify(outputs, 0, _EVERY_CLASS)
-        return dict(zip(every.class_ids.tolist(), every.scores.tolist(), strict=True))
-
-
-def matcher_for(recognition: Recognition, slack: float) -> Matcher | ClassMatcher | None:
-    """Return the matcher for a model; None for a model without a family."""
-    family = open_family(recognition) if recognition.family else None
-    if family is None:
-        return None
-    return ClassMatcher(recognition, family) if isinstance(family, Classifier) else Matcher(recognition, family, slack)
-
-
 def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float32]:
     """Return, for each seen detection, how far its score is from the nearest score of an offered box at the same place;
     infinite without such a box.
@@ -182,7 +155,7 @@ def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
     Empty if they can be, or if the model's family has no boxes.
     """
     family = open_family(recognition) if recognition.family else None
-    if family is None or isinstance(family, Classifier):
+    if not isinstance(family, Family):
         return ""
     size = np.array((family.preprocess.width, family.preprocess.height), np.float32)
     found = family.boxes(outputs, 0, _wide(*map(int, size)), _BEST)

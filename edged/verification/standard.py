@@ -38,8 +38,16 @@ class Tolerance(msgspec.Struct, frozen=True):
     boxes: float  # at least: share of one side's detections that the other side has too; the lower of both shares
     box_score: float  # at most: largest difference between the scores of a detection
     class_score: float  # at most: largest difference between the probabilities of a class, in pictures and samples
+    class_map: float  # at least: mean IoU of the classes in a class map
+    depth: float  # at most: RMS difference of depths over their standard deviation, after the best scale and offset
+    embedding: float  # at least: cosine of the angle between embeddings
+    text: float  # at least: share of a text's characters that are equal
+    anomaly: float  # at most: difference of anomaly scores over the larger score
     finite: float = 1.0  # at least: share of elements that are finite, infinite or NaN as in the reference
 
+
+# The figures that measure what clients see.
+DECODED = ("top1", "boxes", "box_score", "class_score", "class_map", "depth", "embedding", "text", "anomaly")
 
 # Another order of additions changes float32 answers by about 1e-6, float16 answers by about 1e-3. A difference far
 # above that is an error.
@@ -54,6 +62,11 @@ TOLERANCES = {
         boxes=0.999,
         box_score=0.01,
         class_score=0.01,
+        class_map=0.99,
+        depth=0.01,
+        embedding=0.9999,
+        text=0.999,
+        anomaly=0.01,
     ),
     # Factors are rounded to ten bits, sums are not.
     "tf32": Tolerance(
@@ -66,6 +79,11 @@ TOLERANCES = {
         boxes=0.98,
         box_score=0.03,
         class_score=0.03,
+        class_map=0.98,
+        depth=0.03,
+        embedding=0.999,
+        text=0.99,
+        anomaly=0.03,
     ),
     "fp16": Tolerance(
         cosine=0.999,
@@ -77,6 +95,11 @@ TOLERANCES = {
         boxes=0.95,
         box_score=0.05,
         class_score=0.05,
+        class_map=0.96,
+        depth=0.05,
+        embedding=0.998,
+        text=0.98,
+        anomaly=0.05,
     ),
     "bf16": Tolerance(
         cosine=0.995,
@@ -88,6 +111,11 @@ TOLERANCES = {
         boxes=0.9,
         box_score=0.1,
         class_score=0.1,
+        class_map=0.92,
+        depth=0.1,
+        embedding=0.99,
+        text=0.95,
+        anomaly=0.1,
     ),
     "int8": Tolerance(
         cosine=0.98,
@@ -99,6 +127,11 @@ TOLERANCES = {
         boxes=0.85,
         box_score=0.3,
         class_score=0.3,
+        class_map=0.85,
+        depth=0.3,
+        embedding=0.95,
+        text=0.9,
+        anomaly=0.3,
     ),
 }
 
@@ -137,7 +170,7 @@ def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):
         exact = TOLERANCES[arithmetic]
-        figures = {figure: getattr(exact, figure) for figure in ("top1", "boxes", "box_score", "class_score")}
+        figures = {figure: getattr(exact, figure) for figure in DECODED}
         found = msgspec.structs.replace(found, **figures)
     return msgspec.structs.replace(found, **model_settings.verify_bounds(settings, precision))
 

@@ -12,20 +12,22 @@ import numpy.typing as npt
 
 from edged.store.record import Verdict
 from edged.tensors import Array
-from edged.verification.boxes import Agreement, ClassMatcher, Matcher
+from edged.verification.boxes import Agreement, Matcher
+from edged.verification.contents import ContentMatcher
 from edged.verification.golden import Sample
 from edged.verification.noise import Noise, without
 from edged.verification.probes import WIDE
-from edged.verification.standard import Tolerance
+from edged.verification.standard import DECODED, Tolerance
+from edged.vision.family import Family, Recognition, open_family
 from edged.vision.placement import Placement
 
 _Floats = npt.NDArray[np.float64]
 _TINY = 1e-12  # tolerated in a row or column of zeros
 
 # Figures that must be at least their bound. All others must be at most their bound.
-FLOORS = frozenset(("finite", "cosine", "top1", "boxes"))
+FLOORS = frozenset(("finite", "cosine", "top1", "boxes", "class_map", "embedding", "text"))
 # The figures that decide, in the order in which a verdict gives reasons. p99_abs does not decide; it informs people.
-_DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", "top1", "boxes", "box_score", "class_score")
+_DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", *DECODED)
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -50,8 +52,8 @@ class Pair(msgspec.Struct, frozen=True):
         return cls(sample.outputs, answer, sample.name, sample.placement, extreme, sample.noise)
 
 
-def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | ClassMatcher | None = None) -> Verdict:
-    """Return the verdict over the answers to all probes. `matcher` compares detections or classes of pictures."""
+def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | ContentMatcher | None = None) -> Verdict:
+    """Return the verdict over the answers to all probes. `matcher` compares detections or contents of pictures."""
     tally = _Tally(tolerance, matcher)
     for pair in pairs:
         reason = tally.add(pair)
@@ -60,12 +62,20 @@ def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | ClassM
     return tally.verdict()
 
 
+def matcher_for(recognition: Recognition, slack: float) -> Matcher | ContentMatcher | None:
+    """Return the matcher for a model; None for a model without a family. `slack` is that of `Matcher`."""
+    family = open_family(recognition) if recognition.family else None
+    if family is None:
+        return None
+    return Matcher(recognition, family, slack) if isinstance(family, Family) else ContentMatcher(recognition, family)
+
+
 class _Tally:
     """The figures over all probes so far."""
 
-    def __init__(self, tolerance: Tolerance, matcher: Matcher | ClassMatcher | None) -> None:
+    def __init__(self, tolerance: Tolerance, matcher: Matcher | ContentMatcher | None) -> None:
         self._tolerance = tolerance
-        self._classes = matcher if isinstance(matcher, ClassMatcher) else None
+        self._contents = matcher if isinstance(matcher, ContentMatcher) else None
         self._matcher = matcher if isinstance(matcher, Matcher) else None
         self._worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
         self._worst |= dict.fromkeys(("relative_l2", "p99_abs", "outliers", "unequal"), 0.0)
@@ -93,9 +103,11 @@ class _Tally:
                 clear, kept = _winners(reference, found, self._tolerance.element)
                 rows, same = self._winners.get(name, (0, 0))
                 self._winners[name] = rows + clear, same + kept
-        if self._classes is not None and pair.picture:
-            self._worst.setdefault("class_score", 0.0)
-            self._take("class_score", self._classes.difference(pair.expected, pair.answer), pair.picture)
+        if self._contents is not None and pair.picture:
+            compared = self._contents.figure(pair.expected, pair.answer, pair.placement)
+            if compared is not None:
+                self._worst.setdefault(compared[0], 1.0 if compared[0] in FLOORS else 0.0)
+                self._take(*compared, pair.picture)
         if self._matcher is not None and self._matcher.lists:
             self._add_scores(self._matcher, pair)
         if self._matcher is not None and pair.placement is not None:

@@ -1,6 +1,6 @@
-"""Detections and classes of one picture, and their packed form between processes of one box and one version of edged.
+"""Detections of one picture, and their packed form between processes of one box and one version of edged.
 
-Packed classes, and packed detections with boxes only, are fixed-size records. Detections with more fields start with a
+Packed detections with boxes only are fixed-size records. Detections with more fields start with a
 header that cannot be mistaken for a record, because its first four bytes are a float32 NaN. It says what follows, in
 little endian:
 
@@ -22,38 +22,11 @@ from edged.vision.masks import Counts
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice
 
 RECORD = np.dtype([("box", "<f4", (4,)), ("score", "<f4"), ("class_id", "<i4")])
-CLASS_RECORD = np.dtype([("class_id", "<i4"), ("score", "<f4")])
 
 _MAGIC = b"\xed\x9e\xff\x7f"
 _HEADER = struct.Struct("<4sIIIQ")  # magic, flags, detections, keypoints per detection, runs of all masks
 _TRACKERS, _KEYPOINTS, _CORNERS, _MASKS = 1, 2, 4, 8
 _ID, _FLOAT, _COUNT = np.dtype("<i8"), np.dtype("<f4"), np.dtype("<u4")
-
-
-class Classes(msgspec.Struct, frozen=True, eq=False):
-    """k classes: class_ids int32 [k], scores float32 [k] in 0..1; best first. All values are finite."""
-
-    class_ids: npt.NDArray[np.int32]
-    scores: npt.NDArray[np.float32]
-
-    @classmethod
-    def empty(cls) -> Classes:
-        return cls(np.empty(0, np.int32), np.empty(0, np.float32))
-
-    def __len__(self) -> int:
-        return len(self.scores)
-
-    def pack(self) -> bytes:
-        """Return k records of `CLASS_RECORD`."""
-        records = np.empty(len(self), CLASS_RECORD)
-        records["class_id"], records["score"] = self.class_ids, self.scores
-        return records.tobytes()
-
-    @classmethod
-    def unpack(cls, packed: bytes | memoryview) -> Classes:
-        """Reverse `pack`. Copies, since the bytes may lie in reused memory. ValueError if they are truncated."""
-        records = np.frombuffer(packed, CLASS_RECORD)
-        return cls(records["class_id"].copy(), records["score"].copy())
 
 
 class Detections(msgspec.Struct, frozen=True, eq=False):

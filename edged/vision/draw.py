@@ -8,6 +8,7 @@ from __future__ import annotations
 import colorsys
 import functools
 from collections.abc import Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import cv2
@@ -15,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edged.vision import masks
-from edged.vision.detections import Classes, Detections, class_name
+from edged.vision.content import Anomaly, ClassMap, Content, Depth, lines
+from edged.vision.detections import Detections, class_name
 from edged.vision.image import Image
 
 Color: TypeAlias = tuple[int, int, int]
@@ -23,8 +25,10 @@ Box: TypeAlias = tuple[int, int, int, int]
 
 _GOLDEN = 0.618033988749895  # steps of the golden ratio keep any run of class ids far apart in hue
 _TINT, _MASK_TINT = 0.12, 0.45
-_MAX_LABEL, _MAX_NOTE = 40, 60
-_MAX_CLASSES = 5
+_MAX_LABEL = 40
+_HEAT = cv2.COLORMAP_TURBO
+_MAX_LINE = 48
+_MAX_LINES = 5
 _DARK, _LIGHT = (24, 24, 24), (255, 255, 255)
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 _MAX_COORDINATE = 1 << 15  # OpenCV computes in fractions of a pixel, which overflow above this
@@ -44,16 +48,19 @@ def annotate(
     detections: Detections,
     names: Sequence[str],
     caption: str | None = None,
-    classes: Classes | None = None,
+    content: Content | None = None,
     notes: Sequence[str] = (),
 ) -> Image:
     """Return a copy of a picture with `detections` drawn on it: masks, boxes or oriented boxes, keypoints, and labels
     "#7 name 87%" with the tracker's number. `notes` are texts below the boxes, one for each detection, or none at all.
 
-    The best `classes` of the whole picture are listed in the upper left corner; the caption is in the lower left. The
-    better of two overlapping detections is on top. Raises ValueError if masks are of a picture of another size.
+    A content is listed in the upper left corner, and its map is laid over the picture; the caption is in the lower
+    left. The better of two overlapping detections is on top. Raises ValueError if masks are of a picture of another
+    size.
     """
     canvas: Image = image.copy()
+    if content is not None:
+        _draw_map(canvas, content)
     style = _Style(image.shape[1], image.shape[0])
     order = np.argsort(detections.scores, kind="stable")
     rows = detections.select(order)
@@ -69,9 +76,11 @@ def annotate(
     if notes:
         for box, index, color in zip(boxes, order.tolist(), colors, strict=True):
             if notes[index]:
-                _draw_label(canvas, box, notes[index][:_MAX_NOTE], color, style, is_below=True)
-    if classes is not None:
-        _draw_list(canvas, _lines(classes, names), style)
+                _draw_label(canvas, box, notes[index][:_MAX_LINE], color, style, is_below=True)
+    if content is not None:
+        rows_of_text = islice(lines(content, names), _MAX_LINES)
+        marked = [(text[:_MAX_LINE], class_color(each) if each >= 0 else _LIGHT) for text, each in rows_of_text]
+        _draw_list(canvas, marked, style)
     if caption:
         _draw_caption(canvas, caption, style)
     return canvas
@@ -106,6 +115,22 @@ class _Style:
         """Return a text's width, and its height above and depth below the baseline."""
         (width, height), depth = cv2.getTextSize(text, _FONT, self.font, self.weight)
         return width, height, depth
+
+
+def _draw_map(canvas: Image, content: Content) -> None:
+    """Lay a class map over the picture in the colours of its classes, or a depth or anomaly map in colours from blue
+    (low) to red (high)."""
+    size = canvas.shape[1], canvas.shape[0]
+    if isinstance(content, ClassMap):
+        cells = content.cells()
+        ids, index = np.unique(cells, return_inverse=True)
+        colors = np.array([class_color(each) for each in ids.tolist()], np.uint8)[index.reshape(cells.shape)]
+    elif isinstance(content, Depth | Anomaly) and content.map is not None:
+        colors = np.asarray(cv2.applyColorMap((content.map.levels() >> 8).astype(np.uint8), _HEAT), np.uint8)
+    else:
+        return
+    laid = cv2.resize(colors, size, interpolation=cv2.INTER_NEAREST)
+    cv2.addWeighted(canvas, 1 - _MASK_TINT, laid, _MASK_TINT, 0, canvas)
 
 
 def _draw_areas(canvas: Image, rows: Detections, boxes: Sequence[Box], colors: Sequence[Color]) -> None:
@@ -223,11 +248,6 @@ def _labels(rows: Detections, names: Sequence[str]) -> list[str]:
         f"{f'#{tracker} ' if tracker >= 0 else ''}{class_name(names, class_id)[:_MAX_LABEL]} {score:.0%}"
         for tracker, class_id, score in zip(trackers, rows.class_ids.tolist(), rows.scores.tolist(), strict=True)
     ]
-
-
-def _lines(classes: Classes, names: Sequence[str]) -> list[tuple[str, Color]]:
-    best = zip(classes.class_ids.tolist()[:_MAX_CLASSES], classes.scores.tolist()[:_MAX_CLASSES], strict=True)
-    return [(f"{class_name(names, c)[:_MAX_LABEL]} {score:.0%}", class_color(c)) for c, score in best]
 
 
 def _rounded(box: npt.NDArray[np.float32]) -> Box:

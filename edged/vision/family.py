@@ -16,7 +16,15 @@ from edged.tensors import TensorSpec
 from edged.vision import settings as keys
 from edged.vision.families.centerface import CenterFace
 from edged.vision.families.classification import Classification, UltralyticsClassification
-from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, undecided
+from edged.vision.families.contract import (
+    Claim,
+    ContentFamily,
+    Evidence,
+    Family,
+    Reading,
+    Rule,
+    undecided,
+)
 from edged.vision.families.damo_yolo import DamoYolo
 from edged.vision.families.decoding import Thresholds
 from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
@@ -40,7 +48,7 @@ from edged.vision.families.yunet import YuNet
 from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import Preprocess, find_picture, input_size, preprocess_for
 
-__all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
+__all__ = ["ContentFamily", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
 
 
 class Recognition(msgspec.Struct, frozen=True):
@@ -66,7 +74,7 @@ class Recognition(msgspec.Struct, frozen=True):
         return self.reading.outputs[0] if self.reading.outputs else ""
 
 
-FAMILIES: dict[str, type[Family] | type[Classifier]] = {
+FAMILIES: dict[str, type[Family] | type[ContentFamily]] = {
     family.name: family
     for family in (
         Ultralytics,
@@ -236,7 +244,7 @@ def recognise(
     )
 
 
-def open_family(recognition: Recognition) -> Family | Classifier:
+def open_family(recognition: Recognition) -> Family | ContentFamily:
     """Return the decoder of a recognised model. Raises Unsupported if it has no family."""
     if recognition.family not in FAMILIES or recognition.preprocess is None:
         raise Unsupported(f"no family decodes this model: {recognition.reason}")

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
-from typing import TypedDict
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 from edged.vision.detections import Detections, class_name
 from edged.vision.masks import polygon
@@ -41,25 +41,14 @@ _Prediction = TypedDict(
 )
 
 
-RoboflowClass = TypedDict("RoboflowClass", {"class": str, "class_id": int, "confidence": float})
-
-
-class RoboflowNested(TypedDict, total=False):
-    """What the second model of a pipeline found in a prediction's crop: predictions as of a detector, or those of a
-    classifier with the best class in `top`; or an error. Roboflow's JSON does not have it."""
-
-    predictions: list[RoboflowPrediction] | list[RoboflowClass]
-    top: str
-    error: dict[str, str | int]
-
-
 class RoboflowPrediction(_Prediction, total=False):
-    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners."""
+    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners. `nested` is not of
+    Roboflow: it has the fields of what the second model of a pipeline found in the box."""
 
     points: list[RoboflowPoint]
     keypoints: list[RoboflowKeypoint]
     tracker_id: int
-    nested: RoboflowNested
+    nested: dict[str, Any]
 
 
 class RoboflowResult(TypedDict):
@@ -106,14 +95,6 @@ def roboflow(
             prediction["tracker_id"] = int(trackers[i])
         predictions.append(prediction)
     return {"image": {"width": width, "height": height}, "predictions": predictions}
-
-
-def roboflow_classes(found: Iterable[tuple[str, int, float]]) -> RoboflowNested:
-    """Convert classes (name, id, score), the best first."""
-    rows: list[RoboflowClass] = [
-        {"class": name, "class_id": number, "confidence": score} for name, number, score in found
-    ]
-    return {"predictions": rows, "top": rows[0]["class"] if rows else ""}
 
 
 def _points(points: list[list[float]]) -> list[RoboflowPoint]:

@@ -17,11 +17,10 @@ from edged.shapes import MODEL_PATH, Scene
 from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import golden
-from edged.verification.boxes import matcher_for
 from edged.verification.pictures import TO_CALIBRATE
 from edged.verification.probes import PICTURE, WIDE, Pictures
 from edged.verification.standard import TOLERANCES
-from edged.verification.verify import Pair, judge
+from edged.verification.verify import Pair, judge, matcher_for
 from edged.vision.family import recognise
 from edged.vision.image import Image, decode
 from edged.vision.prepare import Preparer

@@ -18,10 +18,11 @@ from edged.shapes import MODEL_PATH, Scene
 from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import golden
-from edged.verification.boxes import Agreement, ClassMatcher, matcher_for
+from edged.verification.boxes import Agreement
+from edged.verification.contents import ContentMatcher
 from edged.verification.golden import Sample
 from edged.verification.standard import TOLERANCES, Tolerance, tolerance
-from edged.verification.verify import Pair, judge
+from edged.verification.verify import Pair, judge, matcher_for
 from edged.vision.family import Recognition, Thresholds, recognise
 from edged.vision.placement import Fit, place
 from tests import models
@@ -142,7 +143,7 @@ def classifier() -> Recognition:
 
 
 def test_judge_classifier_by_its_winners() -> None:
-    assert isinstance(matcher_for(classifier(), 0.1), ClassMatcher)
+    assert isinstance(matcher_for(classifier(), 0.1), ContentMatcher)
     expected, other = np.array([[0.1, 3, 0.2, 0.3]], np.float32), np.array([[3, 0.1, 0.2, 0.3]], np.float32)
     where = place(32, 32, 32, 32, Fit.CENTER_CROP)
     for answer, top1 in ((expected, 1.0), (other, 0.0)):

@@ -123,7 +123,7 @@ def full_result() -> Result:
     message.detections[0].keypoints.extend([1, 2, 0.5, 3, 4, 1.0])
     message.detections[0].corners.extend([5, 10, 15, 10, 15, 20, 5, 20])
     message.detections.add(x1=0, y1=0, x2=2, y2=2, score=0.25, class_id=0, label="pan")
-    message.classes.add(class_id=3, label="kitchen", score=0.75)
+    message.content.classes.add(class_id=3, label="kitchen", score=0.75)
     message.skips.add(first=4, last=9, count=6, reason="stale")
     return from_proto(message)
 

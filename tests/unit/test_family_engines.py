@@ -22,11 +22,10 @@ from edged.models.model import Model
 from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import golden, pictures, probes
-from edged.verification.boxes import matcher_for
 from edged.verification.golden import Sample
 from edged.verification.probes import PICTURE
 from edged.verification.standard import TOLERANCES, Standard
-from edged.verification.verify import Pair, judge
+from edged.verification.verify import Pair, judge, matcher_for
 from tests.vision_encoders import HEIGHT, WIDTH, Outputs, Planted
 from tests.vision_exports import EXPORTS, Export
 from tests.vision_graphs import graph

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zmq
 import zmq.asyncio
 
@@ -20,7 +19,8 @@ from edged.ipc import messages as m
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.stream_camera import Skips
 from edged.serving.work import Answered, EngineRef, FrameWork, OutputTensor
-from edged.vision.detections import Classes, Detections
+from edged.vision.content import Classes
+from edged.vision.detections import Detections
 from edged.vision.family import Recognition, recognise
 from tests.unit.zmq_peers import folder as folder
 from tests.unit.zmq_peers import peer
@@ -73,8 +73,8 @@ def test_delivered_detections_have_roboflows_fields_and_ids_of_tracks() -> None:
 
 
 def test_delivered_classes_and_raw_outputs() -> None:
-    found = Classes(np.array([1, 0], np.int32), np.array([0.75, 0.25], np.float32))
-    fields = fields_of(answered(None, (), found.pack()))
+    found = Classes((1, 0), (0.75, 0.25))
+    fields = fields_of(answered(None, (), found))
     assert fields["top"] == "b"
     assert fields["predictions"][1] == {"class": "a", "class_id": 0, "confidence": 0.25}
     raw = fields_of(answered(None, (OutputTensor("y", "FP32", (1, 2), bytes(8)),)))

@@ -103,7 +103,7 @@ def test_standard_changes_with_the_models_bounds_without_new_golden_answers(fold
     assert of(folder).golden == before.golden
 
 
-DECODED = ("top1", "boxes", "box_score", "class_score")
+DECODED = ("top1", "boxes", "box_score", "class_score", "class_map", "depth", "embedding", "text", "anomaly")
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "int8"])

@@ -6,7 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from edged.vision.detections import Classes, Detections
+from edged.vision.content import Classes
+from edged.vision.detections import Detections
 from edged.vision.draw import annotate, class_color, encode_jpeg
 from edged.vision.image import decode
 from edged.vision.masks import encode
@@ -81,13 +82,13 @@ def test_annotate_writes_tracker_numbers_into_labels():
 
 def test_annotate_lists_the_best_five_classes():
     names = tuple("abcdefgh")
-    classes = Classes(np.arange(8, dtype=np.int32), np.linspace(0.9, 0.1, 8).astype(np.float32))
-    painted = annotate(BLACK, Detections.empty(), names, classes=classes)
+    classes = Classes.of(range(8), np.linspace(0.9, 0.1, 8))
+    painted = annotate(BLACK, Detections.empty(), names, content=classes)
     colors = {tuple(pixel) for pixel in painted.reshape(-1, 3).tolist()}
     assert [class_color(i) in colors for i in range(8)] == [True] * 5 + [False] * 3
     assert not changed(painted)[150:].any()
     assert not changed(painted)[:, 300:].any()
-    assert np.array_equal(annotate(BLACK, Detections.empty(), names, classes=Classes.empty()), BLACK)
+    assert np.array_equal(annotate(BLACK, Detections.empty(), names, content=Classes()), BLACK)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (9, 16), (40, 3)])
@@ -102,7 +103,7 @@ def test_annotate_accepts_the_smallest_pictures(size):
         corners=np.ones((1, 4, 2)),
         tracker_ids=[3],
     )
-    classes = Classes(np.array([1], np.int32), np.array([0.5], np.float32))
+    classes = Classes((1,), (0.5,))
     image = np.zeros((height, width, 3), np.uint8)
     assert annotate(image, detections, (), "caption", classes).shape == image.shape
 

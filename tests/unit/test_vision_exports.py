@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.vision.detections import Detections
-from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family
+from edged.vision.family import Family, Recognition, Thresholds, open_family
 from tests.vision_encoders import CLASSES, HEIGHT, WIDTH, Outputs, Planted, as_fp16
 from tests.vision_exports import EXPORTS, Export
 
@@ -22,7 +22,7 @@ LOOSE = Thresholds(score=0.1, max_detections=4096)
 
 def opened(export: Export) -> Family:
     family = open_family(export.recognition)
-    assert not isinstance(family, Classifier)
+    assert isinstance(family, Family)
     return family
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from edged.errors import ConfigError
 from edged.tensors import TensorSpec
-from edged.verification.boxes import matcher_for
+from edged.verification.verify import matcher_for
 from edged.vision.family import Recognition, Thresholds, open_family, recognise
 from edged.vision.placement import Fit, place
 

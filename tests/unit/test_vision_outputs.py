@@ -12,7 +12,7 @@ from edged.errors import EngineUnusable
 from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
 from edged.vision.families import decoding
-from edged.vision.family import Classifier, Thresholds, open_family
+from edged.vision.family import Family, Thresholds, open_family
 from edged.vision.placement import Fit, place
 from tests.vision_encoders import CELLS, CLASSES, HEIGHT, STRIDES, WIDTH, Outputs, Planted
 from tests.vision_exports import EXPORTS, Export, see, spec
@@ -34,7 +34,7 @@ EVERY = pytest.mark.parametrize("name", EXPORTS)
 
 def decode(export: Export, outputs: Outputs, index: int = 0, score: float = 0.25) -> Detections:
     family = open_family(export.recognition)
-    assert not isinstance(family, Classifier)
+    assert isinstance(family, Family)
     return family.decode(outputs, index, export.place(WIDTH, HEIGHT), Thresholds(score, max_detections=4096))
 
 
@@ -85,7 +85,7 @@ def test_decode_open_sizes_are_checked() -> None:
     table = see(EXPORTS["ultralytics"], outputs=(spec("output0", "n", "rows", "cells"),))
     assert (table.family, table.reading.classes) == ("ultralytics", CLASSES)
     family = open_family(table)
-    assert not isinstance(family, Classifier)
+    assert isinstance(family, Family)
     outputs, place = EXPORTS["ultralytics"].encode([SEEN]), EXPORTS["ultralytics"].place(WIDTH, HEIGHT)
     assert len(family.decode(outputs, 0, place, Thresholds())) == 3
     turned = {"output0": outputs["output0"].swapaxes(1, 2)}
@@ -114,7 +114,7 @@ def test_decode_yolox_with_partial_cells_has_the_right_grids() -> None:
     found = see(EXPORTS["yolox"], inputs=inputs, outputs=(spec("output", 1, cells, 6),))
     assert found.family == "yolox"
     family = open_family(found)
-    assert not isinstance(family, Classifier)
+    assert isinstance(family, Family)
     table = np.zeros((1, cells, 6), np.float32)
     # The cell at row 1, column 2 of the second grid, 16 pixels wide: its box is centred at its corner, 16 x 16.
     table[0, grids[0][0] * grids[0][1] + grids[1][0] + 2] = 0, 0, 0, 0, 1, 0.9
@@ -145,7 +145,7 @@ def test_decode_inverted_box_does_not_count_for_the_limit() -> None:
     best = int(outputs["output0"][0, 4 + SEEN[0].class_id].argmax())
     outputs["output0"][0, 2:4, best] *= -1
     family = open_family(export.recognition)
-    assert not isinstance(family, Classifier)
+    assert isinstance(family, Family)
     found = family.decode(outputs, 0, export.place(WIDTH, HEIGHT), Thresholds(max_detections=1))
     assert found.class_ids.tolist() == [SEEN[1].class_id]
 

@@ -18,7 +18,7 @@ import edged
 from edged.errors import ConfigError, EngineUnusable
 from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
-from edged.vision.family import Classifier, Recognition, Thresholds, open_family
+from edged.vision.family import Family, Recognition, Thresholds, open_family
 from edged.vision.placement import Fit, Placement, Region, Roi
 from edged.vision.prepare import Preparer
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -125,7 +125,7 @@ ONE = pytest.mark.parametrize("form", [form for name, form in FORMATS.items() if
 
 def decode(form: Format, outputs: Outputs, placement: Placement, index: int = 0, score: float = 0.3) -> Detections:
     family = open_family(form.export.recognition)
-    assert not isinstance(family, Classifier)
+    assert isinstance(family, Family)
     return family.decode(outputs, index, placement, Thresholds(score))
 
 

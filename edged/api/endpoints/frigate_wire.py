@@ -25,7 +25,7 @@ from edged.models.model import Model
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
 from edged.tensors import TensorSpec, to_array, to_bytes
 from edged.vision.detections import Detections
-from edged.vision.family import Classifier, Family, Thresholds, open_family, recognise
+from edged.vision.family import Family, Thresholds, open_family, recognise
 from edged.vision.placement import Fit, Placement, place
 
 ROWS = 20
@@ -278,10 +278,10 @@ def _shapes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _family(model: Model, model_type: str) -> Family | None:
     """Return the family that decodes the outputs: the family that edged recognised, otherwise the first that fits
-    Frigate's model type. None if none fits, or if the model is a classifier."""
+    Frigate's model type. None if none fits, or if the model is no detector."""
     if model.recognition.family is not None:
         found = open_family(model.recognition)
-        return None if isinstance(found, Classifier) else found
+        return found if isinstance(found, Family) else None
     inspection = model.inspection
     inputs, outputs, metadata = inspection.signature.inputs, inspection.signature.outputs, inspection.metadata
     for name in MODEL_TYPES.get(model_type, ()):
@@ -290,6 +290,6 @@ def _family(model: Model, model_type: str) -> Family | None:
             found = open_family(recognise(inputs, outputs, metadata, wanted, inspection.operators, inspection.heads))
         except (ConfigError, Unsupported):
             continue
-        if not isinstance(found, Classifier):
+        if isinstance(found, Family):
             return found
     return None

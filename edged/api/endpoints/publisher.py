@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -23,8 +23,9 @@ from edged.events import Event, EventLog
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.stream_camera import Skips
 from edged.serving.work import Answered, SecondStep
-from edged.vision.detections import Classes, Detections, class_name
-from edged.vision.roboflow import roboflow, roboflow_classes
+from edged.vision.content_json import content_fields
+from edged.vision.detections import Detections
+from edged.vision.roboflow import roboflow
 
 _WAITING = 256  # messages in ZeroMQ's queue to each subscriber
 _LONGEST_TOPIC = 1024
@@ -137,7 +138,7 @@ def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
 
 
 def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: float = 0.0) -> Fields:
-    """Return the detections, classes or outputs of a picture, with Roboflow's fields, the timings and the engine."""
+    """Return the detections, content or outputs of a picture, with Roboflow's fields, the timings and the engine."""
     times, engine = answer.times, answer.engine
     timings = {
         "queue_ms": answer.queue_ms,
@@ -169,8 +170,8 @@ def _found(answer: Answered) -> Fields:
     if answer.detections is not None:
         found = roboflow(Detections.unpack(answer.detections), names, answer.width, answer.height)
         return {"predictions": found["predictions"]}
-    if answer.classes is not None:
-        return dict(roboflow_classes(_classes(Classes.unpack(answer.classes), names)))
+    if answer.content is not None:
+        return content_fields(answer.content, names)
     return {
         "outputs": [{"name": o.name, "datatype": o.datatype, "shape": list(map(int, o.shape))} for o in answer.outputs]
     }
@@ -199,11 +200,6 @@ def failure(error: EdgedError) -> Fields:
     """Return an error's gRPC status code, its code in edged (docs/errors.md), and its message."""
     status, name = status_of(error).value, type(error).__name__
     return {"code": status, "reason": error.code.value, "name": name, "message": str(error)}
-
-
-def _classes(found: Classes, names: tuple[str, ...]) -> Iterator[tuple[str, int, float]]:
-    for number, score in zip(found.class_ids.tolist(), found.scores.tolist(), strict=True):
-        yield class_name(names, number), number, score
 
 
 def _skips(runs: tuple[Skips, ...]) -> list[Fields]:

@@ -250,7 +250,7 @@ class FrameEndpoint:
         fields = results.delivered(each.tag, each)
         self._publisher.result(each.tag.model, each.tag.camera, lambda: fields)
         answer = each.answer
-        if isinstance(answer, Answered) and answer.detections is None and answer.classes is None:
+        if isinstance(answer, Answered) and answer.detections is None and answer.content is None:
             return fields, [output.data for output in answer.outputs]
         return fields, []
 

@@ -17,6 +17,7 @@ from edged.api.auth import identity
 from edged.api.auth.identity import Identify, anyone
 from edged.api.endpoints.publisher import Echo, Publisher, delivered
 from edged.api.endpoints.shared_memory import Segments
+from edged.api.grpc.content import fill_content
 from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.status import status_of
 from edged.api.grpc.wire import FrameRequest, read_frame
@@ -30,7 +31,7 @@ from edged.serving.stream import Delivery, SkipReport, Stream
 from edged.serving.stream_camera import Skips
 from edged.serving.tracking import Tracking
 from edged.serving.work import Answered, Blob, FrameWork, SecondStep
-from edged.vision.detections import Classes, Detections, class_name
+from edged.vision.detections import Detections, class_name
 from edged.vision.family import Thresholds
 from edged.vision.placement import Region, Roi
 
@@ -288,8 +289,8 @@ def result_of(delivery: Delivery[Tag]) -> pb.Result:
     result.timings.MergeFrom(_timings(answer.queue_ms, answer.times))
     if answer.detections is not None:
         result.detections.extend(_detections(answer, delivery.tracker_ids))
-    if answer.classes is not None:
-        result.classes.extend(_classes(answer))
+    if answer.content is not None:
+        fill_content(result.content, answer.content, answer.engine.recognition.names)
     if answer.second is not None:
         _add_second(result, answer.second)
     for tensor in answer.outputs:
@@ -326,8 +327,10 @@ def _add_second(result: pb.Result, second: SecondStep) -> None:
             nested.error.CopyFrom(_error(answer))
             continue
         nested.SetInParent()  # the crop was answered, even if nothing was found
-        nested.classes.extend(_classes(answer))
-        nested.detections.extend(_detections(answer, ()))
+        if answer.content is not None:
+            fill_content(nested.content, answer.content, answer.engine.recognition.names)
+        else:
+            nested.detections.extend(_detections(answer, ()))
 
 
 def report_of(report: SkipReport) -> pb.Result:
@@ -360,10 +363,3 @@ def _detections(answer: Answered, ids: tuple[int, ...]) -> list[pb.Detection]:
         for message, mask in zip(messages, found.masks, strict=True):
             message.mask.extend(mask.tolist())
     return messages
-
-
-def _classes(answer: Answered) -> list[pb.Classification]:
-    found = Classes.unpack(answer.classes or b"")
-    rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
-    names = answer.engine.recognition.names
-    return [pb.Classification(class_id=number, label=class_name(names, number), score=score) for number, score in rows]

@@ -222,7 +222,7 @@ class OperationsService:
             asked = await ask_picture(builder, admission, model, picture)
             answer.width, answer.height, answer.picture = asked.width, asked.height, asked.picture
             answer.detections.extend(to_message(each, pb.TriedDetection) for each in asked.boxes)
-            answer.classes.extend(pb.TriedClass(label=label, score=score) for label, score in asked.classes)
+            answer.content.extend(asked.content)
         return answer
 
     async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:

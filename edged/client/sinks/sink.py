@@ -21,6 +21,7 @@ import numpy as np
 from edged.client.frames import Captured, Picture, read_picture
 from edged.client.result import Result
 from edged.errors import EdgedError
+from edged.vision.content_json import content_fields
 from edged.vision.draw import annotate, encode_jpeg
 from edged.vision.image import Image, decode
 
@@ -77,14 +78,13 @@ def paint(picture: Picture, result: Result, caption: str) -> Image:
     image = picture if isinstance(picture, np.ndarray) else decode(read_picture(picture))
     if image.ndim == 2:
         image = np.repeat(image[:, :, None], 3, axis=2)
-    return annotate(image, result.boxes(), result.labels(), caption, notes=result.captions())
+    return annotate(image, result.boxes(), result.labels(), caption, result.content, result.captions())
 
 
 def _caption(result: Result) -> str:
     if result.error is not None:
         return f"{result.camera}  {result.error[0]}"
-    best = f"  {result.classes[0].label} {result.classes[0].score:.0%}" if result.classes else ""
-    return f"{result.camera}  {result.age_ms:.0f} ms{best}"
+    return f"{result.camera}  {result.age_ms:.0f} ms"
 
 
 _DEPTH = 8
@@ -286,8 +286,8 @@ def encode(result: Result) -> bytes:
 
 
 def line(result: Result) -> dict[str, object]:
-    """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. A classifier's result
-    also has `classes`; a result of a recording also has `position_s`."""
+    """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. Instead of `predictions`
+    a content has the fields of `content_fields`; a result of a recording also has `position_s`."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}
@@ -303,6 +303,6 @@ def line(result: Result) -> dict[str, object]:
         "skipped": result.skipped,
         "skips": msgspec.to_builtins(result.skips),
         "error": error,
-        **({"classes": msgspec.to_builtins(result.classes)} if result.classes else {}),
         **result.json(),
+        **({} if result.content is None else content_fields(result.content, result.labels())),
     }

@@ -19,11 +19,10 @@ from edged.models.inspection import arithmetic
 from edged.store.record import Verdict
 from edged.tensors import Array, numpy_dtype
 from edged.verification import golden, user_samples
-from edged.verification.boxes import matcher_for
 from edged.verification.golden import Sample
 from edged.verification.probes import Pictures, Probe, tensors
 from edged.verification.standard import TOLERANCES, Tolerance
-from edged.verification.verify import Pair, judge
+from edged.verification.verify import Pair, judge, matcher_for
 
 _PICTURES = 2  # drawn pictures for the reference implementation, which takes seconds for each
 NAME = f"onnx.reference {onnx.__version__}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from edged.tensors import TensorSpec
 from edged.vision import settings as keys
-from edged.vision.detections import Classes
+from edged.vision.content import Classes
 from edged.vision.families.contract import Claim, Classifier, Evidence, Feed, Reading, count_classes, undecided
 from edged.vision.families.decoding import Floats, Outputs, Thresholds, at_least, picture_vector
 from edged.vision.nms import best_first
@@ -48,11 +48,11 @@ class Classification(Classifier, frozen=True):
         row = picture_vector(outputs, self.reading.outputs[0], index, columns).astype(np.float32)
         row[~np.isfinite(row)] = -np.inf
         if row.max(initial=-np.inf) == -np.inf:
-            return Classes.empty()
+            return Classes()
         scores = _ACTIVATIONS[self.reading.form or (_NONE if _are_probabilities(row) else _SOFTMAX)](row)
         best = best_first(scores, thresholds.max_detections)
         best = best[np.isfinite(row[best]) & (scores[best] >= thresholds.score)]
-        return Classes(best.astype(np.int32), scores[best])
+        return Classes.of(best, scores[best])
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:

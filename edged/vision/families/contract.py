@@ -1,9 +1,9 @@
-"""The interface of a family of detectors or classifiers: rules that recognise a model, and a decoder of its outputs.
+"""The interface of a family of models: rules that recognise a model, and a decoder of its outputs.
 
 A family is a class with the tensors that it needs, its preprocessing, `claim`, which matches a model's tensors, and
-`decode` or `classify`. `Ssd` is a short example. Its optional rules `by_metadata`, `by_names` and `by_shape` are listed
-in `edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if it does not apply. If the setting
-`family` names the family, `claim` is called without any rule.
+`decode` (detections) or `content` (the whole picture). `Ssd` is a short example. Its optional rules `by_metadata`,
+`by_names` and `by_shape` are listed in `edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if
+it does not apply. If the setting `family` names the family, `claim` is called without any rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from edged.tensors import Array, Dim, TensorSpec
-from edged.vision.detections import Classes, Detections
+from edged.vision.content import Classes, Content
+from edged.vision.detections import Detections
 from edged.vision.families.decoding import Floats, Outputs, Size, Thresholds, at_least
 from edged.vision.metadata import ExportMetadata
 from edged.vision.placement import Fit, Placement
@@ -179,8 +180,23 @@ class Family(Opened, frozen=True):
         return relative.astype(np.float32, copy=False) * np.array(self.size * 2, np.float32)
 
 
-class Classifier(Opened, frozen=True):
-    """Decodes classes of the whole picture from a model's outputs."""
+class ContentFamily(Opened, frozen=True):
+    """Decodes what a model says about the whole picture."""
+
+    def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Content:
+        """Return the content of picture `index` of the batch. Maps cover the original picture, without the padding of
+        the input.
+
+        `outputs` are the model's tensors by name, batch first; they are not modified or kept.
+        """
+        raise NotImplementedError
+
+
+class Classifier(ContentFamily, frozen=True):
+    """Decodes classes of the whole picture."""
+
+    def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Classes:
+        return self.classify(outputs, index, thresholds)
 
     def classify(self, outputs: Outputs, index: int, thresholds: Thresholds) -> Classes:
         """Return the classes of picture `index` of the batch, best first; see `Thresholds`."""

@@ -480,7 +480,7 @@ async function examine() {
     const response = await ask(`/try/${encodeURIComponent(name)}?picture=${picture ? picture.size : 0}`, body, abort.signal);
     trial.answer = await response.json();
     const drawn = trial.answer.picture;
-    trial.image = picture ? await createImageBitmap(picture) : drawn ? await createImageBitmap(blobOf(drawn)) : null;
+    trial.image = drawn ? await createImageBitmap(blobOf(drawn)) : picture ? await createImageBitmap(picture) : null;
   } catch (error) {
     if (error.name !== "AbortError") set($("try-state"), error.message);
     return;
@@ -515,8 +515,8 @@ function drawDetections() {
   const found = answer.detections.filter((each) => each.score >= score);
   const byLabel = {};
   for (const each of found) byLabel[each.label] = (byLabel[each.label] || 0) + 1;
-  const classes = answer.classes.slice(0, 3).map((each) => `${each.label} ${each.score.toFixed(2)}`).join(", ");
-  set($("try-found"), classes ? `Best classes: ${classes}` : answer.family ? `In the test picture: ${counts(byLabel) || "nothing"}` : "");
+  const content = answer.content.slice(0, 3).join(", ");
+  set($("try-found"), content ? `In the test picture: ${content}` : answer.family ? `In the test picture: ${counts(byLabel) || "nothing"}` : "");
   if (!trial.image) return;
   const canvas = $("try-canvas"), pen = canvas.getContext("2d");
   $("try-stage").hidden = false;

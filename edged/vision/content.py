@@ -1,0 +1,233 @@
+"""What a model says about a whole picture: classes, a class map, a depth map, an embedding, a text or an anomaly.
+
+Detections are not here: they have a packed form of their own (`edged.vision.detections`), because most frames have
+them. A content crosses processes as MessagePack. `unpack` checks every size, because a hostile model may have taken
+over the host that sends it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edged.vision.detections import class_name
+
+MOST_SIDE = 8192  # the largest width or height of a map
+_MOST_RUNS = 1 << 15  # of a class map: the daemon decodes them on its event loop
+_MOST_TEXT = 4096  # characters
+_STEPS = 65535  # of a value in a `ValueMap`
+_LEVEL = np.dtype("<u2")
+_FLOAT = np.dtype("<f4")
+
+
+class Classes(msgspec.Struct, frozen=True, array_like=True, tag="classes", forbid_unknown_fields=True):
+    """k classes, the best first: their numbers, and their scores in 0..1."""
+
+    class_ids: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.class_ids) != len(self.scores) or not all(map(math.isfinite, self.scores)):
+            raise ValueError(
+                f"{len(self.class_ids)} classes with {len(self.scores)} scores, or a score that is not finite"
+            )
+
+    @classmethod
+    def of(cls, class_ids: npt.ArrayLike, scores: npt.ArrayLike) -> Classes:
+        """Convert array-likes [k]."""
+        return cls(tuple(np.asarray(class_ids, np.int64).tolist()), tuple(np.asarray(scores, np.float32).tolist()))
+
+
+class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", forbid_unknown_fields=True):
+    """The class of every cell of a grid of `width` x `height` cells that covers the whole picture.
+
+    `class_ids` and `lengths` are runs of equal cells, row by row from the upper left; the lengths are above 0 and add
+    up to width * height.
+    """
+
+    width: int
+    height: int
+    class_ids: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_sides(self.width, self.height)
+        cells = self.width * self.height
+        if len(self.class_ids) != len(self.lengths) or min(self.lengths, default=0) < 1 or sum(self.lengths) != cells:
+            raise ValueError(f"the runs of a class map do not add up to {self.width}x{self.height} cells")
+        if len(self.lengths) > _MOST_RUNS or min(self.class_ids) < 0 or max(self.class_ids) >= 1 << 31:
+            raise ValueError(f"a class map of {len(self.lengths)} runs, or with a class id that is no class")
+
+    @classmethod
+    def of(cls, cells: npt.NDArray[np.integer]) -> ClassMap:
+        """Encode class ids [height, width]. Noise has too many runs; it is encoded with half the width and height, or
+        a quarter, and so on."""
+        while True:
+            flat = np.ascontiguousarray(cells).reshape(-1)
+            starts = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
+            if len(starts) <= _MOST_RUNS:
+                break
+            cells = cells[::2, ::2]
+        lengths = np.diff(np.append(starts, flat.size))
+        return cls(cells.shape[1], cells.shape[0], tuple(flat[starts].tolist()), tuple(lengths.tolist()))
+
+    def cells(self) -> npt.NDArray[np.int32]:
+        """Return the class ids, int32 [height, width]."""
+        return np.repeat(np.array(self.class_ids, np.int32), self.lengths).reshape(self.height, self.width)
+
+    def shares(self) -> list[tuple[int, float]]:
+        """Return (class id, share of the picture in 0..1) of each class in the map, the largest first."""
+        ids, index = np.unique(self.class_ids, return_inverse=True)
+        areas = np.bincount(index, weights=self.lengths) / (self.width * self.height)
+        order = np.argsort(-areas, kind="stable")
+        return list(zip(ids[order].tolist(), areas[order].tolist(), strict=True))
+
+
+class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbid_unknown_fields=True):
+    """A number for every cell of a grid of `width` x `height` cells that covers the whole picture.
+
+    `data` has little-endian uint16 levels, row by row: 0 is `low`, 65535 is `high`, linear between them. The error is
+    at most (high - low) / 131070.
+    """
+
+    width: int
+    height: int
+    low: float
+    high: float
+    data: bytes
+
+    def __post_init__(self) -> None:
+        _check_sides(self.width, self.height)
+        if len(self.data) != self.width * self.height * _LEVEL.itemsize:
+            raise ValueError(f"{len(self.data)} bytes for a map of {self.width}x{self.height} levels of 2 bytes")
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
+            raise ValueError(f"a map from {self.low} to {self.high}")
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.floating]) -> ValueMap:
+        """Encode values [height, width]. Values that are not finite become the lowest value; 0 if none is finite."""
+        height, width = values.shape
+        known = np.isfinite(values)
+        low = float(values.min(initial=np.inf, where=known)) if known.any() else 0.0
+        high = float(values.max(initial=-np.inf, where=known)) if known.any() else 0.0
+        scale = _STEPS / (high - low) if high > low else 0.0
+        levels = np.rint((np.where(known, values, low).astype(np.float64) - low) * scale)
+        return cls(width, height, low, high, levels.astype(_LEVEL).tobytes())
+
+    def levels(self) -> npt.NDArray[np.uint16]:
+        """Return the levels, uint16 [height, width], read-only."""
+        return np.frombuffer(self.data, _LEVEL).reshape(self.height, self.width)
+
+    def values(self) -> npt.NDArray[np.float32]:
+        """Return the numbers, float32 [height, width]."""
+        found = self.levels() * ((self.high - self.low) / _STEPS) + self.low
+        return found.astype(np.float32)
+
+
+class Depth(msgspec.Struct, frozen=True, array_like=True, tag="depth", forbid_unknown_fields=True):
+    """The depth of the picture. `is_inverse`: larger values are nearer. `unit` is "m" for metres; empty if the depth
+    has no scale, so that only the ratio or order of two values has a meaning."""
+
+    map: ValueMap
+    is_inverse: bool
+    unit: str = ""
+
+
+class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", forbid_unknown_fields=True):
+    """A vector that is near the vectors of similar pictures. `data` has little-endian float32 values of length 1."""
+
+    data: bytes
+
+    def __post_init__(self) -> None:
+        if not self.data or len(self.data) % _FLOAT.itemsize or not np.isfinite(self.vector()).all():
+            raise ValueError(f"{len(self.data)} bytes are no finite float32 vector")
+
+    @classmethod
+    def of(cls, values: npt.ArrayLike) -> Embedding:
+        """Normalise a vector [n] to length 1; a vector of zeros stays as it is."""
+        vector = np.asarray(values, np.float64).reshape(-1)
+        length = float(np.linalg.norm(vector))
+        return cls((vector / (length or 1.0)).astype(_FLOAT).tobytes())
+
+    def vector(self) -> npt.NDArray[np.float32]:
+        """Return the values, float32 [n], read-only."""
+        return np.frombuffer(self.data, _FLOAT)
+
+    def similarity(self, other: Embedding) -> float:
+        """Return the cosine of the angle to another vector, -1..1. Raises ValueError if the sizes differ."""
+        return float(np.clip(self.vector() @ other.vector(), -1.0, 1.0))
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", forbid_unknown_fields=True):
+    """The text in the picture, and its score in 0..1. An empty text means that the model has read none."""
+
+    text: str
+    score: float
+
+    def __post_init__(self) -> None:
+        if len(self.text) > _MOST_TEXT or not math.isfinite(self.score):
+            raise ValueError(f"a text of {len(self.text)} characters with score {self.score}")
+
+
+class Anomaly(msgspec.Struct, frozen=True, array_like=True, tag="anomaly", forbid_unknown_fields=True):
+    """How unusual the picture is. `score` is in the model's own scale; `is_anomalous` says whether it is at least the
+    model's threshold. `map` has the score of each place; None if the model has no map."""
+
+    score: float
+    is_anomalous: bool
+    map: ValueMap | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.score):
+            raise ValueError(f"an anomaly score of {self.score}")
+
+
+Content = Classes | ClassMap | Depth | Embedding | Text | Anomaly
+
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Content)
+
+
+def pack(content: Content) -> bytes:
+    return _ENCODER.encode(content)
+
+
+def unpack(packed: bytes | memoryview) -> Content:
+    """Reverse `pack`. Raises ValueError if the bytes are no valid content."""
+    content: Content = _DECODER.decode(packed)
+    return content
+
+
+class Line(NamedTuple):
+    """One line about a content for people. `class_id` chooses its colour; -1 if it is about no class."""
+
+    text: str
+    class_id: int = -1
+
+
+def lines(content: Content, names: Sequence[str]) -> Iterator[Line]:
+    """Yield what a content says, the most important first, for pictures and terminals."""
+    if isinstance(content, Classes):
+        for number, score in zip(content.class_ids, content.scores, strict=True):
+            yield Line(f"{class_name(names, number)} {score:.0%}", number)
+    elif isinstance(content, ClassMap):
+        for number, share in content.shares():
+            yield Line(f"{class_name(names, number)} {share:.0%}", number)
+    elif isinstance(content, Depth):
+        low, high, unit = content.map.low, content.map.high, f" {content.unit}" if content.unit else ""
+        yield Line(f"{'inverse depth' if content.is_inverse else 'depth'} {low:.3g} to {high:.3g}{unit}")
+    elif isinstance(content, Embedding):
+        yield Line(f"embedding of {len(content.vector())} values")
+    elif isinstance(content, Text):
+        yield Line(f"{content.text} {content.score:.0%}" if content.text else "no text")
+    else:
+        yield Line(f"{'anomaly' if content.is_anomalous else 'normal'} {content.score:.3g}")
+
+
+def _check_sides(width: int, height: int) -> None:
+    if not (1 <= width <= MOST_SIDE and 1 <= height <= MOST_SIDE):
+        raise ValueError(f"a map of {width}x{height} cells; each side must be 1 to {MOST_SIDE}")
