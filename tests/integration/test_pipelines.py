@@ -57,9 +57,7 @@ class Box(Daemon):
     """A daemon with the embedded detector, two classifiers of colors, and pipelines of them."""
 
     def __init__(self, most: int = 8) -> None:
-        super().__init__(
-            "--model", f"shapes={MODEL_PATH}", builds=False, config=_CONFIG.format(most=most), endpoints=1
-        )
+        super().__init__("--model", f"shapes={MODEL_PATH}", builds=False, config=_CONFIG.format(most=most), endpoints=1)
 
     def __enter__(self) -> Box:
         super().__enter__()
