@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,13 +13,17 @@ import numpy.typing as npt
 
 from edged import packages, tensors
 from edged.client.content import content_of, labels_of
+from edged.client.detection import Classification as Classification
+from edged.client.detection import Detection as Detection
+from edged.client.detection import Labels, arrays_of, classes_of, detection_of, nested_fields, runs_of
+from edged.client.detection import Nested as Nested
+from edged.client.detection import detections_of as detections_of
 from edged.client.status import code_name, known_code
 from edged.errors import ErrorCode, Unsupported
 from edged.proto import cameras_pb2 as pb
 from edged.tensors import DATATYPES, Array
 from edged.vision import masks
-from edged.vision.content import Classes, ClassMap, Content, lines
-from edged.vision.content_json import content_fields
+from edged.vision.content import Classes, ClassMap, Content
 from edged.vision.detections import Detections, class_name
 from edged.vision.roboflow import RoboflowResult, roboflow
 
@@ -28,68 +32,12 @@ _CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"
 _NESTED = "nested"  # edged's own
 
 
-class Detection(msgspec.Struct, frozen=True):
-    """One object: the corners of its box in pixels of the picture as sent, with the origin at the top left; score 0..1.
-
-    Fields that the model or the stream does not provide are None or empty. An object keeps its `tracker_id` in all
-    frames of the camera. `keypoints` are (x, y, score) in the model's order. `corners` are the four (x, y) of an
-    oriented box, in order around it. `mask` has COCO's uncompressed run lengths, column by column over the whole
-    picture; `Result.mask` converts it to pixels, `Result.polygon` to an outline. `nested` is what the second model of a
-    pipeline answered about this object; None if it was not asked.
-    """
-
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    score: float
-    class_id: int
-    label: str
-    tracker_id: int | None = None
-    keypoints: tuple[tuple[float, float, float], ...] = ()
-    corners: tuple[tuple[float, float], ...] = ()
-    mask: tuple[int, ...] = ()
-    nested: Nested | None = None
-
-
-class Classification(msgspec.Struct, frozen=True):
-    """One class that a classifier found; score 0..1."""
-
-    class_id: int
-    label: str
-    score: float
-
-
 class ClassArea(msgspec.Struct, frozen=True):
     """A class in a class map, and its share of the picture in 0..1."""
 
     class_id: int
     label: str
     share: float
-
-
-class Nested(msgspec.Struct, frozen=True):
-    """What the second model of a pipeline answered about the crop of a detection: `content`, or `detections` with the
-    best first, in pixels of the whole picture. `error` is (gRPC code name, message) if this crop failed. See `Result`
-    for the other fields."""
-
-    content: Content | None = None
-    detections: tuple[Detection, ...] = ()
-    class_labels: Mapping[int, str] = {}
-    error: tuple[str, str] | None = None
-    error_code: ErrorCode | None = None
-
-    @property
-    def classes(self) -> tuple[Classification, ...]:
-        """The classes that a classifier found, the best first."""
-        return _classes(self.content, self.class_labels)
-
-    @property
-    def caption(self) -> str:
-        """A few words for people: the first line of the content, or the labels of the detections."""
-        if self.content is not None:
-            return next((each.text for each in lines(self.content, _Labels(self.class_labels))), "")
-        return ", ".join(found.label for found in self.detections)
 
 
 class Skips(msgspec.Struct, frozen=True):
@@ -178,14 +126,14 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     @property
     def classes(self) -> tuple[Classification, ...]:
         """The classes that a classifier found, the best first."""
-        return _classes(self.content, self.class_labels)
+        return classes_of(self.content, self.class_labels)
 
     @property
     def areas(self) -> tuple[ClassArea, ...]:
         """The classes in a class map, the largest first."""
         if not isinstance(self.content, ClassMap):
             return ()
-        labels = _Labels(self.class_labels)
+        labels = Labels(self.class_labels)
         return tuple(ClassArea(number, class_name(labels, number), share) for number, share in self.content.shares())
 
     def json(self) -> RoboflowResult:
@@ -200,7 +148,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
                     prediction["tracker_id"] = number
         for prediction, detection in zip(plain["predictions"], self.detections, strict=True):
             if detection.nested is not None:
-                prediction["nested"] = _nested_fields(detection.nested, self.width, self.height)
+                prediction["nested"] = nested_fields(detection.nested, self.width, self.height)
         return plain
 
     def supervision(self) -> Any:
@@ -232,16 +180,16 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def mask(self, detection: Detection) -> npt.NDArray[np.bool_] | None:
         """Return an object's pixels as bool [height, width] of the picture; None if the object has no mask."""
-        return masks.decode(_runs(detection.mask), self.width, self.height) if detection.mask else None
+        return masks.decode(runs_of(detection.mask), self.width, self.height) if detection.mask else None
 
     def polygon(self, detection: Detection) -> npt.NDArray[np.int32] | None:
         """Return the outline of the largest piece of an object's mask, int32 [n, 2], x and y in pixels; None without a
         mask."""
-        return masks.polygon(_runs(detection.mask), self.width, self.height) if detection.mask else None
+        return masks.polygon(runs_of(detection.mask), self.width, self.height) if detection.mask else None
 
     def boxes(self) -> Detections:
         """Return the detections as arrays."""
-        return _arrays(self.detections, self.width, self.height)
+        return arrays_of(self.detections, self.width, self.height)
 
     def captions(self) -> list[str]:
         """Return, for each detection, what the second model of a pipeline found, in a few words; empty if nothing."""
@@ -249,28 +197,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def labels(self) -> Sequence[str]:
         """Return the labels by class id. A class that was not found has its id as label."""
-        return _Labels({**self.class_labels, **{found.class_id: found.label for found in self.detections}})
-
-
-class _Labels(Sequence[str]):
-    """Labels by class id. Only known labels are stored; an unknown class has its id as label."""
-
-    def __init__(self, known: Mapping[int, str]) -> None:
-        self._known = known
-
-    def __len__(self) -> int:
-        return max(self._known, default=-1) + 1
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self._known.get(index, str(index))
+        return Labels({**self.class_labels, **{found.class_id: found.label for found in self.detections}})
 
 
 def from_proto(message: pb.Result) -> Result:
@@ -282,7 +209,7 @@ def from_proto(message: pb.Result) -> Result:
         model=message.model,
         width=message.width,
         height=message.height,
-        detections=tuple(map(_detection, message.detections)),
+        detections=tuple(map(detection_of, message.detections)),
         outputs={tensor.name: to_array(tensor) for tensor in message.outputs},
         age_ms=message.age_ms,
         timings=_timings(message.timings),
@@ -305,35 +232,6 @@ def skips_of(message: pb.Result) -> tuple[Skips, ...]:
     return tuple(Skips(each.first, each.last, each.count, each.reason) for each in message.skips)
 
 
-def _detection(d: pb.Detection) -> Detection:
-    points, corners = d.keypoints, d.corners
-    return Detection(
-        d.x1,
-        d.y1,
-        d.x2,
-        d.y2,
-        d.score,
-        d.class_id,
-        d.label,
-        d.tracker_id if d.HasField("tracker_id") else None,
-        tuple(zip(points[::3], points[1::3], points[2::3], strict=True)) if points else (),
-        tuple(zip(corners[::2], corners[1::2], strict=True)) if corners else (),
-        tuple(d.mask),
-        _nested(d.nested) if d.HasField("nested") else None,
-    )
-
-
-def _nested(message: pb.Nested) -> Nested:
-    error = message.error
-    return Nested(
-        content_of(message.content) if message.HasField("content") else None,
-        tuple(map(_detection, message.detections)),
-        labels_of(message.content),
-        (code_name(error.code), error.message) if message.HasField("error") else None,
-        known_code(error.reason),
-    )
-
-
 def _timings(message: pb.Timings) -> Timings:
     return Timings(*(getattr(message, name) for name in Timings.__struct_fields__))
 
@@ -343,48 +241,8 @@ def _second(message: pb.SecondStep) -> SecondStep:
     return SecondStep(*about, _timings(message.timings))
 
 
-def _classes(content: Content | None, labels: Mapping[int, str]) -> tuple[Classification, ...]:
-    if not isinstance(content, Classes):
-        return ()
-    rows = zip(content.class_ids, content.scores, strict=True)
-    return tuple(Classification(number, labels.get(number, str(number)), score) for number, score in rows)
-
-
-def _nested_fields(nested: Nested, width: int, height: int) -> dict[str, Any]:
-    """Return the fields of a nested answer in the JSON of a picture of width x height."""
-    if nested.error is not None:
-        return {"error": {"code": nested.error[0], "message": nested.error[1]}}
-    if nested.content is not None:
-        return content_fields(nested.content, _Labels(nested.class_labels))
-    labels = _Labels({found.class_id: found.label for found in nested.detections})
-    return {"predictions": roboflow(_arrays(nested.detections, width, height), labels, width, height)["predictions"]}
-
-
-def _arrays(found: Sequence[Detection], width: int, height: int) -> Detections:
-    points = max((len(d.keypoints) for d in found), default=0)
-    return Detections.of(
-        [(d.x1, d.y1, d.x2, d.y2) for d in found],
-        [d.score for d in found],
-        [d.class_id for d in found],
-        masks=[_runs(d.mask or (width * height,)) for d in found] if any(d.mask for d in found) else None,
-        keypoints=[d.keypoints or [(0.0, 0.0, 0.0)] * points for d in found] if points else None,
-        corners=[d.corners or _corners(d) for d in found] if any(d.corners for d in found) else None,
-        tracker_ids=[-1 if d.tracker_id is None else d.tracker_id for d in found]
-        if any(d.tracker_id is not None for d in found)
-        else None,
-    )
-
-
 def _moment(unix_ns: int) -> datetime | None:
     return datetime.fromtimestamp(unix_ns / 1e9, timezone.utc) if unix_ns else None
-
-
-def _runs(mask: tuple[int, ...]) -> masks.Counts:
-    return np.asarray(mask, np.uint32)
-
-
-def _corners(d: Detection) -> tuple[tuple[float, float], ...]:
-    return (d.x1, d.y1), (d.x2, d.y1), (d.x2, d.y2), (d.x1, d.y2)
 
 
 def to_array(tensor: pb.Tensor) -> Array:
@@ -395,26 +253,6 @@ def to_array(tensor: pb.Tensor) -> Array:
     array = tensors.to_array(tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
     array.flags.writeable = False
     return array
-
-
-def detections_of(found: Detections, names: Sequence[str]) -> tuple[Detection, ...]:
-    """Return one `Detection` for each row of the arrays."""
-    rows = zip(found.boxes.tolist(), found.scores.tolist(), found.class_ids.tolist(), strict=True)
-    return tuple(
-        Detection(
-            x1,
-            y1,
-            x2,
-            y2,
-            score,
-            number,
-            class_name(names, number),
-            keypoints=() if found.keypoints is None else tuple(map(tuple, found.keypoints[row].tolist())),
-            corners=() if found.corners is None else tuple(map(tuple, found.corners[row].tolist())),
-            mask=() if found.masks is None else tuple(found.masks[row].tolist()),
-        )
-        for row, ((x1, y1, x2, y2), score, number) in enumerate(rows)
-    )
 
 
 def class_labels(content: Content | None, names: Sequence[str]) -> dict[int, str]:
