@@ -95,8 +95,9 @@ def _tilted(corners: npt.NDArray[np.float32], margin: float, width: int, height:
     centre = exact.mean(axis=0)
     larger = (exact - centre) * (1 + 2 * margin) + centre
     sides = np.linalg.norm(np.roll(larger, -1, axis=0) - larger, axis=1)
+    across, along = max(sides[0], sides[2]), max(sides[1], sides[3])
     is_inside = 0 <= centre[0] <= width and 0 <= centre[1] <= height
-    if not is_inside or sides.min() < 1 or sides[0] * sides[1] > 2 * width * height:
+    if not is_inside or sides.min() < 1 or across * along > 2 * width * height:
         return None
     return upright(larger.astype(np.float32), rotation)
 
