@@ -5,11 +5,16 @@ it waits. Once the first model has answered, the frame is no longer replaced: it
 schedule, in a queue of the camera's own and with the camera's weight and priority. A stream limits its frames that are
 on their way, in both steps together, so that queue is short.
 
-All crops of a frame are one piece of work: the second host gets the picture once, and decodes it once. How frames end:
+All crops of a frame are one piece of work: the second host gets the picture once, and decodes it once. Measured on one
+core, a JPEG of 1920x1080 takes 8.6 ms to decode and eight crops take 1.1 ms to fit into an input of 224x224: decoding
+the picture for each crop would cost 69 ms. If the first host cut out the crops, the second decoding would be saved too,
+but that host would have to keep the pixels of every picture until its answer, and to know the rule of each pipeline.
+
+How frames end:
 
 - If the first step fails, the frame fails with its error.
-- If the second step is too late or there is no room for it, the frame is skipped or fails as a whole: the client can
-  send it again.
+- If the frame becomes too old in the second step, or there is no room for it, it is skipped or fails as a whole: the
+  client can send it again.
 - If the second step fails otherwise (the model was removed, or cannot read the crop), the frame has its detections, and
   those with a crop have the error.
 - If the client leaves, whatever waits or runs for the frame is dropped.
@@ -34,7 +39,6 @@ from edged.vision.detections import Detections
 T = TypeVar("T")
 
 _EQUAL = Share()
-_WHOLE_FRAME = (FrameSkipped, DeadlineExceeded, Overloaded)  # errors of the second step that are those of the frame
 
 
 class PipelineRule(msgspec.Struct, frozen=True):
@@ -180,7 +184,7 @@ class PipelineSlot:
         error = work.future.exception()
         if not state.frame.is_wanted:
             return
-        if isinstance(error, _WHOLE_FRAME):
+        if error is not None and _is_of_frame(error, state.frame):
             state.frame.future.set_exception(error)
             return
         total_ms = (time.monotonic() - work.received) * 1e3
@@ -249,3 +253,10 @@ class _Kept:
         else:
             self._source.read_into(place)
             self._copy = bytes(place)
+
+
+def _is_of_frame(error: BaseException, frame: FrameWork) -> bool:
+    """Whether an error of the second step is the error of the whole frame: sent again, the frame may succeed."""
+    if isinstance(error, DeadlineExceeded):  # also a crop that takes the model too long
+        return frame.expires <= time.monotonic()
+    return isinstance(error, FrameSkipped | Overloaded)

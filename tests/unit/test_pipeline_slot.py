@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import time
 import weakref
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -58,8 +61,8 @@ class World:
             raise self.missing
         return Steps(self.detect, self.then)
 
-    def push(self, data: bytes = TWO, **about: object) -> FrameWork:
-        work = FrameWork(data, must_answer=True, **about)  # type: ignore[arg-type]
+    def push(self, data: bytes | memoryview = TWO, **about: Any) -> FrameWork:
+        work = FrameWork(data, must_answer=True, **about)
         self.slot.push(work)
         return work
 
@@ -145,6 +148,10 @@ async def test_pipeline_crops_are_one_piece_of_work_for_an_engine_without_batche
     ((job, _),) = world.second.jobs.values()
     assert isinstance(job, m.Detect)
     assert (len(job.pictures), job.most) == (2, 1)
+    world.second.answer()
+    await turn()
+    statistics = world.then.statistics
+    assert (statistics.success.count, statistics.inference_count, statistics.execution_count) == (1, 2, 2)
 
 
 async def test_pipeline_batch_of_crops_that_fails_is_run_one_by_one() -> None:
@@ -226,15 +233,38 @@ async def test_pipeline_invalid_answer_of_the_detector_fails_the_frame(found: by
     assert isinstance(work.future.exception(), EngineUnusable)
 
 
-@pytest.mark.parametrize("error", [DeadlineExceeded("late"), Overloaded("full")])
-async def test_pipeline_late_or_refused_second_step_fails_the_whole_request(error: EdgedError) -> None:
+async def test_pipeline_request_whose_deadline_passes_between_the_steps_fails() -> None:
+    world = World()
+    session, world.then.current = world.then.current, None
+    work = world.push(expires=time.monotonic() + 0.05)
+    world.first.answer()
+    await turn()
+    await asyncio.sleep(0.06)
+    assert session is not None
+    world.then.install(session)
+    await turn()
+    assert isinstance(work.future.exception(), DeadlineExceeded)
+    assert not world.second.jobs
+
+
+async def test_pipeline_second_host_without_room_for_the_picture_fails_the_request() -> None:
     world = World()
     work = world.push()
     world.first.answer()
     await turn()
-    world.second.fail(error)
+    world.second.fail(Overloaded("the host's shared memory is full"))
     await turn()
-    assert type(work.future.exception()) is type(error)
+    assert isinstance(work.future.exception(), Overloaded)
+
+
+async def test_pipeline_crop_that_takes_too_long_is_the_error_of_the_crops() -> None:
+    world = World()
+    work = world.push(expires=time.monotonic() + 60)
+    world.first.answer()
+    await turn()
+    world.second.fail(DeadlineExceeded("the request was stopped at its limit"))
+    await turn()
+    assert all(isinstance(each, DeadlineExceeded) for each in second(work).answers)
 
 
 async def test_pipeline_second_model_with_a_full_queue_fails_a_request_as_overloaded() -> None:
@@ -321,7 +351,7 @@ class Picture(bytearray):
 async def test_pipeline_releases_the_picture_with_its_answer() -> None:
     world = World()
     data = Picture(TWO)
-    work, picture = world.push(memoryview(data)), weakref.ref(data)  # type: ignore[arg-type]
+    work, picture = world.push(memoryview(data)), weakref.ref(data)
     work.data = b""  # as the stream does when the frame has ended
     del data
     world.first.answer()
