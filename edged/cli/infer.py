@@ -50,9 +50,9 @@ def infer(
 def _json(result: Result) -> Mapping[str, object]:
     from edged.vision.content_json import content_fields
 
-    if result.content is None:
-        return result.json()
-    return {**result.json(), **content_fields(result.content, result.labels())}
+    second = {} if result.second is None else {"second": msgspec.to_builtins(result.second)}
+    content = {} if result.content is None else content_fields(result.content, result.labels())
+    return {**result.json(), **second, **content}
 
 
 def _print(result: Result) -> None:

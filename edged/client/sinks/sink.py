@@ -287,7 +287,8 @@ def encode(result: Result) -> bytes:
 
 def line(result: Result) -> dict[str, object]:
     """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. Instead of `predictions`
-    a content has the fields of `content_fields`; a result of a recording also has `position_s`."""
+    a content has the fields of `content_fields`; a result of a recording also has `position_s`, one of a pipeline
+    `second`."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}
@@ -304,5 +305,6 @@ def line(result: Result) -> dict[str, object]:
         "skips": msgspec.to_builtins(result.skips),
         "error": error,
         **result.json(),
+        **({} if result.second is None else {"second": msgspec.to_builtins(result.second)}),
         **({} if result.content is None else content_fields(result.content, result.labels())),
     }
