@@ -479,6 +479,35 @@ async def test_stream_of_a_pipeline_and_of_its_detector_do_not_replace_each_othe
     assert tags == [0, 1]
 
 
+class Tracker:
+    """Gives each detection its row as id, and records what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    def follow(self, tracks: object, captured: float, packed: bytes) -> asyncio.Future[tuple[int, ...]]:
+        self.asked.append(packed)
+        future: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
+        future.set_result(tuple(range(len(Detections.unpack(packed)))))
+        return future
+
+    def forget(self, tracks: object) -> None:
+        pass
+
+
+async def test_stream_of_a_pipeline_tracks_what_the_first_model_found() -> None:
+    world, tracker = World(CropRule(most=1)), Tracker()
+    stream = Stream[int](Cameras(), tracker)  # type: ignore[arg-type]
+    stream.put("a", 1, FrameWork(TWO), world.slot, options=StreamOptions(track=True))
+    stream.end()
+    await turn()
+    while world.first.jobs or world.second.jobs:
+        (world.first if world.first.jobs else world.second).answer()
+        await turn()
+    (found,) = [each async for each in stream.results() if isinstance(each, Delivery)]
+    assert (tracker.asked, found.tracker_ids) == ([TWO], (0, 1))
+
+
 async def test_stream_of_a_pipeline_closed_between_the_steps_leaves_nothing() -> None:
     world = World()
     flow = Streamed(world)
