@@ -50,6 +50,12 @@ then = "tensors"
 [pipelines.reversed]
 detect = "colors"
 then = "shapes"
+[cameras.hall]
+source = "scene:7"
+model = "colored"
+max_fps = 2
+[cameras.hall.sinks]
+lines = "HOME/hall.jsonl"
 """
 
 
@@ -130,6 +136,17 @@ def test_pipeline_over_http_returns_nested_predictions(box: Box) -> None:
     assert status == 200
     assert {each["nested"]["top"] for each in answer["predictions"]} <= {"red", "green", "blue"}
     assert answer["second"]["crops"] == len(answer["predictions"])
+
+
+def test_pipeline_answers_a_configured_camera(box: Box) -> None:
+    file = box.home / "hall.jsonl"
+
+    def found() -> list[str]:
+        lines = file.read_text().splitlines() if file.exists() else []
+        results = [json.loads(line) for line in lines if line.endswith("}")]
+        return [each["nested"]["top"] for result in results for each in result["predictions"] if "nested" in each]
+
+    assert set(wait_for("the camera has nested answers", found)) <= {"red", "green", "blue"}
 
 
 @pytest.mark.parametrize(
