@@ -226,9 +226,10 @@ def test_upgrade_and_downgrade_under_load_fail_no_call(box: Box, packages: list[
 
 
 def test_postinst_killed_after_the_switch_loses_nothing(box: Box, packages: list[Path]) -> None:
-    stop = "        switch\n        [ ! -e /run/stop-here ] || kill -9 $$\n"
+    switch = '        switch_to "$new"\n'
+    stop = switch + "        [ ! -e /run/stop-here ] || kill -9 $$\n"
     folder = packages[0].parent / "killed"
-    killed = _changed(packages[1], folder, "DEBIAN/postinst", lambda text: text.replace("        switch\n", stop))
+    killed = _changed(packages[1], folder, "DEBIAN/postinst", lambda text: text.replace(switch, stop))
     picture = str(SHARED / "checkout/docs/demo.jpg")
     box.run("rm", "-f", "/usr/sbin/policy-rc.d")
     box.run("dpkg", "-i", str(SHARED / "packages" / packages[0].name))
@@ -241,7 +242,9 @@ def test_postinst_killed_after_the_switch_loses_nothing(box: Box, packages: list
     wait_for("all engines are made", lambda: _settled(box), 300)
     made, pid = _engines(box), box.show("edged.service", "MainPID")
     box.run("touch", "/run/stop-here")
-    done = box.run("dpkg", "-i", str(SHARED / "packages" / killed.relative_to(packages[0].parent)), check=False)
+    done = box.run(
+        "dpkg", "-i", str(SHARED / "packages" / killed.relative_to(packages[0].parent)), check=False, seconds=300
+    )
     assert done.returncode != 0
     assert answers(), "the old daemon serves"
     assert box.show("edged.service", "MainPID") == pid
@@ -252,6 +255,27 @@ def test_postinst_killed_after_the_switch_loses_nothing(box: Box, packages: list
     assert box.show("edged.service", "MainPID") not in ("0", pid)
     wait_for("shapes answers", answers, 90)
     assert made.items() <= _engines(box).items(), "engines are kept, not built again"
+
+
+def test_service_that_does_not_start_goes_back_to_the_old_release(box: Box, packages: list[Path]) -> None:
+    folder, launcher = packages[0].parent / "unable", "opt/edged/dist/bin/edged"
+    refusal = '#!/bin/sh\n[ "$1" != serve ] || { echo "this release cannot start" >&2; exit 2; }\n'
+    unable = _changed(packages[1], folder, launcher, lambda text: text.replace("#!/bin/sh\n", refusal))
+    box.run("rm", "-f", "/usr/sbin/policy-rc.d")
+    box.run("dpkg", "-i", str(SHARED / "packages" / packages[0].name))
+    pid = box.show("edged.service", "MainPID")
+    done = box.run(
+        "dpkg", "-i", str(SHARED / "packages" / unable.relative_to(packages[0].parent)), check=False, seconds=300
+    )
+    assert done.returncode != 0
+    assert "this release cannot start" in done.stdout + done.stderr
+    assert "continues to serve" in done.stdout + done.stderr
+    assert box.show("edged.service", "ActiveState") == "active"
+    assert box.show("edged.service", "MainPID") != pid
+    assert box.run("edged", "status").returncode == 0
+    assert box.run("readlink", "/opt/edged/current").stdout.strip().rpartition(".")[0].endswith("-1")
+    box.run("dpkg", "-i", str(SHARED / "packages" / packages[1].name), seconds=300)
+    assert box.run("readlink", "/opt/edged/current").stdout.strip().rpartition(".")[0].endswith("-2")
 
 
 def _engines(box: Box) -> dict[str, float]:
