@@ -29,6 +29,11 @@ def colors(path: Path, batch: int | str = "N", contrast: float = 10.0) -> Path:
     return models.save(models.parse(graph, {"ten": np.array(contrast, np.float32)}), path)
 
 
+def settings() -> str:
+    """Return the settings of the classifier, as the file beside the model has them."""
+    return "".join(f'{key} = "{value}"\n' for key, value in COLORS.items())
+
+
 def picture(seed: int = 3, index: int = 0, **size: Any) -> bytes:
     """Return a JPEG of drawn shapes."""
     return cv2.imencode(".jpg", Scene(seed, **size).frame(index)[0])[1].tobytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -64,13 +65,13 @@ class Box(Daemon):
 
     def __init__(self, most: int = 8) -> None:
         super().__init__("--model", f"shapes={MODEL_PATH}", builds=False, config=_CONFIG.format(most=most), endpoints=1)
+        for name, batch in (("colors", "N"), ("four", 4)):
+            made.colors(self.models / f"{name}.onnx", batch)
+            (self.models / f"{name}.toml").write_text(made.settings())
+        models.save(models.identity(), self.models / "tensors.onnx")
 
     def __enter__(self) -> Box:
         super().__enter__()
-        with self.client() as client:
-            client.add_model("colors", made.colors(self.home / "colors.onnx"), made.COLORS)
-            client.add_model("four", made.colors(self.home / "four.onnx", 4), made.COLORS)
-            models.save(models.identity(), self.models / "tensors.onnx")
         for name in ("shapes", "colors", "four", "tensors"):
             self.ready(name)
         return self
@@ -201,11 +202,13 @@ def test_pipeline_answers_or_skips_every_frame_of_four_cameras(box: Box, every_f
 
 def test_pipeline_continues_through_swaps_of_both_models(box: Box) -> None:
     with box.client() as client, playing(box, "swaps") as seen:
-        swaps = {each.name: each.swaps for each in client.models()}
+        before = _swaps(client)
         client.add_model("colors", made.colors(box.home / "surer.onnx", contrast=20.0), made.COLORS, replace=True)
-        wait_for("colors is swapped", lambda: _swaps(client, "colors") > swaps["colors"])
-        client.set_model("four", {"thresholds.max_detections": "2"})
-        _wait_for_more(seen, 10)
+        wait_for("colors is swapped", lambda: _swaps(client)["colors"] > before["colors"])
+        _wait_for_more(seen, 5)
+        client.set_model("shapes", {"thresholds.max_detections": "50"})
+        wait_for("shapes is swapped", lambda: _swaps(client)["shapes"] > before["shapes"])
+        _wait_for_more(seen, 5)
     _check(seen)
 
 
@@ -258,7 +261,7 @@ def test_pipeline_reload_applies_to_the_next_frame() -> None:
         assert after.second.crops == 2
         assert {"new", "late"} & set(states(client)) == {"new"}
         (counted,) = (each for each in client.pipelines() if each.name == "colored")
-        assert counted.answered == 2  # counts continue
+        assert counted.answered >= 2  # counts continue
 
 
 @contextlib.contextmanager
@@ -307,5 +310,5 @@ def _check(seen: list[Result]) -> None:
             assert found.nested.error is None, found.nested.error
 
 
-def _swaps(client: edged.Client, name: str) -> int:
-    return next(each.swaps for each in client.models() if each.name == name)
+def _swaps(client: edged.Client) -> dict[str, int]:
+    return {each.name: each.swaps for each in client.models()}
