@@ -64,7 +64,8 @@ class Box(Daemon):
     """A daemon with the embedded detector, two classifiers of colors, and pipelines of them."""
 
     def __init__(self, most: int = 8) -> None:
-        super().__init__("--model", f"shapes={MODEL_PATH}", builds=False, config=_CONFIG.format(most=most), endpoints=1)
+        super().__init__(builds=False, config=_CONFIG.format(most=most), endpoints=1)
+        shutil.copy(MODEL_PATH, self.models / "shapes.onnx")
         for name, batch in (("colors", "N"), ("four", 4)):
             made.colors(self.models / f"{name}.onnx", batch)
             (self.models / f"{name}.toml").write_text(made.settings())
