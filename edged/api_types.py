@@ -118,6 +118,28 @@ class GalleryInfo(Info, frozen=True):
     problem: str = ""
 
 
+class PipelineInfo(Info, frozen=True):
+    """A pipeline: `detect` is the model that gets frames, `then` the model that gets crops of what it found. `crop` is
+    box or corners; `margin` is added on each side, as a share of the box. At most `most` detections of `classes` (empty
+    for all) are passed on. `state` and `reason` are as of a model. Frames and crops are counted since the daemon
+    started; `crops_left_out` are detections that were not passed on although their class is."""
+
+    name: str
+    detect: str
+    then: str
+    crop: str
+    margin: float
+    classes: tuple[str, ...]
+    most: int
+    state: str
+    reason: str
+    answered: int
+    failed: int
+    crops_answered: int
+    crops_failed: int
+    crops_left_out: int
+
+
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of this engine and of
     unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only the ratio of the two

@@ -121,6 +121,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "inspect": _function("inspect", "inspect"),
     "infer": _function("infer", "infer"),
     "stream": _function("stream", "stream"),
+    "pipelines": _function("pipelines", "pipelines"),
     "cameras": _cameras,
     "gallery": _gallery,
     "status": _function("status", "status"),

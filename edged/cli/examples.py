@@ -23,6 +23,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "inspect": ("edged inspect doors.onnx --draw street.jpg", "admission.md"),
     "infer": ("edged infer doors street.jpg --save boxes.jpg", "streaming.md"),
     "stream": ("edged stream doors rtsp://192.168.1.20/main --seconds 60", "streaming.md"),
+    "pipelines": ("edged pipelines", "pipelines.md"),
     "cameras": ("edged cameras", "cameras.md"),
     "cameras add": ("edged cameras add hall rtsp://192.168.1.20/main doors max_fps=10", "cameras.md"),
     "cameras set": ("edged cameras set hall max_fps=5", "cameras.md"),

@@ -14,11 +14,13 @@ from edged.cli import common
 from edged.formatting import many
 
 if TYPE_CHECKING:
-    from edged.client.result import Result
+    from edged.client.result import Detection, Result
 
 
 def infer(
-    model: Annotated[str, typer.Argument(help="The model's name; see edged models.")],
+    model: Annotated[
+        str, typer.Argument(help="The model's or pipeline's name; see edged models list, edged pipelines.")
+    ],
     picture: Annotated[str, typer.Argument(help="A JPEG or PNG file.")],
     target: common.Target = None,
     json: common.Json = False,
@@ -48,9 +50,9 @@ def infer(
 def _json(result: Result) -> Mapping[str, object]:
     from edged.vision.content_json import content_fields
 
-    if result.content is None:
-        return result.json()
-    return {**result.json(), **content_fields(result.content, result.labels())}
+    second = {} if result.second is None else {"second": msgspec.to_builtins(result.second)}
+    content = {} if result.content is None else content_fields(result.content, result.labels())
+    return {**result.json(), **second, **content}
 
 
 def _print(result: Result) -> None:
@@ -67,7 +69,10 @@ def _print(result: Result) -> None:
     elif result.detections:
         common.show(_detections(result))
     counted = (len(result.outputs), "output") if result.outputs else (len(result.detections), "detection")
-    common.show(f"{many(*counted)} in {took}")
+    found = many(*counted)
+    if result.second is not None and result.second.left_out:
+        found += f" ({result.second.left_out} not passed on to {result.second.model})"
+    common.show(f"{found} in {took}")
 
 
 def _detections(result: Result) -> Table:
@@ -75,10 +80,20 @@ def _detections(result: Result) -> Table:
     table.add_column("label", overflow="fold")
     for name in ("score", "x1", "y1", "x2", "y2"):
         table.add_column(name, justify="right", no_wrap=True)
+    if result.second is not None:
+        table.add_column(result.second.model, overflow="fold")
     for found in result.detections:
         corners = (f"{value:.0f}" for value in (found.x1, found.y1, found.x2, found.y2))
-        table.add_row(found.label, f"{found.score:.2f}", *corners)
+        nested = (_nested(found),) if result.second is not None else ()
+        table.add_row(found.label, f"{found.score:.2f}", *corners, *nested)
     return table
+
+
+def _nested(found: Detection) -> str:
+    """Return what a pipeline's second model found in a detection."""
+    if found.nested is None:
+        return ""
+    return found.nested.caption if found.nested.error is None else f"failed: {found.nested.error[1]}"
 
 
 def _outputs(result: Result) -> Table:

@@ -167,7 +167,8 @@ def draw(result: Result, picture: bytes, place: Path, caption: str | None = None
     from edged.vision.draw import annotate
     from edged.vision.image import decode
 
-    drawn = annotate(decode(picture), result.boxes(), result.labels(), caption, result.content)
+    content, notes = result.content, result.captions()
+    drawn = annotate(decode(picture), result.boxes(), result.labels(), caption, content, notes)
     try:
         written = cv2.imwrite(str(place), drawn)
     except cv2.error:  # a suffix that no encoder knows

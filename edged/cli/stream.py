@@ -104,7 +104,9 @@ class StreamStats:
 
 
 def stream(
-    model: Annotated[str, typer.Argument(help="The model's name; see edged models.")],
+    model: Annotated[
+        str, typer.Argument(help="The model's or pipeline's name; see edged models list, edged pipelines.")
+    ],
     source: Annotated[
         str,
         typer.Argument(

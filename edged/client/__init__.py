@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edged.client.aio import AsyncClient
     from edged.client.client import Client
     from edged.client.frames import Captured
-    from edged.client.result import ClassArea, Classification, Detection, Result, Skips, Timings
+    from edged.client.result import ClassArea, Classification, Detection, Nested, Result, SecondStep, Skips, Timings
     from edged.client.sources import open_source
 
 __all__ = [
@@ -29,7 +29,9 @@ __all__ = [
     "Classification",
     "Client",
     "Detection",
+    "Nested",
     "Result",
+    "SecondStep",
     "Skips",
     "Timings",
     "open_source",
@@ -39,7 +41,7 @@ _NAMES = {
     "aio": ("AsyncClient",),
     "client": ("Client",),
     "frames": ("Captured",),
-    "result": ("ClassArea", "Classification", "Detection", "Result", "Skips", "Timings"),
+    "result": ("ClassArea", "Classification", "Detection", "Nested", "Result", "SecondStep", "Skips", "Timings"),
     "sources": ("open_source",),
 }
 

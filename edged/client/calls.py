@@ -28,6 +28,7 @@ from edged.api_types import (
     LoadInfo,
     ModelInfo,
     PartChange,
+    PipelineInfo,
     ReloadedKey,
     StatusInfo,
 )
@@ -229,6 +230,12 @@ class DaemonCalls:
         """Return every model of the daemon."""
         parse = _list_of("models", ModelInfo)
         return Call(_OPERATIONS + "ListModels", pb.ListModelsRequest(), pb.ListModelsResponse, parse)
+
+    @unary
+    def pipelines(self) -> Call[list[PipelineInfo]]:
+        """Return every pipeline of the daemon's configuration."""
+        parse = _list_of("pipelines", PipelineInfo)
+        return Call(_OPERATIONS + "ListPipelines", pb.ListPipelinesRequest(), pb.ListPipelinesResponse, parse)
 
     @unary
     def engines(self, model: str | None = None) -> Call[list[EngineInfo]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,6 +13,11 @@ import numpy.typing as npt
 
 from edged import packages, tensors
 from edged.client.content import content_of, labels_of
+from edged.client.detection import Classification as Classification
+from edged.client.detection import Detection as Detection
+from edged.client.detection import Labels, arrays_of, classes_of, detection_of, nested_fields, runs_of
+from edged.client.detection import Nested as Nested
+from edged.client.detection import detections_of as detections_of
 from edged.client.status import code_name, known_code
 from edged.errors import ErrorCode, Unsupported
 from edged.proto import cameras_pb2 as pb
@@ -24,36 +29,7 @@ from edged.vision.roboflow import RoboflowResult, roboflow
 
 # Keys of `data` in supervision.Detections, as in `supervision.config`.
 _CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"
-
-
-class Detection(msgspec.Struct, frozen=True):
-    """One object: the corners of its box in pixels of the picture as sent, with the origin at the top left; score 0..1.
-
-    Fields that the model or the stream does not provide are None or empty. An object keeps its `tracker_id` in all
-    frames of the camera. `keypoints` are (x, y, score) in the model's order. `corners` are the four (x, y) of an
-    oriented box, in order around it. `mask` has COCO's uncompressed run lengths, column by column over the whole
-    picture; `Result.mask` converts it to pixels, `Result.polygon` to an outline.
-    """
-
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    score: float
-    class_id: int
-    label: str
-    tracker_id: int | None = None
-    keypoints: tuple[tuple[float, float, float], ...] = ()
-    corners: tuple[tuple[float, float], ...] = ()
-    mask: tuple[int, ...] = ()
-
-
-class Classification(msgspec.Struct, frozen=True):
-    """One class that a classifier found; score 0..1."""
-
-    class_id: int
-    label: str
-    score: float
+_NESTED = "nested"  # edged's own
 
 
 class ClassArea(msgspec.Struct, frozen=True):
@@ -85,6 +61,18 @@ class Timings(msgspec.Struct, frozen=True):
     total_ms: float = 0.0
 
 
+class SecondStep(msgspec.Struct, frozen=True):
+    """The second step of a pipeline for one frame: its model and engine, the number of detections with `nested`, and
+    the number `left_out` although their class is passed on. The times of its engine are sums over the crops."""
+
+    model: str
+    engine: str
+    backend: str
+    crops: int
+    left_out: int
+    timings: Timings
+
+
 class Result(msgspec.Struct, frozen=True, eq=False):
     """The answer to one frame.
 
@@ -98,7 +86,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     reasons of those frames. `error` is (gRPC code name, message) if the frame failed, otherwise None. `error_code` is
     edged's code for the error; None if this client does not know the code. The capture times are as sent, in
     nanoseconds; `received_unix_ns` is the daemon's wall clock at receipt. Unknown times are 0. `position_s` is the
-    frame's position in a recording, in seconds from its start; None for a camera.
+    frame's position in a recording, in seconds from its start; None for a camera. `second` is set if a pipeline
+    answered; `engine`, `backend` and `timings` are then those of its first model.
     """
 
     camera: str
@@ -122,6 +111,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     class_labels: Mapping[int, str] = {}
     error_code: ErrorCode | None = None
     position_s: float | None = None
+    second: SecondStep | None = None
 
     @property
     def captured(self) -> datetime | None:
@@ -136,21 +126,19 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     @property
     def classes(self) -> tuple[Classification, ...]:
         """The classes that a classifier found, the best first."""
-        if not isinstance(self.content, Classes):
-            return ()
-        rows = zip(self.content.class_ids, self.content.scores, strict=True)
-        return tuple(Classification(number, self._label(number), score) for number, score in rows)
+        return classes_of(self.content, self.class_labels)
 
     @property
     def areas(self) -> tuple[ClassArea, ...]:
         """The classes in a class map, the largest first."""
         if not isinstance(self.content, ClassMap):
             return ()
-        return tuple(ClassArea(number, self._label(number), share) for number, share in self.content.shares())
+        labels = Labels(self.class_labels)
+        return tuple(ClassArea(number, class_name(labels, number), share) for number, share in self.content.shares())
 
     def json(self) -> RoboflowResult:
         """Return Roboflow's inference JSON: box centres and sizes in pixels, and new detection ids in each call.
-        Tracked detections have a `tracker_id`."""
+        Tracked detections have a `tracker_id`; those that a pipeline passed on have `nested`."""
         found = self.boxes()
         ids, found = found.tracker_ids, msgspec.structs.replace(found, tracker_ids=None)
         plain = roboflow(found, self.labels(), self.width, self.height)
@@ -158,12 +146,16 @@ class Result(msgspec.Struct, frozen=True, eq=False):
             for prediction, number in zip(plain["predictions"], ids.tolist(), strict=True):
                 if number >= 0:
                     prediction["tracker_id"] = number
+        for prediction, detection in zip(plain["predictions"], self.detections, strict=True):
+            if detection.nested is not None:
+                prediction["nested"] = nested_fields(detection.nested, self.width, self.height)
         return plain
 
     def supervision(self) -> Any:
         """Return the detections as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes.
         A class map gives a detection for each of its classes, with its mask and without a score, as
-        `Detections.from_transformers` does. Raises Unsupported if supervision is not installed."""
+        `Detections.from_transformers` does. If a pipeline answered, `data["nested"]` has the caption of each nested
+        answer, empty without one. Raises Unsupported if supervision is not installed."""
         # Not made from Roboflow's JSON: supervision's reader of that JSON loses holes in masks and oriented boxes.
         try:
             supervision: Any = importlib.import_module("supervision")
@@ -175,6 +167,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         data: dict[str, Any] = {_CLASS_NAMES: np.array([d.label for d in self.detections], dtype=str)}
         if found.corners is not None:
             data[_ORIENTED] = found.corners
+        if self.second is not None:
+            data[_NESTED] = np.array(self.captions(), dtype=str)
         pixels = None
         if found.masks is not None:
             pixels = np.stack([masks.decode(each, self.width, self.height) for each in found.masks])
@@ -205,72 +199,39 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def mask(self, detection: Detection) -> npt.NDArray[np.bool_] | None:
         """Return an object's pixels as bool [height, width] of the picture; None if the object has no mask."""
-        return masks.decode(_runs(detection.mask), self.width, self.height) if detection.mask else None
+        return masks.decode(runs_of(detection.mask), self.width, self.height) if detection.mask else None
 
     def polygon(self, detection: Detection) -> npt.NDArray[np.int32] | None:
         """Return the outline of the largest piece of an object's mask, int32 [n, 2], x and y in pixels; None without a
         mask."""
-        return masks.polygon(_runs(detection.mask), self.width, self.height) if detection.mask else None
+        return masks.polygon(runs_of(detection.mask), self.width, self.height) if detection.mask else None
 
     def boxes(self) -> Detections:
         """Return the detections as arrays."""
-        found = self.detections
-        points = max((len(d.keypoints) for d in found), default=0)
-        return Detections.of(
-            [(d.x1, d.y1, d.x2, d.y2) for d in found],
-            [d.score for d in found],
-            [d.class_id for d in found],
-            masks=[_runs(d.mask or (self.width * self.height,)) for d in found] if any(d.mask for d in found) else None,
-            keypoints=[d.keypoints or [(0.0, 0.0, 0.0)] * points for d in found] if points else None,
-            corners=[d.corners or _corners(d) for d in found] if any(d.corners for d in found) else None,
-            tracker_ids=[-1 if d.tracker_id is None else d.tracker_id for d in found]
-            if any(d.tracker_id is not None for d in found)
-            else None,
-        )
+        return arrays_of(self.detections, self.width, self.height)
+
+    def captions(self) -> list[str]:
+        """Return, for each detection, what the second model of a pipeline found, in a few words; empty if nothing."""
+        return ["" if found.nested is None else found.nested.caption for found in self.detections]
 
     def labels(self) -> Sequence[str]:
         """Return the labels by class id. A class that was not found has its id as label."""
-        return _Labels({**self.class_labels, **{found.class_id: found.label for found in self.detections}})
-
-    def _label(self, class_id: int) -> str:
-        return self.class_labels.get(class_id, str(class_id))
-
-
-class _Labels(Sequence[str]):
-    """Labels by class id. Only known labels are stored; an unknown class has its id as label."""
-
-    def __init__(self, known: dict[int, str]) -> None:
-        self._known = known
-
-    def __len__(self) -> int:
-        return max(self._known, default=-1) + 1
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self._known.get(index, str(index))
+        return Labels({**self.class_labels, **{found.class_id: found.label for found in self.detections}})
 
 
 def from_proto(message: pb.Result) -> Result:
     """Convert a result message. Raises InvalidInput if a tensor's bytes do not fit its shape, Unsupported for an
     unknown datatype."""
-    timings = message.timings
     return Result(
         camera=message.camera,
         sequence=message.sequence,
         model=message.model,
         width=message.width,
         height=message.height,
-        detections=tuple(map(_detection, message.detections)),
+        detections=tuple(map(detection_of, message.detections)),
         outputs={tensor.name: to_array(tensor) for tensor in message.outputs},
         age_ms=message.age_ms,
-        timings=Timings(*(getattr(timings, name) for name in Timings.__struct_fields__)),
+        timings=_timings(message.timings),
         engine=message.engine,
         backend=message.backend,
         skipped=message.skipped,
@@ -282,6 +243,7 @@ def from_proto(message: pb.Result) -> Result:
         content=content_of(message.content) if message.HasField("content") else None,
         class_labels=labels_of(message.content),
         error_code=known_code(message.error.reason),
+        second=_second(message.second) if message.HasField("second") else None,
     )
 
 
@@ -289,33 +251,17 @@ def skips_of(message: pb.Result) -> tuple[Skips, ...]:
     return tuple(Skips(each.first, each.last, each.count, each.reason) for each in message.skips)
 
 
-def _detection(d: pb.Detection) -> Detection:
-    points, corners = d.keypoints, d.corners
-    return Detection(
-        d.x1,
-        d.y1,
-        d.x2,
-        d.y2,
-        d.score,
-        d.class_id,
-        d.label,
-        d.tracker_id if d.HasField("tracker_id") else None,
-        tuple(zip(points[::3], points[1::3], points[2::3], strict=True)) if points else (),
-        tuple(zip(corners[::2], corners[1::2], strict=True)) if corners else (),
-        tuple(d.mask),
-    )
+def _timings(message: pb.Timings) -> Timings:
+    return Timings(*(getattr(message, name) for name in Timings.__struct_fields__))
+
+
+def _second(message: pb.SecondStep) -> SecondStep:
+    about = (message.model, message.engine, message.backend, message.crops, message.left_out)
+    return SecondStep(*about, _timings(message.timings))
 
 
 def _moment(unix_ns: int) -> datetime | None:
     return datetime.fromtimestamp(unix_ns / 1e9, timezone.utc) if unix_ns else None
-
-
-def _runs(mask: tuple[int, ...]) -> masks.Counts:
-    return np.asarray(mask, np.uint32)
-
-
-def _corners(d: Detection) -> tuple[tuple[float, float], ...]:
-    return (d.x1, d.y1), (d.x2, d.y1), (d.x2, d.y2), (d.x1, d.y2)
 
 
 def to_array(tensor: pb.Tensor) -> Array:
@@ -326,26 +272,6 @@ def to_array(tensor: pb.Tensor) -> Array:
     array = tensors.to_array(tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
     array.flags.writeable = False
     return array
-
-
-def detections_of(found: Detections, names: Sequence[str]) -> tuple[Detection, ...]:
-    """Return one `Detection` for each row of the arrays."""
-    rows = zip(found.boxes.tolist(), found.scores.tolist(), found.class_ids.tolist(), strict=True)
-    return tuple(
-        Detection(
-            x1,
-            y1,
-            x2,
-            y2,
-            score,
-            number,
-            class_name(names, number),
-            keypoints=() if found.keypoints is None else tuple(map(tuple, found.keypoints[row].tolist())),
-            corners=() if found.corners is None else tuple(map(tuple, found.corners[row].tolist())),
-            mask=() if found.masks is None else tuple(found.masks[row].tolist()),
-        )
-        for row, ((x1, y1, x2, y2), score, number) in enumerate(rows)
-    )
 
 
 def class_labels(content: Content | None, names: Sequence[str]) -> dict[int, str]:

@@ -5,6 +5,7 @@ values in force and their origin (`reading`), the commented file and listings (`
 (`changes`).
 """
 
+from edged.config.pipelines import Pipeline as Pipeline
 from edged.config.reading import Reading as Reading
 from edged.config.reading import load as load
 from edged.config.reading import read as read

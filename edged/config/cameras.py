@@ -139,7 +139,7 @@ class Camera(Table, frozen=True):
             examples=["rtsp://user:password@192.168.1.20/main"],
         ),
     ]
-    model: Annotated[str, Meta(description="The model that gets its pictures.", examples=["doors"])]
+    model: Annotated[str, Meta(description="The model or pipeline that gets its pictures.", examples=["doors"])]
     enabled: Annotated[bool, Meta(description="Whether the camera runs.")] = True
     mode: Annotated[
         Literal["freshest", "every_frame"],
@@ -202,7 +202,8 @@ class Camera(Table, frozen=True):
 
 
 def check_names(field: str, names: Iterable[str]) -> None:
-    """Raise ValueError if a camera, zone or line has an invalid name: names are parts of topics, files and labels."""
+    """Raise ValueError if a camera, zone, line or pipeline has an invalid name: names are parts of topics, files and
+    labels."""
     for name in names:
         if not _NAME.fullmatch(name):
             rule = "use 1 to 64 letters, digits, dots, hyphens and underscores"

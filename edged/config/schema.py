@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from edged.config.cameras import Camera, check_names
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
+from edged.config.pipelines import Pipeline, check_pipelines
 from edged.config.table import Table
 from edged.confinement.rules import Mode
 from edged.logs.output import LogOptions
@@ -365,9 +366,11 @@ class Config(Table, frozen=True):
     tls: Annotated[Tls, Reload.NEXT_CONNECTION] = Tls()
     access: Annotated[Access, Reload.NEXT_CALL] = Access()
     log: Annotated[LogOptions, Reload.NOW] = LogOptions()
+    pipelines: Annotated[dict[str, Pipeline], Reload.NOW] = msgspec.field(default_factory=dict)
     cameras: Annotated[dict[str, Camera], Reload.NOW] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.startup_models and self.model_control != "explicit":
             raise ValueError('startup_models needs model_control = "explicit"; other modes load every model')
         check_names("cameras", self.cameras)
+        check_pipelines(self.pipelines)

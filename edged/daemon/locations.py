@@ -8,6 +8,7 @@ from edged import paths
 from edged.api.auth.guard import Guard
 from edged.cameras.definitions import Definitions
 from edged.config import Config
+from edged.errors import InvalidInput
 from edged.models.entries import check_name
 from edged.models.repository import Repository
 from edged.store import state_format
@@ -79,5 +80,12 @@ def default_sockets() -> tuple[str, str]:
 def named_models(config: Config) -> dict[str, Path]:
     """Return the model files that are served in place, by name. Raises InvalidInput for an invalid name."""
     for name in config.models:
-        check_name(name)
+        check_model_name(config, name)
     return {name: Path(path).absolute() for name, path in config.models.items()}
+
+
+def check_model_name(config: Config, name: str) -> None:
+    """Raise InvalidInput if a model of the configuration has an invalid name, or that of a pipeline."""
+    check_name(name)
+    if name in config.pipelines:
+        raise InvalidInput(f"pipelines.{name} has the name of a model; give the pipeline another name")

@@ -103,6 +103,7 @@ async def _serve(
         *(config.hosts, config.engines, shelf, config.health, disk),
     )
     controller.overrides.sweep()
+    controller.pipelines.reconfigure(config.pipelines)
     cameras, publisher = Cameras(), Publisher(controller.events)
     supervisor = CameraSupervisor(locations.cameras(config), controller.events, locations.state_dir(config) / "events")
     tracing = Tracing(locations.state_dir(config) / "traces")

@@ -67,7 +67,7 @@ def _unwritable(folder: File) -> Iterator[str]:
 def _models(config: Config) -> Iterator[Finding]:
     for name, path in config.models.items():
         try:
-            check_name(name)
+            locations.check_model_name(config, name)
         except EdgedError as error:
             yield ("models", name), str(error)
         yield from ((("models", name), why) for why in _unreadable(File(path)))

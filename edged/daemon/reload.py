@@ -110,6 +110,9 @@ class Reloader:
             case "models":
                 self._controller.catalogue.name(locations.named_models(wanted))
                 self._controller.wake()
+            case "pipelines":
+                self._controller.pipelines.reconfigure(wanted.pipelines)
+                self._controller.wake()
             case "admission" | "build":
                 self._builder.reconfigure(wanted.build, wanted.admission)
             case "engines" | "hosts" | "health":

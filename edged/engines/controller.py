@@ -31,6 +31,7 @@ from edged.engines.learning import Learning
 from edged.engines.loader import Loader, ModelSelection
 from edged.engines.maker import Maker
 from edged.engines.opener import Opener
+from edged.engines.pipelines import Pipelines
 from edged.engines.plan import PlannedModel, Planner
 from edged.engines.probe import SessionProbe
 from edged.engines.quarantine import Quarantine
@@ -57,7 +58,7 @@ from edged.serving import memory
 from edged.serving.galleries import Galleries
 from edged.serving.hosts import Hosts
 from edged.serving.link import HostLink
-from edged.serving.slot import Slot
+from edged.serving.pipeline_slot import FrameSlot
 from edged.serving.tracking import Tracking
 from edged.store.attempts import AttemptLog
 from edged.store.sealed import Background
@@ -151,6 +152,7 @@ class Controller:
             *(self._prove, self.galleries),
         )
         self.models, self.ensembles = self.catalogue.models, self.catalogue.ensembles
+        self.pipelines = Pipelines(self.models, self.catalogue.find)
         self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts)
         self.learning = Learning(self._planner.book, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed, self.look_at_families)
@@ -315,13 +317,13 @@ class Controller:
         """Whether a model comes from the configuration instead of the repository."""
         return self.catalogue.is_configured(name)
 
-    def slot(self, name: str) -> Slot:
-        """Return the slot of a model, or of the only model if the name is empty. Raises NotFound, or InvalidInput for
-        an ensemble."""
+    def slot(self, name: str) -> FrameSlot:
+        """Return the slot of a model or pipeline, or of the only model if the name is empty. Raises NotFound, or
+        InvalidInput for an ensemble."""
         if not name:
             named = {planned.entry.model for planned in self.models.values()}
             name = named.pop() if len(named) == 1 else name
-        return self.catalogue.find(name).slot
+        return self.pipelines.find(name) or self.catalogue.find(name).slot
 
     async def _prove(self, model: Model, tries: int) -> Proven:
         """Try a model in a child before a host opens it, if the reference's runtime is installed."""

@@ -228,7 +228,7 @@ class EngineThreads:
 
     def _prepare(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> Prepared | Inputs:
         if isinstance(job, m.Detect):
-            return pipeline.prepare([self._shot(picture) for picture in job.pictures])
+            return pipeline.prepare(self._shots(job.pictures), job.most)
         inputs = {
             ref.name: to_array(ref.name, ref.datatype, ref.shape, self._shared.at(ref.span) if ref.span else ref.data)
             for ref in job.inputs
@@ -251,9 +251,10 @@ class EngineThreads:
         outcomes = self._jobs.run(job.job, pipeline.stoppable, partial(pipeline.infer, prepared))
         return m.Detected(job.job, tuple(self._seen(outcome, job.reply, bulk) for outcome in outcomes))
 
-    def _shot(self, picture: m.Picture) -> Shot:
-        p, data = picture, self._shared.at(picture.span)
-        return Shot(data, p.pixel_format, p.width, p.height, p.stride, p.roi, p.thresholds)
+    def _shots(self, found: Sequence[m.Picture]) -> list[Shot]:
+        """Return the pictures; regions of one picture share its data, so that it is decoded once."""
+        data = {picture.span: self._shared.at(picture.span) for picture in found}
+        return [Shot(data[p.span], p.pixel_format, p.width, p.height, p.stride, p.roi, p.thresholds) for p in found]
 
     def _seen(self, outcome: Outcome | Exception, reply: Span | None, bulk: Bulk) -> m.Seen:
         if isinstance(outcome, Exception):

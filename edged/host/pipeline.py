@@ -4,6 +4,9 @@ in-process.
 There are two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, copy it to the
 device if the session can do that ahead) and `infer` (run, decode boxes). Only one thread calls `infer`. Each picture
 of a batch fails separately: a damaged picture does not affect the others.
+
+Pictures that share their data are regions of one picture, which is decoded once. If a job has more pictures than the
+input tensor has rows, the others follow in further runs of the engine.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ _DECODERS = 4  # threads that decode the pictures of a batch: OpenCV releases th
 
 
 class Shot(msgspec.Struct, frozen=True):
-    """A received picture: encoded if `pixel_format` is empty, else raw pixels with their geometry."""
+    """A received picture: encoded if `pixel_format` is empty, else raw pixels with their geometry. Consecutive shots
+    with the same `data` object are regions of one picture."""
 
     data: bytes | memoryview
     pixel_format: str = ""
@@ -70,13 +74,24 @@ class _Fitted(msgspec.Struct, frozen=True):
     prepare_ms: float
 
 
+class _Shown(msgspec.Struct, frozen=True):
+    """A shot and its decoded pixels with the milliseconds that decoding took, or its error."""
+
+    shot: Shot
+    pixels: tuple[Image | Decoded, float] | Exception
+
+
 class Prepared(msgspec.Struct, frozen=True):
     """Pictures fitted into the input tensor, or their errors, in order. If the pipeline has n buffers, the n-th next
-    call of `prepare` overwrites the tensor. `inputs` is None if no picture could be decoded."""
+    call of `prepare` overwrites the tensor. `inputs` is None if no picture could be decoded.
+
+    `rest` are decoded pictures that follow in further runs, at most `most` in each."""
 
     inputs: Inputs | None
     pictures: tuple[_Fitted | Exception, ...]
     rows: int = 0  # of the tensor
+    rest: tuple[_Shown, ...] = ()
+    most: int = 1
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -94,7 +109,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 class Pipeline:
     """Owns a session and its input buffers; closes the session if the constructor raises. `batch` is the most pictures
-    at a time. `bounds` says how to treat outputs that are not finite. One buffer suffices if one thread does all."""
+    of one run. `bounds` says how to treat outputs that are not finite. One buffer suffices if one thread does all."""
 
     def __init__(
         self,
@@ -112,6 +127,7 @@ class Pipeline:
         self._turn, self._preparing = 0, threading.Lock()
         self.finite = FiniteCheck(bounds, signature.outputs)
         self._decoders: ThreadPoolExecutor | None = None
+        self._further: Array | None = None  # the input tensor of further runs, once a job has needed one
         try:
             opened = open_family(recognition) if recognition.family else None
             # Once, because an isinstance check takes a while.
@@ -129,32 +145,43 @@ class Pipeline:
         """Whether the session copies inputs to its device while it infers earlier ones."""
         return self._staging is not None
 
-    def prepare(self, shots: Sequence[Shot]) -> Prepared:
-        """Decode pictures, at most `batch` of them, and fit them into an input tensor."""
-        if self._preparer is None:
+    def prepare(self, shots: Sequence[Shot], most: int = 0) -> Prepared:
+        """Decode pictures, and fit the first of them into an input tensor: at most `most`, and at most as many as the
+        tensor has rows (0: as many)."""
+        preparer = self._preparer
+        if preparer is None:
             raise InvalidInput(f"this model takes no pictures ({self.recognition.picture}); send tensors instead")
+        rows = len(self._buffers[0])
+        most = min(most or rows, rows)
+        shown = [_Shown(shot, pixels) for shot, pixels in zip(shots, self._decode(preparer, shots), strict=True)]
         with self._preparing:
-            return self._fill(self._preparer, shots)
+            self._turn = (self._turn + 1) % len(self._buffers)
+            inputs, fitted, filled = self._fill(preparer, shown[:most], self._buffers[self._turn])
+            staged = None if inputs is None else self.stage(inputs)
+        return Prepared(staged, fitted, filled, tuple(shown[most:]), most)
 
-    def _fill(self, preparer: Preparer, shots: Sequence[Shot]) -> Prepared:
-        self._turn = (self._turn + 1) % len(self._buffers)
-        tensor, rows = self._buffers[self._turn], 0
+    def _fill(
+        self, preparer: Preparer, shown: Sequence[_Shown], tensor: Array
+    ) -> tuple[dict[str, Array] | None, tuple[_Fitted | Exception, ...], int]:
+        """Fit decoded pictures into a tensor; return the inputs, the pictures or their errors, and the number of rows
+        of the inputs. Without any picture, there are no inputs."""
+        rows = 0
         fitted: list[_Fitted | Exception] = []
-        for shot, decoded in zip(shots, self._decode(preparer, shots), strict=True):
-            if isinstance(decoded, Exception):
-                fitted.append(decoded)
+        for each in shown:
+            if isinstance(each.pixels, Exception):
+                fitted.append(each.pixels)
                 continue
             try:
-                fitted.append(self._fit(preparer, shot, *decoded, tensor, rows))
+                fitted.append(self._fit(preparer, each.shot, *each.pixels, tensor, rows))
             except Exception as error:
                 fitted.append(error)
             else:
                 rows += 1
         if not rows:
-            return Prepared(None, tuple(fitted))
+            return None, tuple(fitted), 0
         filled = tensor if self._fixed else tensor[:rows]
         inputs = {self.recognition.input: filled, **self._extra_inputs(fitted, len(filled))}
-        return Prepared(self.stage(inputs), tuple(fitted), len(filled))
+        return inputs, tuple(fitted), len(filled)
 
     def stage(self, inputs: Mapping[str, Array]) -> Inputs:
         """Copy inputs to the device if the session can do that during an inference; may wait for an inference."""
@@ -165,6 +192,22 @@ class Pipeline:
 
         If the outputs of one of several pictures cannot be decoded, that error is raised: outputs without one row for
         each picture are useless for the others, too."""
+        outcomes = self._infer_run(prepared)
+        for start in range(0, len(prepared.rest), prepared.most):
+            outcomes += self._infer_run(self._prepare_further(prepared.rest[start : start + prepared.most]))
+        return outcomes
+
+    def _prepare_further(self, shown: Sequence[_Shown]) -> Prepared:
+        """Fit decoded pictures into a tensor that only the inference thread uses. They are not staged: that could wait
+        for the inference that this thread should run."""
+        assert self._preparer is not None
+        if self._further is None:
+            self._further = np.zeros_like(self._buffers[0])
+        with self._preparing:
+            return Prepared(*self._fill(self._preparer, shown, self._further))
+
+    def _infer_run(self, prepared: Prepared) -> list[Outcome | Exception]:
+        """Run the engine once; return one result per picture."""
         if prepared.inputs is None:
             return [each for each in prepared.pictures if isinstance(each, Exception)]
         started = time.perf_counter()
@@ -193,11 +236,19 @@ class Pipeline:
         self._session.close()
 
     def _decode(self, preparer: Preparer, shots: Sequence[Shot]) -> list[tuple[Image | Decoded, float] | Exception]:
-        if len(shots) == 1:
-            return [_decode(preparer, shots[0])]
-        if self._decoders is None:
+        """Return the pixels or the error of each shot. A picture of several shots is decoded for the first of them; the
+        time of the others is 0."""
+        pictures: list[list[Shot]] = []
+        for shot in shots:
+            if pictures and pictures[-1][0].data is shot.data:
+                pictures[-1].append(shot)
+            else:
+                pictures.append([shot])
+        if len(pictures) > 1 and self._decoders is None:
             self._decoders = ThreadPoolExecutor(min(_DECODERS, os.cpu_count() or 1), "decode")
-        return list(self._decoders.map(partial(_decode, preparer), shots))
+        run = map if len(pictures) == 1 or self._decoders is None else self._decoders.map
+        decoded = run(partial(_decode, preparer), pictures)
+        return [each for group, found in zip(pictures, decoded, strict=True) for each in _shared(found, len(group))]
 
     def _extra_inputs(self, pictures: Sequence[_Fitted | Exception], rows: int) -> dict[str, Array]:
         """Return the further inputs that the family needs, such as picture sizes; rows without a picture repeat the
@@ -252,20 +303,31 @@ class Pipeline:
         return self._session.infer(inputs, outputs)
 
 
-def _decode(preparer: Preparer, shot: Shot) -> tuple[Image | Decoded, float] | Exception:
-    """Return the decoded pixels and the milliseconds that decoding took, or the error. Several threads may share the
-    preparer: only its sizes are read here."""
-    started = time.perf_counter()
+def _decode(preparer: Preparer, shots: Sequence[Shot]) -> tuple[Image | Decoded, float] | Exception:
+    """Return the decoded pixels of a picture, of which `shots` are regions, and the milliseconds that decoding took; or
+    the error. Several threads may share the preparer: only its sizes are read here."""
+    started, shot = time.perf_counter(), shots[0]
     pixels: Image | Decoded
     try:
         if shot.pixel_format:
             kind = pictures.PixelFormat(shot.pixel_format)
             pixels = pictures.from_raw(shot.data, kind, shot.width, shot.height, shot.stride)
         else:
-            pixels = pictures.decode_reduced(shot.data, partial(preparer.reduction, roi=shot.roi))
+            pixels = pictures.decode_reduced(
+                shot.data, lambda width, height: min(preparer.reduction(width, height, each.roi) for each in shots)
+            )
     except Exception as error:
         return error
     return pixels, (time.perf_counter() - started) * 1e3
+
+
+def _shared(
+    found: tuple[Image | Decoded, float] | Exception, count: int
+) -> list[tuple[Image | Decoded, float] | Exception]:
+    """Return the decoded picture of `count` shots for each of them; the first has the time."""
+    if isinstance(found, Exception):
+        return [found] * count
+    return [found, *[(found[0], 0.0)] * (count - 1)]
 
 
 def _input_buffers(

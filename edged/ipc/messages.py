@@ -21,7 +21,8 @@ _FEW, _MANY = msgspec.Meta(max_length=1024), msgspec.Meta(max_length=4096)
 class Picture(msgspec.Struct, frozen=True, array_like=True):
     """One picture: encoded if `pixel_format` is empty, else raw with `width` and `height` in pixels, `stride` in bytes.
 
-    Without a roi the whole picture is used; without thresholds those of the model are used.
+    Without a roi the whole picture is used; without thresholds those of the model are used. Consecutive pictures with
+    the same span are regions of one picture, which is decoded once.
     """
 
     span: Span
@@ -104,12 +105,14 @@ class Infer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Detect(msgspec.Struct, frozen=True, tag=True):
-    """A batch of camera frames. `reply` is the span for the raw outputs that fit."""
+    """A batch of camera frames. `reply` is the span for the raw outputs that fit. If there are more than `most`
+    pictures, the engine runs several times; 0 is as many as it takes."""
 
     job: int
     session: int
     pictures: tuple[Picture, ...]
     reply: Span | None
+    most: int = 0
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

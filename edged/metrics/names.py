@@ -63,6 +63,15 @@ MODEL_LAST = _gauge(
 )
 MODEL_SWAPS = _counter("edged_model_swaps_total", "Engines that replaced another as the serving engine.", "model")
 
+PIPELINE_READY = _gauge("edged_pipeline_ready", "1 while both models of a pipeline are ready, otherwise 0.", "pipeline")
+PIPELINE_FRAMES = _counter("edged_pipeline_frames_total", "Frames of a pipeline, by outcome.", "pipeline", "outcome")
+PIPELINE_CROPS = _counter(
+    "edged_pipeline_crops_total",
+    "Detections for the second model of a pipeline: answered, failed, or left_out because a frame had too many.",
+    "pipeline",
+    "outcome",
+)
+
 CAMERAS = _gauge("edged_cameras", "Known cameras, including those without separate metrics.")
 CAMERA_RECEIVED = _counter("edged_camera_frames_received_total", "Frames that were received.", "camera", "model")
 CAMERA_ANSWERED = _counter("edged_camera_frames_answered_total", "Frames that were answered.", "camera", "model")

@@ -132,6 +132,7 @@ class Scraper:
             engines(samples, name, planned)
         for name, each in controller.ensembles.items():
             ensemble(samples, name, each, controller.readiness(each), raised)
+        pipelines(samples, controller)
         cameras(samples, self._cameras)
         configured_cameras(samples, self._supervisor.status())
         builds(samples, controller, self._counts)
@@ -198,6 +199,18 @@ def engines(samples: Samples, name: str, planned: PlannedModel) -> None:
     current = planned.slot.current
     if current is not None and current.engine.key not in planned.engines:
         samples.put(names.ENGINE_SERVING, 1, name, current.engine.key[:_KEY_LENGTH], current.engine.backend)
+
+
+def pipelines(samples: Samples, controller: Controller) -> None:
+    """Collect pipelines. Every outcome has a sample."""
+    for name, ready in controller.pipelines.readiness(controller.health).items():
+        counts = controller.pipelines.counts[name]
+        samples.put(names.PIPELINE_READY, ready.is_ready, name)
+        samples.put(names.PIPELINE_FRAMES, counts.answered, name, "answered")
+        samples.put(names.PIPELINE_FRAMES, counts.failed, name, "failed")
+        samples.put(names.PIPELINE_CROPS, counts.crops_answered, name, "answered")
+        samples.put(names.PIPELINE_CROPS, counts.crops_failed, name, "failed")
+        samples.put(names.PIPELINE_CROPS, counts.crops_left_out, name, "left_out")
 
 
 def cameras(samples: Samples, known: Cameras) -> None:

@@ -8,13 +8,24 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from edged.errors import EdgedError, EngineUnusable, Overloaded
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena, Span
 from edged.serving.link import HostLink, Reply, rebuild
-from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputTensor, OutputView, TensorWork, Work
+from edged.serving.work import (
+    Answered,
+    Blob,
+    CropsWork,
+    EngineRef,
+    FrameWork,
+    OutputTensor,
+    OutputView,
+    TensorWork,
+    Work,
+)
 from edged.tensors import DATATYPES, byte_size
 from edged.vision.content import Embedding, unpack
 
@@ -27,19 +38,22 @@ LookUp = Callable[[EngineRef, Embedding, float], Embedding]
 class Batch:
     """Work that runs together: frames, or tensor requests. `spans` hold its bytes in the arena: one span for each
     frame, or one for each input with the rows of all requests. The host writes outputs into the span `reply` if they
-    fit."""
+    fit. A run of the engine has at most `most` pictures."""
 
-    __slots__ = ("_link", "future", "reply", "sent", "spans", "works")
+    __slots__ = ("_link", "future", "most", "reply", "sent", "spans", "works")
     future: asyncio.Future[Reply]
 
     def __init__(self, link: HostLink, works: Sequence[Work], spans: list[Span]) -> None:
         self._link, self.works, self.spans = link, works, spans
+        self.most = 1
         self.reply: Span | None = None
         self.sent = time.monotonic()
 
-    def send(self, session: int, reply_bytes: int) -> asyncio.Future[Reply]:
-        """Send the batch to the host; `reply_bytes` is the expected size of its outputs. Raises EdgedError if it cannot
-        be sent. When no client waits for any part of the batch any more, the host is asked to stop it."""
+    def send(self, session: int, reply_bytes: int, most: int = 1) -> asyncio.Future[Reply]:
+        """Send the batch to the host; `reply_bytes` is the expected size of its outputs, `most` the most pictures of
+        one run. Raises EdgedError if it cannot be sent. When no client waits for any part of the batch any more, the
+        host is asked to stop it."""
+        self.most = 1 if any(work.is_split for work in self.works) else most
         try:
             if reply_bytes:
                 self.reply = self._link.arena.reserve(reply_bytes)
@@ -68,8 +82,8 @@ class Batch:
             rows = sum(work.rows for work in self.works) if len(self.works) > 1 else 0
             return first.message(job, session, self.spans, self.reply, rows, len(self.works))
         pairs = zip(self.works, self.spans, strict=True)
-        pictures = tuple(work.picture(span) for work, span in pairs if isinstance(work, FrameWork))
-        return m.Detect(job, session, pictures, self.reply)
+        pictures = tuple(each for work, span in pairs if isinstance(work, FrameWork) for each in work.pictures(span))
+        return m.Detect(job, session, pictures, self.reply, self.most)
 
     def _abandon_if_unwanted(self, waiting: asyncio.Future[Any]) -> None:
         if waiting.cancelled() and not self.future.done() and not any(work.is_wanted for work in self.works):
@@ -176,14 +190,25 @@ def answers(
         _require(reply.outputs, engine, engine.outputs if first.outputs is None else first.outputs)
         outputs = _outputs(reply.outputs, arena, batch.reply, [work.rows for work in works])
         return [_answered(w, batch, views, engine, reply.times) for w, views in zip(works, outputs, strict=True)]
-    if len(reply.seen) != len(works):
-        return [EngineUnusable(f"the host answered {len(reply.seen)} of {len(works)} pictures") for _ in works]
-    return [_answer(seen, work, batch, engine, arena, look_up) for seen, work in zip(reply.seen, works, strict=True)]
+    wanted = sum(work.rows for work in works)
+    if len(reply.seen) != wanted:
+        return [EngineUnusable(f"the host answered {len(reply.seen)} of {wanted} pictures") for _ in works]
+    seen, read = iter(reply.seen), partial(_answer, batch=batch, engine=engine, arena=arena, look_up=look_up)
+    return [
+        _crops(tuple(read(each, work) for each in islice(seen, work.rows)), batch, engine)
+        if isinstance(work, CropsWork)
+        else read(next(seen), work)
+        for work in works
+    ]
 
 
-def times_of(reply: Reply) -> list[m.Times]:
-    """Return the times in a reply: one per picture without an error, or one for all tensor requests of a batch."""
-    return [reply.times] if isinstance(reply, m.Answer) else [seen.times for seen in reply.seen if not seen.error]
+def times_of(reply: Reply, most: int) -> list[list[m.Times]]:
+    """Return the times in a reply by run of the engine: one per picture without an error, or one for all tensor
+    requests of a batch. A run has at most `most` pictures."""
+    if isinstance(reply, m.Answer):
+        return [[reply.times]]
+    runs = (reply.seen[start : start + most] for start in range(0, len(reply.seen), most))
+    return [times for run in runs if (times := [seen.times for seen in run if not seen.error])]
 
 
 def reply_bytes(reply: Reply) -> int:
@@ -226,6 +251,22 @@ def _answer(
         content = look_up(engine, content, (given or engine.recognition.thresholds).score)
     queue_ms = (batch.sent - work.received) * 1e3
     return Answered(engine, seen.detections, outputs, seen.width, seen.height, queue_ms, seen.times, content)
+
+
+def _crops(found: tuple[Answered | EdgedError, ...], batch: Batch, engine: EngineRef) -> Answered | EdgedError:
+    """Return the answer with those of all regions of a picture, or the error if no region has an answer."""
+    answered = [each for each in found if isinstance(each, Answered)]
+    if not answered:
+        return next(each for each in found if isinstance(each, EdgedError))
+    whole = [each.times for each in answered]
+    times = m.Times(
+        sum(each.decode_ms for each in whole),
+        sum(each.prepare_ms for each in whole),
+        sum(each.infer_ms for each in whole[:: batch.most]),  # the pictures of a run share its time
+        sum(each.postprocess_ms for each in whole),
+    )
+    first = answered[0]
+    return Answered(engine, None, (), first.width, first.height, first.queue_ms, times, crops=found)
 
 
 def _require(refs: Sequence[m.TensorRef], engine: EngineRef, wanted: Collection[str]) -> None:

@@ -75,10 +75,21 @@ class HostSession:
 
     A session runs at most `instances` jobs at a time, in order. The time of a waiting job begins when a running job
     ends. A job that reaches its limit is stopped. If it still runs after a grace period, its runtime cannot stop it,
-    and the host is replaced.
+    and the host is replaced. The limit of a job for which the engine runs several times is as many times as long.
     """
 
-    __slots__ = ("asked", "closing", "has_answered", "instances", "jobs", "number", "opening", "stopped", "tenant")
+    __slots__ = (
+        "asked",
+        "closing",
+        "has_answered",
+        "instances",
+        "jobs",
+        "number",
+        "opening",
+        "runs",
+        "stopped",
+        "tenant",
+    )
 
     def __init__(
         self,
@@ -94,18 +105,22 @@ class HostSession:
         self.has_answered = False
         self.jobs: dict[int, float] = {}  # in order, with the time at which each began; infinity while it waits
         self.stopped: dict[int, float] = {}  # when a running job was told to stop at its limit
+        self.runs: dict[int, int] = {}  # of the engine, for the jobs that need several
 
     @property
     def limit(self) -> float:
-        """Seconds that a job may take."""
+        """Seconds that a run of the engine may take."""
         return self.tenant.bounds.seconds
 
-    def give(self, job: int, now: float) -> None:
-        """Add a job."""
+    def give(self, job: int, now: float, runs: int = 1) -> None:
+        """Add a job, for which the engine runs `runs` times."""
         self.jobs[job] = now if len(self.jobs) < self.instances else math.inf
+        if runs > 1:
+            self.runs[job] = runs
 
     def end(self, job: int, now: float) -> bool:
         """Remove an answered job; return whether it had been stopped at its limit."""
+        self.runs.pop(job, None)
         if self.jobs.pop(job, math.inf) < math.inf:
             waiting = next((other for other, began in self.jobs.items() if began == math.inf), None)
             if waiting is not None:
@@ -113,14 +128,14 @@ class HostSession:
         return self.stopped.pop(job, None) is not None
 
     def late(self, now: float) -> float:
-        """Return the seconds by which the oldest running job exceeds its limit; negative if it does not."""
-        return now - min(self.jobs.values(), default=math.inf) - self.limit
+        """Return the seconds by which a running job exceeds its limit, the most of all; negative if none does."""
+        return max((now - began - self._allowed(job) for job, began in self.jobs.items()), default=-math.inf)
 
     def overdue(self, now: float, grace: float) -> tuple[Literal["", "stop", "hopeless"], int]:
         """Return what to do about a job that has reached its limit, and the number of the job: "stop" once, "hopeless"
         after the grace period; "" if there is nothing to do."""
         for job, began in self.jobs.items():
-            if now - began <= self.limit:
+            if now - began <= self._allowed(job):
                 continue
             if job not in self.stopped:
                 self.stopped[job] = now
@@ -128,6 +143,9 @@ class HostSession:
             if now - self.stopped[job] > grace:
                 return "hopeless", job
         return "", 0
+
+    def _allowed(self, job: int) -> float:
+        return self.limit * self.runs.get(job, 1)
 
 
 class _Job(NamedTuple):
@@ -237,8 +255,9 @@ class HostLink:
         message = make(number)
         self._send(message)
         session = self.sessions[message.session]
-        session.give(number, time.monotonic())
         parts = message.parts if isinstance(message, m.Infer) else len(message.pictures)
+        runs = -(-parts // message.most) if isinstance(message, m.Detect) and message.most else 1
+        session.give(number, time.monotonic(), runs)
         self._jobs[number] = _Job(future, session, parts)
         return future
 

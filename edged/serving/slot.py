@@ -241,7 +241,7 @@ class Slot:
 
     def _submit(self, session: ServingSession, batch: Batch) -> None:
         try:
-            future = batch.send(session.number, session.reply_bytes)
+            future = batch.send(session.number, session.reply_bytes, session.batching.limit)
         except EdgedError as error:
             for work in batch.works:
                 if isinstance(error, HostLost):  # the host did not receive the work, which waits for the next one
@@ -276,7 +276,7 @@ class Slot:
                 error = self._settle(session, batch, batch.future.result())
             if error is None:
                 return
-            if not isinstance(error, HostLost) and len(batch.works) > 1:
+            if not isinstance(error, HostLost) and _is_divisible(batch):
                 self._retry_individually(session, batch, error)
                 return
             session.health.failed(error)
@@ -326,11 +326,13 @@ class Slot:
         now: float,
     ) -> None:
         """Count one execution, the requests that it answered, and outputs that are not finite."""
-        if took := times_of(reply):
-            is_one = isinstance(reply, m.Answer) or len(reply.seen) == 1
+        runs = times_of(reply, batch.most)
+        for took in runs:
+            is_one = isinstance(reply, m.Answer) or min(batch.most, len(reply.seen)) == 1
             if is_one and (batch.works[0].is_frame or session.engine.is_static):
                 session.latency.add(took[0].infer_ms, now)
-            self.statistics.executed(sum(work.rows for work in batch.works), took)
+            rows = sum(work.rows for work in batch.works) if len(runs) == 1 else len(took)
+            self.statistics.executed(rows, took)
         for work, result in zip(batch.works, results, strict=True):
             if isinstance(result, Answered) and work.is_wanted:
                 self.statistics.succeeded(work.rows, (now - work.received) * 1e3, result.queue_ms, result.times)
@@ -347,7 +349,7 @@ class Slot:
         declares, and later work runs one by one.
 
         A part that also fails alone would have failed any batch, and a cancelled part proves nothing: in both cases
-        batching stays on.
+        batching stays on. The regions of one picture are one part, which then runs them one by one.
         """
         wanted = [work for work in batch.works if work.is_wanted]
         left, has_failed, why = len(wanted), False, str(error)
@@ -366,6 +368,7 @@ class Slot:
                 session.rows = 1
 
         for work in wanted:
+            work.is_split = True
             work.future.add_done_callback(finished)
             self._retry(work)
 
@@ -410,6 +413,11 @@ class Slot:
             self._answer_error(work, self._refused())
         else:
             self._schedule.retry(work)
+
+
+def _is_divisible(batch: Batch) -> bool:
+    """Whether parts of a failed batch could succeed: it had several pieces of work, or a run had several regions."""
+    return len(batch.works) > 1 or (batch.works[0].is_frame and batch.works[0].rows > 1 and batch.most > 1)
 
 
 def outside(engine: EngineRef) -> str:

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from edged.errors import EdgedError, FrameSkipped, Overloaded
 from edged.serving.camera import Cameras, StreamOptions
-from edged.serving.slot import Slot
+from edged.serving.pipeline_slot import FrameSlot
 from edged.serving.stream_camera import EVERY_IN_FLIGHT, FULL, OVERTAKEN, RATE, Entry, Skips, StreamCamera
 from edged.serving.tracking import Tracking
 from edged.serving.work import Answered, FrameWork
@@ -88,7 +88,7 @@ class Stream(Generic[Tag]):
         camera: str,
         tag: Tag,
         work: FrameWork,
-        slot: Slot | EdgedError,
+        slot: FrameSlot | EdgedError,
         *,
         sequence: int = 0,
         captured_ns: int = 0,
@@ -164,7 +164,7 @@ class Stream(Generic[Tag]):
         self._ready.clear()
         for state in self._cameras.values():
             for entry in (*state.pending, *([state.held] if state.held is not None else [])):
-                if isinstance(entry.slot, Slot):
+                if not isinstance(entry.slot, EdgedError):
                     entry.slot.withdraw(state.queue_key, entry.work)
                 entry.drop()
             state.pending.clear()

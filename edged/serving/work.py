@@ -100,7 +100,11 @@ Sink: TypeAlias = Callable[[tuple[OutputView, ...]], None]
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """An answer: packed detections, or the content, of a frame (None if the model has no family); or output tensors."""
+    """An answer: packed detections, or the content, of a frame (None if the model has no family); or output tensors.
+
+    `crops` has the answer or the error of each region of a `CropsWork`. `second` is what the second model of a pipeline
+    answered.
+    """
 
     engine: EngineRef
     detections: bytes | None
@@ -110,6 +114,25 @@ class Answered(msgspec.Struct, frozen=True):
     queue_ms: float
     times: m.Times
     content: Content | None = None
+    crops: tuple[Answered | EdgedError, ...] = ()
+    second: SecondStep | None = None
+
+
+class SecondStep(msgspec.Struct, frozen=True):
+    """What the second model of a pipeline answered about crops of a frame.
+
+    `answers` has, for each of the detections in `rows`, the second model's answer, or why it has none. `left_out` is
+    the number of detections that got no crop although their class gets one. `engine` is None if no crop was answered.
+    """
+
+    model: str
+    rows: tuple[int, ...] = ()
+    answers: tuple[Answered | EdgedError, ...] = ()
+    left_out: int = 0
+    engine: EngineRef | None = None
+    queue_ms: float = 0.0
+    times: m.Times = m.Times()
+    total_ms: float = 0.0
 
 
 class Work(ABC):
@@ -119,7 +142,7 @@ class Work(ABC):
     The future ends with an Answered or an EdgedError; cancelling the future drops the work.
     """
 
-    __slots__ = ("expires", "future", "is_suspect", "losses", "received")
+    __slots__ = ("expires", "future", "is_split", "is_suspect", "losses", "received")
     is_frame = False
 
     def __init__(self, expires: float = math.inf) -> None:
@@ -128,6 +151,7 @@ class Work(ABC):
         self.expires = expires
         self.is_suspect = False  # it may have crashed its host or needed too much memory, so it runs alone
         self.losses = 0  # how often it was lost with a host that was killed from outside
+        self.is_split = False  # its batch failed, so its rows run one by one
 
     @property
     def is_wanted(self) -> bool:
@@ -181,12 +205,40 @@ class FrameWork(Work):
     def blobs(self) -> tuple[Blob, ...]:
         return (self.data,)
 
-    def picture(self, span: Span) -> m.Picture:
-        """Return the picture as the host gets it; `span` is its place in the arena."""
-        return m.Picture(span, self.pixel_format, self.width, self.height, self.stride, self.roi, self.thresholds)
+    def pictures(self, span: Span) -> tuple[m.Picture, ...]:
+        """Return the picture as the host gets it, once for each row; `span` is its place in the arena."""
+        about = (span, self.pixel_format, self.width, self.height, self.stride)
+        return (m.Picture(*about, self.roi, self.thresholds),)
 
     def too_late(self) -> EdgedError:
         return super().too_late() if self.must_answer else Stale("the frame was too old when its turn came")
+
+
+class CropsWork(FrameWork):
+    """Regions of one picture, a row for each; the picture is staged and decoded once."""
+
+    __slots__ = ("regions",)
+
+    def __init__(self, frame: FrameWork, data: Blob, regions: tuple[Roi, ...]) -> None:
+        """Take the picture's format, the deadline and the kind of request from `frame`."""
+        super().__init__(
+            data,
+            frame.pixel_format,
+            frame.width,
+            frame.height,
+            frame.stride,
+            expires=frame.expires,
+            must_answer=frame.must_answer,
+        )
+        self.regions = regions
+
+    @property
+    def rows(self) -> int:
+        return len(self.regions)
+
+    def pictures(self, span: Span) -> tuple[m.Picture, ...]:
+        about = (span, self.pixel_format, self.width, self.height, self.stride)
+        return tuple(m.Picture(*about, region) for region in self.regions)
 
 
 class InputTensor(msgspec.Struct, frozen=True):

@@ -50,9 +50,10 @@ def annotate(
     names: Sequence[str],
     caption: str | None = None,
     content: Content | None = None,
+    notes: Sequence[str] = (),
 ) -> Image:
     """Return a copy of a picture with `detections` drawn on it: masks, boxes or oriented boxes, keypoints, and labels
-    "#7 name 87%" with the tracker's number.
+    "#7 name 87%" with the tracker's number. `notes` are texts below the boxes, one for each detection, or none at all.
 
     A content is listed in the upper left corner, and its map is laid over the picture; the caption is in the lower
     left. The better of two overlapping detections is on top. Raises ValueError if masks are of a picture of another
@@ -62,7 +63,8 @@ def annotate(
     if content is not None:
         _draw_map(canvas, content)
     style = _Style(image.shape[1], image.shape[0])
-    rows = detections.select(np.argsort(detections.scores, kind="stable"))
+    order = np.argsort(detections.scores, kind="stable")
+    rows = detections.select(order)
     boxes = [_rounded(box) for box in rows.boxes]
     colors = [class_color(class_id) for class_id in rows.class_ids.tolist()]
     _draw_areas(canvas, rows, boxes, colors)
@@ -72,6 +74,10 @@ def annotate(
             _draw_keypoints(canvas, keypoints, color, style)
     for box, text, color in zip(boxes, _labels(rows, names), colors, strict=True):
         _draw_label(canvas, box, text, color, style)
+    if notes:
+        for box, index, color in zip(boxes, order.tolist(), colors, strict=True):
+            if notes[index]:
+                _draw_label(canvas, box, notes[index][:_MAX_LINE], color, style, is_below=True)
     if content is not None:
         most = _MAX_AREAS if isinstance(content, ClassMap) else _MAX_LINES
         rows_of_text = islice(lines(content, names), most)
@@ -182,13 +188,16 @@ def _draw_keypoints(canvas: Image, keypoints: npt.NDArray[np.float32], color: Co
             cv2.circle(canvas, point, style.line * 2, color, cv2.FILLED, cv2.LINE_AA)
 
 
-def _draw_label(canvas: Image, box: Box, text: str, color: Color, style: _Style) -> None:
-    """Draw a filled label on the box's upper edge, or inside the box if there is no space above."""
+def _draw_label(canvas: Image, box: Box, text: str, color: Color, style: _Style, *, is_below: bool = False) -> None:
+    """Draw a filled label on the box's upper edge, or on its lower one; inside the box if there is no space outside."""
     text = _printable(text)
     width, height, depth = style.measure(text)
     label_w, label_h = width + 2 * style.gap, height + depth + style.gap
     left = max(0, min(box[0] - style.line // 2, canvas.shape[1] - label_w))
-    top = box[1] - label_h if box[1] >= label_h else max(0, box[1])
+    if is_below:
+        top = max(0, min(box[3], canvas.shape[0] - label_h))
+    else:
+        top = box[1] - label_h if box[1] >= label_h else max(0, box[1])
     cv2.rectangle(canvas, (left, top), (left + label_w, top + label_h), color, cv2.FILLED)
     blue, green, red = color
     is_bright = 0.114 * blue + 0.587 * green + 0.299 * red > 110

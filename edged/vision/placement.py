@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edged.errors import InvalidInput
+from edged.vision.tilted import Corners, TiltedWindow
 
 Boxes = npt.NDArray[np.float32]
 Points = npt.NDArray[np.float32]
@@ -36,10 +37,11 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
 
 class Roi(msgspec.Struct, frozen=True, array_like=True):
     """Region of interest: a region, None for the whole picture, and its rotation in degrees clockwise: 0, 90, 180,
-    270."""
+    270. If `corners` are given, they are the region instead, and it is cut out upright: see `TiltedWindow`."""
 
     region: Region | None = None
     rotation: int = 0
+    corners: Corners | None = None
 
 
 # By rotation: the signs of (x, y) in the formula (x, y) in the picture = signs * (x, y) in the turned window + `_far`.
@@ -70,6 +72,12 @@ class CropWindow(msgspec.Struct, frozen=True):
     def turned(self) -> tuple[int, int]:
         """(width, height) after turning."""
         return (self.height, self.width) if self.is_sideways else (self.width, self.height)
+
+    @property
+    def fitted(self) -> tuple[int, int]:
+        """(width, height) of the region after turning: the size of the picture that is fitted into the input."""
+        x1, y1, x2, y2 = self.region
+        return (y2 - y1, x2 - x1) if self.is_sideways else (x2 - x1, y2 - y1)
 
     def to_picture(self, points: Points) -> Points:
         """Convert x, y [..., 2] in the turned window, float32, to the picture; a new array, not clipped."""
@@ -158,7 +166,7 @@ class Placement(msgspec.Struct, frozen=True):
     pad_y: int
     width: int
     height: int
-    window: CropWindow | None = None
+    window: CropWindow | TiltedWindow | None = None
 
     @property
     def inner(self) -> tuple[int, int]:
@@ -232,7 +240,13 @@ def place(width: int, height: int, input_width: int, input_height: int, fit: Fit
 
 
 def place_window(
-    window: CropWindow, width: int, height: int, input_width: int, input_height: int, fit: Fit, zoom: float = 1.0
+    window: CropWindow | TiltedWindow,
+    width: int,
+    height: int,
+    input_width: int,
+    input_height: int,
+    fit: Fit,
+    zoom: float = 1.0,
 ) -> Placement:
     """Return the placement of a window of a picture of width x height. The window is fitted like a picture that has the
     size of the window's region.
@@ -241,8 +255,7 @@ def place_window(
     """
     if fit is Fit.CENTER_CROP:
         fit = Fit.STRETCH
-    x1, y1, x2, y2 = window.region
-    region_w, region_h = (y2 - y1, x2 - x1) if window.is_sideways else (x2 - x1, y2 - y1)
+    region_w, region_h = window.fitted
     fitted = place(region_w, region_h, input_width, input_height, fit, zoom)
     inner_w, inner_h = fitted.inner
     turned_w, turned_h = window.turned

@@ -24,6 +24,7 @@ from edged.tensors import Array, numpy_dtype
 from edged.vision.image import Decoded, Image
 from edged.vision.placement import CropWindow, Fit, Placement, Roi, center_region, crop_window, place, place_window
 from edged.vision.preprocess import UNSCALED, Preprocess
+from edged.vision.tilted import TiltedWindow
 
 Plane: TypeAlias = npt.NDArray[np.uint8]
 
@@ -64,6 +65,8 @@ class Preparer:
         columns = slice(placement.pad_x, placement.pad_x + width)
         if self.preprocess.antialias and self.preprocess.fit is Fit.CENTER_CROP:
             scaled = self._middle(image, placement, step, roi)
+        elif isinstance(placement.window, TiltedWindow):
+            scaled = self._resize(_upright(image, placement.window, step), width, height)
         elif placement.window is None:
             scaled = self._resize(image, width, height)
         else:
@@ -87,21 +90,20 @@ class Preparer:
     def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
         """Return the largest factor by which `decode_reduced` may reduce a picture of width x height, so that it need
         not be enlarged afterwards. Always 1 unless the model's settings allow a reduction, because it moves boxes
-        slightly.
+        slightly. Also 1 if the region is tilted: its sides would no longer have whole pixels.
 
         Safe to call from other threads. Raises InvalidInput like `prepare`.
         """
-        return self._place(width, height, 1, roi).reduction() if self.preprocess.reduce else 1.0
+        if not self.preprocess.reduce or (roi is not None and roi.corners is not None):
+            return 1.0
+        return self._place(width, height, 1, roi).reduction()
 
     def _place(self, width: int, height: int, step: int, roi: Roi | None) -> Placement:
         known = self._placements.get((width, height, step, roi))
         if known is not None:
             return known
         wanted = self.preprocess
-        cut = roi
-        if wanted.fit is Fit.CENTER_CROP:
-            cut = center_region(roi, width, height, (wanted.width, wanted.height), wanted.zoom)
-        window = crop_window(cut, width, height, step)
+        window = self._window(width, height, step, roi)
         if window is None:
             placement = place(width, height, wanted.width, wanted.height, wanted.fit, wanted.zoom)
         else:
@@ -110,6 +112,17 @@ class Preparer:
             self._placements.clear()  # a region that moves with every frame would fill the cache
         self._placements[width, height, step, roi] = placement
         return placement
+
+    def _window(self, width: int, height: int, step: int, roi: Roi | None) -> CropWindow | TiltedWindow | None:
+        """Return the part of a picture that the model is shown; None for all of it."""
+        wanted = self.preprocess
+        if roi is not None and roi.corners is not None:
+            tilted = TiltedWindow.of(roi.corners, width, height)
+            is_middle = wanted.fit is Fit.CENTER_CROP
+            return tilted.middle((wanted.width, wanted.height), wanted.zoom) if is_middle else tilted
+        if wanted.fit is Fit.CENTER_CROP:
+            roi = center_region(roi, width, height, (wanted.width, wanted.height), wanted.zoom)
+        return crop_window(roi, width, height, step)
 
     def _show(self, image: Image, window: CropWindow, step: int, width: int, height: int) -> Image:
         """Cut out, rotate and resize the window to width x height, in the cheaper order."""
@@ -126,6 +139,10 @@ class Preparer:
 
     def _middle(self, image: Image, placement: Placement, step: int, roi: Roi | None) -> Image:
         """Resize and crop the centre of the region of interest, without the rounding of windows to whole pixels."""
+        if roi is not None and roi.corners is not None:
+            tilted = TiltedWindow.of(roi.corners, placement.width, placement.height)
+            image = _upright(image, tilted, step)
+            return resize_center(image, self.preprocess.width, self.preprocess.height, self.preprocess.zoom)
         window = crop_window(roi, placement.width, placement.height, step)
         if window is not None:
             rows = slice(window.top // step, (window.top + window.height) // step)
@@ -194,6 +211,14 @@ class Preparer:
             ordered = self._ordered[: scaled.size].reshape(scaled.shape)
             scaled = cast(Image, cv2.cvtColor(scaled, cv2.COLOR_BGR2RGB, ordered))
         self._values.look_up(scaled, target)
+
+
+def _upright(image: Image, window: TiltedWindow, step: int) -> Image:
+    """Cut out a tilted window, upright, of a picture that was decoded at 1/step of its size. Parts of the window beyond
+    the picture repeat its edge."""
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    found = cv2.warpAffine(image, window.sampling(step), window.turned, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    return cast(Image, found)
 
 
 class _Values:

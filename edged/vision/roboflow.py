@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from edged.vision.detections import Detections, class_name
 from edged.vision.masks import polygon
@@ -42,11 +42,13 @@ _Prediction = TypedDict(
 
 
 class RoboflowPrediction(_Prediction, total=False):
-    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners."""
+    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners. `nested` is not of
+    Roboflow: it has the fields of what the second model of a pipeline found in the box."""
 
     points: list[RoboflowPoint]
     keypoints: list[RoboflowKeypoint]
     tracker_id: int
+    nested: dict[str, Any]
 
 
 class RoboflowResult(TypedDict):

@@ -23,6 +23,7 @@ from edged.shapes import MODEL_PATH, Scene
 from tests.bench.choices import choices
 from tests.bench.loads import BARE, ByHand, cameras, processor_seconds, program, pss_mb
 from tests.bench.nets import NETS, save
+from tests.bench.pipelines import pipelines
 from tests.bench.raw import onnxruntime_only, raw
 from tests.bench.starts import starts
 from tests.bench.table import Figures, Line, compare, in_rounds, steady
@@ -314,6 +315,7 @@ ROWS: Mapping[str, Callable[[Bench], Iterable[Line]]] = {
     "http": http,
     "tracing": tracing,
     "choices": choices,
+    "pipelines": pipelines,
     "triton": triton,
 }
 

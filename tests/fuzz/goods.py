@@ -23,10 +23,11 @@ from tests.integration import onnx_files
 
 # Models that stay, and one that commands may remove.
 NUMBERS, TEXTS, SHAPES, VICTIM = "numbers", "texts", "shapes", "victim"
+TWICE = "twice"  # a pipeline
 PICTURE: Final[bytes] = cv2.imencode(".jpg", cv2.resize(Scene(3).frame(0)[0], (160, 120)))[1].tobytes()
 SEGMENT = "/edged-fuzz"  # in /dev/shm
 
-_MODELS = (NUMBERS, TEXTS, SHAPES, VICTIM, "nobody", "")
+_MODELS = (NUMBERS, TEXTS, SHAPES, TWICE, VICTIM, "nobody", "")
 _STAYING = ("nobody", VICTIM, "")  # for commands that remove models: never the models whose answers are checked
 _TAKING = ("RemoveModel", "RepositoryModelUnload", "AddModel", "RepositoryModelLoad", "Evict")
 

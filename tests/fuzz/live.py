@@ -35,7 +35,8 @@ class FuzzedDaemon(Daemon):
             builds=False,
             config='max_message_mb = 32\n[http]\nlisten = "unix:HOME/http.sock"\nbody_mb = 8\n'
             '[metrics]\nlisten = "unix:HOME/metrics.sock"\n[zmq]\nframes = "ipc://HOME/frames"\n'
-            f'[frigate]\nendpoint = "ipc://HOME/frigate"\nmodel = "{goods.SHAPES}"\nuploads = true\n',
+            f'[frigate]\nendpoint = "ipc://HOME/frigate"\nmodel = "{goods.SHAPES}"\nuploads = true\n'
+            f'[pipelines.{goods.TWICE}]\ndetect = "{goods.SHAPES}"\nthen = "{goods.SHAPES}"\n',
         )
         self.http, self.metrics = self.home / "http.sock", self.home / "metrics.sock"
         self.frames, self.frigate = f"ipc://{self.home}/frames", f"ipc://{self.home}/frigate"

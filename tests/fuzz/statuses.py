@@ -46,6 +46,7 @@ ALLOWED: Final[dict[str, Codes]] = {
     _CAMERAS + "Detect": _ENGINE,
     _CAMERAS + "DetectOne": _ENGINE | {_S.ABORTED},
     _OPERATIONS + "ListModels": _WRONG,
+    _OPERATIONS + "ListPipelines": _WRONG,
     _OPERATIONS + "AddModel": _COMMAND | {_S.ALREADY_EXISTS, _S.RESOURCE_EXHAUSTED, _S.ABORTED},
     _OPERATIONS + "SetModel": _COMMAND | {_S.RESOURCE_EXHAUSTED, _S.ABORTED},
     _OPERATIONS + "RemoveModel": _COMMAND,

@@ -114,7 +114,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     config, port = tmp_path_factory.mktemp("configuration") / "edged.toml", free_port()
     daemon = Daemon("--config", str(config), builds=False)
     http, zmq = f'[http]\nlisten = "127.0.0.1:{port}"\n', f'[zmq]\nframes = "ipc://{daemon.home}/frames.zmq"\n'
-    config.write_text(http + zmq)
+    config.write_text(http + zmq + '[pipelines.plates]\ndetect = "doors"\nthen = "doors"\n')
     place = daemon.home / "reader"
     place.mkdir()
     fill(place)

@@ -169,6 +169,13 @@ class Daemon:
         model = ops.ModelStatus(name="shapes", state="ready", inputs=[shape], settings={"family": "yolo"}, swaps=2)
         return ops.ListModelsResponse(models=[model])
 
+    async def list_pipelines(self, *_: Any) -> ops.ListPipelinesResponse:
+        counts = {"answered": 7, "failed": 1, "crops_answered": 20, "crops_left_out": 3}
+        ready = ops.PipelineStatus(
+            name="plates", detect="cars", then="reader", crop="box", classes=["plate"], most=8, state="ready", **counts
+        )
+        return ops.ListPipelinesResponse(pipelines=[ready])
+
     async def list_engines(self, request: ops.ListEnginesRequest, _: Any) -> ops.ListEnginesResponse:
         verdict = ops.Verdict(accepted=True, figures={"cosine": 0.999})
         full = ops.Engine(key="abc", model="shapes", state="serving", parts={"a": "1"}, latency_ms=2.5, verdict=verdict)
@@ -189,6 +196,7 @@ class Daemon:
             "AddModel": (grpc.stream_unary_rpc_method_handler, self.add_model, ops.AddModelRequest),
             "RemoveModel": (one, self.remove_model, ops.RemoveModelRequest),
             "ListModels": (one, self.list_models, ops.ListModelsRequest),
+            "ListPipelines": (one, self.list_pipelines, ops.ListPipelinesRequest),
             "ListEngines": (one, self.list_engines, ops.ListEnginesRequest),
             "ExplainEngine": (one, self.explain, ops.ExplainEngineRequest),
             "GetDevice": (one, self.device, ops.GetDeviceRequest),
@@ -232,6 +240,9 @@ def answer(frame: cam.Frame, skipped: int) -> cam.Result:
     elif frame.model != "empty":
         result.detections.add(x1=10, y1=20, x2=30, y2=60, score=0.75, class_id=3, label="a [red] dot")
         result.detections.add(x1=0, y1=0, x2=5, y2=5, score=0.5, class_id=0, label="square")
+    if frame.model == "pipeline":
+        result.second.model, result.second.crops, result.second.left_out = "reader", 1, 1
+        result.detections[0].nested.content.text.text, result.detections[0].nested.content.text.score = "AB 123", 0.5
     return result
 
 

@@ -36,7 +36,8 @@ class Room:
         self.slot, self.link, self.cameras = Slot("m"), FakeLink(), Cameras()
         self.slot.install(self.link.session())
         planned = SimpleNamespace(model=None, answering=answering)
-        controller = SimpleNamespace(slot=self._slot, find=lambda name: planned)
+        pipelines = SimpleNamespace(detector=lambda name: name)
+        controller = SimpleNamespace(slot=self._slot, find=lambda name: planned, pipelines=pipelines)
         self.service = CameraService(controller, self.cameras, tracking, Publisher(EventLog()))  # type: ignore[arg-type]
 
     def _slot(self, name: str) -> Slot:

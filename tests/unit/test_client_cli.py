@@ -72,6 +72,21 @@ def test_infer_prints_a_table_or_json(running: Running, picture: str) -> None:
     assert found["predictions"][0]["class"] == "a [red] dot"
 
 
+def test_infer_pipeline_prints_what_the_second_model_found(running: Running, picture: str) -> None:
+    printed = call("infer", "pipeline", picture, "--target", running.target).stdout
+    assert "READER" in printed.upper()
+    assert "AB 123 50%" in printed
+    assert "1 not passed on to reader" in printed
+
+
+def test_pipelines_prints_a_row_for_each_or_json(running: Running) -> None:
+    printed = call("pipelines", "--target", running.target).stdout
+    for word in ("plates", "ready", "cars", "reader", "plate", "7 (1 failed)", "20", "3"):
+        assert word in printed
+    (found,) = json.loads(call("pipelines", "--json", "--target", running.target).stdout)
+    assert (found["name"], found["detect"], found["crops_left_out"]) == ("plates", "cars", 3)
+
+
 def test_infer_prints_raw_outputs_or_zero_detections(running: Running, picture: str) -> None:
     assert "uint8" in call("infer", "tensors", picture, "-t", running.target).stdout
     assert "0 detections" in call("infer", "empty", picture, "-t", running.target).stdout

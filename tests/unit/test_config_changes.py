@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.config import Access, Config, Engines, Frigate, Http, Zmq
+from edged.config import Access, Config, Engines, Frigate, Http, Pipeline, Zmq
 from edged.config.cameras import Camera
 from edged.config.changes import RELOADS, Change, diff, value, with_value
 from edged.config.child_limits import Limits
@@ -83,9 +83,13 @@ def test_diff_in_lines(old: dict[str, Any], new: dict[str, Any], expected: list[
 
 @pytest.mark.parametrize("key", RELOADS)
 def test_with_value_replaces_only_one_key(key: str) -> None:
-    unset = {name: msgspec.UNSET for name in Config.__struct_fields__ if name not in ("zmq", "cameras")}
-    zmq, cameras = Zmq(frames="ipc:///f", publish="ipc:///p"), {"hall": HALL}
-    other = msgspec.structs.replace(DEFAULTS, **unset, zmq=zmq, cameras=cameras)
+    given = {
+        "zmq": Zmq(frames="ipc:///f", publish="ipc:///p"),
+        "pipelines": {"plates": Pipeline(detect="m", then="n")},
+        "cameras": {"hall": HALL},
+    }
+    unset = {name: msgspec.UNSET for name in Config.__struct_fields__ if name not in given}
+    other = msgspec.structs.replace(DEFAULTS, **unset, **given)
     taken = with_value(DEFAULTS, other, key)
     assert value(taken, key) == value(other, key)
     assert all(value(taken, each) == value(DEFAULTS, each) for each in RELOADS if each != key)

@@ -54,11 +54,16 @@ def test_keys_are_the_fields_of_the_configuration() -> None:
         return found
 
     camera = {"source": "s", "model": "m", "zones": {"NAME": _ZONE}, "lines": {"NAME": _LINE}}
-    assert {key.name for key in KEYS} == names(msgspec.convert({"frigate": {}, "cameras": {"NAME": camera}}, Config))
+    whole = {"frigate": {}, "pipelines": {"NAME": {"detect": "d", "then": "t"}}, "cameras": {"NAME": camera}}
+    assert {key.name for key in KEYS} == names(msgspec.convert(whole, Config))
 
 
 def test_variables_are_unique_and_known_to_the_sources() -> None:
-    named = [key.variable for key in KEYS if NAME not in key.path] + ["EDGED_FRIGATE", "EDGED_CAMERAS"]
+    named = [key.variable for key in KEYS if NAME not in key.path] + [
+        "EDGED_FRIGATE",
+        "EDGED_PIPELINES",
+        "EDGED_CAMERAS",
+    ]
     assert len(named) == len(set(named))
     assert set(named) == set(variables())
     assert not set(named) & OTHERS

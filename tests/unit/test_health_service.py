@@ -10,7 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from edged.api.grpc.health import HealthService
-from edged.config import Health
+from edged.config import Health, Pipeline
+from edged.engines.pipelines import Pipelines
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import readiness
 from edged.errors import NotFound, NotReady
@@ -25,8 +26,12 @@ class World:
 
     def __init__(self) -> None:
         self.models: dict[str, PlannedModel] = {}
+        self.pipelines = Pipelines(self.models, self.models.__getitem__)
         controller: Any = SimpleNamespace(
-            served=lambda: list(self.models.values()), readiness=lambda planned: readiness(planned, Health())
+            served=lambda: list(self.models.values()),
+            readiness=lambda planned: readiness(planned, Health()),
+            health=Health(),
+            pipelines=self.pipelines,
         )
         self.service = HealthService(controller, ["edged.v1.Cameras"])
 
@@ -101,3 +106,11 @@ async def test_health_watch_ends_when_the_daemon_stops() -> None:
         Status.SERVICE_UNKNOWN,
     ]
     assert await world.check("") == Status.NOT_SERVING
+
+
+async def test_check_pipeline_with_a_loading_model_is_not_serving() -> None:
+    world = World()
+    world.add("cars", ready=True)
+    world.add("reader", ready=False)
+    world.pipelines.reconfigure({"plates": Pipeline(detect="cars", then="reader")})
+    assert await world.check("plates") == Status.NOT_SERVING

@@ -174,3 +174,14 @@ def test_pause_grows_with_deaths_up_to_a_limit(has_room: bool, longest: float) -
     pauses = [pause(deaths, has_room=has_room) for deaths in range(1, 20)]
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (0.0, longest)
+
+
+def test_session_job_of_several_runs_may_take_as_many_times_as_long() -> None:
+    made = session()
+    made.give(1, 0.0, runs=8)
+    made.give(2, 0.0)
+    assert made.overdue(79.0, grace=2.0) == ("", 0)
+    assert made.late(79.0) < 0
+    assert made.overdue(81.0, grace=2.0) == ("stop", 1)
+    made.end(1, 81.0)
+    assert made.overdue(92.0, grace=2.0) == ("stop", 2)

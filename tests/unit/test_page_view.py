@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from edged.api.page import view
-from edged.api_types import AlarmInfo, CameraInfo, DeviceLoad, EngineInfo, EngineProgress, ModelInfo, StatusInfo
+from edged.api_types import (
+    AlarmInfo,
+    CameraInfo,
+    DeviceLoad,
+    EngineInfo,
+    EngineProgress,
+    ModelInfo,
+    PipelineInfo,
+    StatusInfo,
+)
 from edged.events import EngineMoved, Event, ModelRead
 from edged.events import EngineProgress as ProgressMade
 
@@ -106,3 +115,12 @@ def test_row_of_an_ensemble_names_its_models() -> None:
     ensemble = changed(_MODEL, engine="", backend="", family="", parts=("find", "read:2"))
     (row,) = view.rows([ensemble], [], [], _TITLES, frozenset())
     assert (row.serves, row.speed, row.stale) == ("its models: find, read:2", None, ())
+
+
+def test_pipeline_is_a_row_of_the_models_with_its_steps_or_its_problem() -> None:
+    info = PipelineInfo("plates", "cars", "reader", "box", 0.0, (), 8, "ready", "", 1, 0, 1, 0, 0)
+    row = view.pipeline_row(info)
+    assert (row.name, row.state, row.family, row.removable) == ("plates", "ready", "pipeline", False)
+    assert "cars" in row.reason
+    assert "reader" in row.reason
+    assert view.pipeline_row(changed(info, state="loading", reason="no model 'cars'")).reason == "no model 'cars'"

@@ -13,6 +13,7 @@ from edged.errors import InvalidInput
 from edged.host.pipeline import Outcome, Pipeline, Shot
 from edged.tensors import Array, TensorSpec
 from edged.vision.family import Recognition, Thresholds, recognise
+from edged.vision.placement import Region, Roi
 
 SIDE, CELLS = 64, 84
 
@@ -133,3 +134,67 @@ def test_infer_applies_the_thresholds_of_each_picture() -> None:
     assert isinstance(strict, Outcome)
     assert isinstance(easy, Outcome)
     assert (len(strict.detections or ()), len(easy.detections or ())) == (0, 1)
+
+
+# -- regions of one picture --------------------------------------------------------------------------------------------
+
+
+def regions(data: bytes, *brightness_columns: int) -> list[Shot]:
+    """Return a shot for each column of 16 pixels; they share the data, as the pictures of one message do."""
+    return [Shot(data, roi=Roi(Region(16 * column, 0, 16, SIDE))) for column in brightness_columns]
+
+
+def striped() -> bytes:
+    """Return a PNG whose columns of 16 pixels have the brightness 0, 85, 170 and 255."""
+    picture = np.repeat(np.repeat(np.array([[0, 85, 170, 255]], np.uint8), 16, axis=1), SIDE, axis=0)
+    return cv2.imencode(".png", np.dstack([picture] * 3))[1].tobytes()
+
+
+@pytest.mark.parametrize(("batch", "most", "runs"), [(4, 0, [4, 1]), (4, 1, [1] * 5), (8, 0, [5]), (1, 0, [1] * 5)])
+def test_infer_more_pictures_than_rows_follow_in_further_runs(batch: int, most: int, runs: list[int]) -> None:
+    session = Brightness()
+    pipeline = Pipeline(session, signature("batch"), recognition(), batch=batch)
+    shots = regions(striped(), 1, 2, 3, 1, 2)
+    outcomes = pipeline.infer(pipeline.prepare(shots, most))
+    assert widths(outcomes) == widths([pipeline.infer(pipeline.prepare([each]))[0] for each in shots])
+    assert session.batches[: len(runs)] == runs
+
+
+def test_infer_more_pictures_than_a_fixed_batch_fills_all_rows_in_each_run() -> None:
+    session = Brightness()
+    pipeline = Pipeline(session, signature(2), recognition(2), batch=2)
+    assert len(widths(pipeline.infer(pipeline.prepare(regions(striped(), 3, 2, 1))))) == 3
+    assert session.batches == [2, 2]
+
+
+def test_prepare_regions_of_one_picture_decode_it_once() -> None:
+    pipeline = Pipeline(Brightness(), signature("batch"), recognition(), batch=2)
+    one, other = striped(), bytes(bytearray(striped()))
+    outcomes = pipeline.infer(pipeline.prepare([*regions(one, 1, 2, 3), *regions(other, 1, 2)]))
+    assert [isinstance(each, Outcome) and each.times.decode_ms > 0 for each in outcomes] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_infer_further_runs_do_not_overwrite_the_next_prepared_pictures() -> None:
+    pipeline = Pipeline(Brightness(), signature("batch"), recognition(), batch=1)
+    many, following = pipeline.prepare([shot(85)] * 9), pipeline.prepare([shot(255)])
+    assert widths(pipeline.infer(many)) == pytest.approx([20.0] * 9, abs=0.1)
+    assert widths(pipeline.infer(following)) == pytest.approx([60.0], abs=0.1)
+
+
+def test_infer_regions_of_a_damaged_picture_all_have_its_error() -> None:
+    pipeline = Pipeline(Brightness(), signature("batch"), recognition(), batch=2)
+    outcomes = pipeline.infer(pipeline.prepare(regions(striped()[:-40], 1, 2, 3)))
+    assert all(isinstance(each, InvalidInput) for each in outcomes)
+
+
+def test_infer_region_outside_the_picture_does_not_affect_the_others() -> None:
+    pipeline = Pipeline(Brightness(), signature("batch"), recognition(), batch=1)
+    good, outside, last = pipeline.infer(pipeline.prepare(regions(striped(), 3, 9, 3)))
+    assert isinstance(outside, InvalidInput)
+    assert widths([good]) == widths([last])

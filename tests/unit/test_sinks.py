@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 
 from edged.client import Captured
-from edged.client.result import Detection, Result, Skips, Timings
+from edged.client.result import Detection, Nested, Result, SecondStep, Skips, Timings
 from edged.client.sinks import Answered, JsonLines, Mp4, Preview, Sink, Sinks
-from edged.client.sinks.sink import Background, PendingFrames
+from edged.client.sinks.sink import Background, PendingFrames, encode
 from edged.client.sources import Source
 from edged.errors import InvalidInput, Unsupported
-from edged.vision.content import Classes
+from edged.vision.content import Classes, Text
 from tests.unit.media import jpeg, shade
 
 av = pytest.importorskip("av")
@@ -174,6 +174,16 @@ def test_background_failure_is_raised_by_put_or_close() -> None:
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
+def test_line_of_a_pipeline_has_both_steps() -> None:
+    (cup,) = result().detections
+    found = msgspec.structs.replace(cup, nested=Nested(Text("mine", 0.5)))
+    second = SecondStep("reader", "e", "null", 1, 2, Timings())
+    made = json.loads(encode(result(detections=(found,), second=second)))
+    assert made["predictions"][0]["nested"] == {"text": "mine", "confidence": 0.5}
+    assert (made["second"]["model"], made["second"]["left_out"]) == ("reader", 2)
+    assert "second" not in json.loads(encode(result()))
+
+
 def test_json_lines_are_appended_and_flushed(tmp_path: Path) -> None:
     path = tmp_path / "found.jsonl"
     path.write_text("{}\n")
@@ -251,6 +261,7 @@ def test_mp4_killed_program_leaves_playable_file(tmp_path: Path) -> None:
     path = tmp_path / "found.mp4"
     program = """
 import os, sys, time, numpy as np
+from edged.vision.content import Text
 from tests.unit.media import shade
 from tests.unit.test_sinks import Mp4, answered
 sink = Mp4(sys.argv[1], lossless=True)

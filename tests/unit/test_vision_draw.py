@@ -139,3 +139,14 @@ def test_encode_jpeg_follows_the_quality():
     good, small = encode_jpeg(image, 95), encode_jpeg(image, 30)
     assert len(small) < len(good)
     assert np.abs(decode(good).astype(int) - image).mean() < 4
+
+
+def test_annotate_notes_are_drawn_below_their_boxes() -> None:
+    picture = np.zeros((480, 640, 3), np.uint8)
+    found = Detections.of([(50, 50, 250, 150), (350, 300, 600, 470)], [0.5, 0.9], [0, 1])
+    plain = annotate(picture, found, ("a", "b"))
+    noted = annotate(picture, found, ("a", "b"), notes=("", "ABC 123"))
+    changed = np.argwhere((plain != noted).any(axis=2))
+    (top, left), (bottom, right) = changed.min(axis=0), changed.max(axis=0)
+    assert (left >= 350 - 5, right < 640, bottom < 480) == (True, True, True)
+    assert top > 300

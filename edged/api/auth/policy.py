@@ -252,7 +252,11 @@ METHODS: Final[dict[str, Roles | None]] = {
         (INFER, INFERENCE, "CudaSharedMemoryStatus CudaSharedMemoryRegister CudaSharedMemoryUnregister"),
         (OPERATE, INFERENCE, "RepositoryModelLoad RepositoryModelUnload"),
         (OPERATE, INFERENCE, "TraceSetting LogSettings"),  # each method both reads and changes settings
-        (READ, _OPERATIONS, "ListModels ListEngines ExplainEngine ListCameras GetStatus GetLoad GetDevice WatchEvents"),
+        (
+            READ,
+            _OPERATIONS,
+            "ListModels ListPipelines ListEngines ExplainEngine ListCameras GetStatus GetLoad GetDevice WatchEvents",
+        ),
         (
             OPERATE,
             _OPERATIONS,

@@ -22,7 +22,7 @@ from edged.errors import EdgedError
 from edged.events import Event, EventLog
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.stream_camera import Skips
-from edged.serving.work import Answered
+from edged.serving.work import Answered, SecondStep
 from edged.vision.content_json import content_fields
 from edged.vision.detections import Detections
 from edged.vision.roboflow import roboflow
@@ -152,22 +152,43 @@ def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: floa
         "timings": {name: round(value, 3) for name, value in timings.items()},
         "engine": engine.key,
         "backend": engine.backend,
+        "image": {"width": answer.width, "height": answer.height},
+        **_found(answer),
     }
     if answer.detections is not None:
-        found = Detections.unpack(answer.detections)
-        fields.update(roboflow(found, engine.recognition.names, answer.width, answer.height))
         for prediction, number in zip(fields["predictions"], tracker_ids, strict=False):
             if number >= 0:
                 prediction["tracker_id"] = number
-        return fields
-    fields["image"] = {"width": answer.width, "height": answer.height}
-    if answer.content is not None:
-        fields.update(content_fields(answer.content, engine.recognition.names))
-    else:
-        fields["outputs"] = [
-            {"name": o.name, "datatype": o.datatype, "shape": list(map(int, o.shape))} for o in answer.outputs
-        ]
+    if answer.second is not None:
+        fields["second"] = _second(answer.second, fields["predictions"])
     return fields
+
+
+def _found(answer: Answered) -> Fields:
+    """Return what a model found in a picture or in a crop."""
+    names = answer.engine.recognition.names
+    if answer.detections is not None:
+        found = roboflow(Detections.unpack(answer.detections), names, answer.width, answer.height)
+        return {"predictions": found["predictions"]}
+    if answer.content is not None:
+        return content_fields(answer.content, names)
+    return {
+        "outputs": [{"name": o.name, "datatype": o.datatype, "shape": list(map(int, o.shape))} for o in answer.outputs]
+    }
+
+
+def _second(second: SecondStep, predictions: list[Fields]) -> Fields:
+    """Add the nested answers to the predictions; return the fields of the second step."""
+    for row, answer in zip(second.rows, second.answers, strict=True):
+        nested = {"error": failure(answer)} if isinstance(answer, EdgedError) else _found(answer)
+        predictions[row]["nested"] = nested
+    return {
+        "model": second.model,
+        "engine": second.engine.key if second.engine is not None else "",
+        "crops": len(second.rows),
+        "left_out": second.left_out,
+        "timings": {"queue_ms": round(second.queue_ms, 3), "total_ms": round(second.total_ms, 3)},
+    }
 
 
 def only_skips(report: SkipReport) -> Fields:

@@ -33,7 +33,7 @@ from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidInput, NotReady, Overloaded
 from edged.files import NOT_JSON
 from edged.serving.camera import Cameras, Mode, StreamOptions
-from edged.serving.slot import Slot
+from edged.serving.pipeline_slot import FrameSlot
 from edged.serving.stream import Delivery, SkipReport, Stream
 from edged.serving.work import Answered, Blob, FrameWork
 from edged.vision.family import Thresholds
@@ -294,7 +294,7 @@ class _Peer:
         header, name = message.header, message.header.model
         self.last_frame = time.monotonic()
         options: StreamOptions | None = None
-        place: Slot | EdgedError
+        place: FrameSlot | EdgedError
         try:
             slot = self._controller.slot(name)
             name = slot.model

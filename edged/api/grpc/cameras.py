@@ -23,13 +23,14 @@ from edged.api.grpc.status import status_of
 from edged.api.grpc.wire import FrameRequest, read_frame
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidImage, InvalidInput, Refused
+from edged.ipc.messages import Times
 from edged.proto import cameras_pb2 as pb
 from edged.serving.camera import Cameras, Mode, StreamOptions
-from edged.serving.slot import Slot
+from edged.serving.pipeline_slot import FrameSlot, PipelineSlot
 from edged.serving.stream import Delivery, SkipReport, Stream
 from edged.serving.stream_camera import Skips
 from edged.serving.tracking import Tracking
-from edged.serving.work import Answered, Blob, FrameWork
+from edged.serving.work import Answered, Blob, FrameWork, SecondStep
 from edged.vision.detections import Detections, class_name
 from edged.vision.family import Thresholds
 from edged.vision.placement import Region, Roi
@@ -63,7 +64,7 @@ class CameraService:
         shared memory of `client`."""
         received_ns, frame = time.time_ns(), request.message
         slot = self._controller.slot(frame.model)
-        require_pictures(self._controller, slot.model)
+        require_pictures(self._controller, slot)
         work = work_of(request, self._controller, slot.model, seconds, must_answer=True, client=client)
         slot.push(work)
         try:
@@ -120,12 +121,12 @@ class CameraService:
         frame = request.message
         tag = Tag(frame, frame.model)
         options: StreamOptions | None = None
-        place: Slot | EdgedError
+        place: FrameSlot | EdgedError
         is_hopeless = True  # whether the error would also occur for all later frames
         try:
             slot = self._controller.slot(frame.model)
             tag.model = slot.model
-            require_pictures(self._controller, slot.model)
+            require_pictures(self._controller, slot)
             if frame.options.track and self._tracking is not None and self._tracking.missing:
                 raise Refused(f"cannot track objects: {self._tracking.missing}")
             is_hopeless = False
@@ -188,12 +189,16 @@ def work_of(
     )
 
 
-def require_pictures(controller: Controller, model: str) -> None:
-    """Raise InvalidInput if the model is known to take only tensors: each of its frames would fail."""
-    answering = controller.find(model).answering
+def require_pictures(controller: Controller, slot: FrameSlot) -> None:
+    """Raise an error if each frame would fail: InvalidInput if a model is known to take only tensors, or cannot do its
+    step of a pipeline; NotReady if a model of a pipeline does not exist."""
+    if isinstance(slot, PipelineSlot):
+        slot.require_ready()
+        return
+    answering = controller.find(slot.model).answering
     if answering is not None and answering.recognition.preprocess is None:
         why = answering.recognition.picture
-        raise InvalidInput(f"model {model!r} takes no pictures ({why}); send tensors instead")
+        raise InvalidInput(f"model {slot.model!r} takes no pictures ({why}); send tensors instead")
 
 
 def options_of(frame: pb.Frame) -> StreamOptions | None:
@@ -243,8 +248,9 @@ def _roi(frame: pb.Frame) -> Roi | None:
 
 
 def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) -> Thresholds:
-    """Return the thresholds of a model, with those in `given` replaced. Raises InvalidInput."""
-    known = controller.find(model).model if model else None
+    """Return the thresholds of a model, or of a pipeline's detector, with those in `given` replaced. Raises
+    InvalidInput."""
+    known = controller.find(controller.pipelines.detector(model)).model if model else None
     base = known.recognition.thresholds if known is not None else Thresholds()
     # The model's own score is not checked: an anomaly score may have any scale. This form also refuses NaN.
     wrong = [f"{key}={given[key]:g}" for key in ("score", "iou") if key in given and not 0 <= given[key] <= 1]
@@ -278,23 +284,55 @@ def result_of(delivery: Delivery[Tag]) -> pb.Result:
     result.skips.extend(map(_skips, delivery.skips))
     result.timings.total_ms = (time.monotonic() - delivery.work.received) * 1e3
     if isinstance(answer, EdgedError):
-        result.error.code, result.error.message = status_of(answer).value, str(answer)
-        result.error.reason = answer.code.value
+        result.error.CopyFrom(_error(answer))
         return result
     result.width, result.height = answer.width, answer.height
     result.engine, result.backend = answer.engine.key, answer.engine.backend
-    result.timings.queue_ms = answer.queue_ms
-    times = answer.times
-    result.timings.decode_ms, result.timings.prepare_ms = times.decode_ms, times.prepare_ms
-    result.timings.infer_ms, result.timings.postprocess_ms = times.infer_ms, times.postprocess_ms
+    result.timings.MergeFrom(_timings(answer.queue_ms, answer.times))
     if answer.detections is not None:
         result.detections.extend(_detections(answer, delivery.tracker_ids))
     if answer.content is not None:
         fill_content(result.content, answer.content, answer.engine.recognition.names)
+    if answer.second is not None:
+        _add_second(result, answer.second)
     for tensor in answer.outputs:
         shape = [int(dim) for dim in tensor.shape]
         result.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape, data=tensor.data)
     return result
+
+
+def _error(error: EdgedError) -> pb.Error:
+    return pb.Error(code=status_of(error).value, message=str(error), reason=error.code.value)
+
+
+def _timings(queue_ms: float, times: Times, total_ms: float = 0.0) -> pb.Timings:
+    return pb.Timings(
+        queue_ms=queue_ms,
+        decode_ms=times.decode_ms,
+        prepare_ms=times.prepare_ms,
+        infer_ms=times.infer_ms,
+        postprocess_ms=times.postprocess_ms,
+        total_ms=total_ms,
+    )
+
+
+def _add_second(result: pb.Result, second: SecondStep) -> None:
+    """Add what a pipeline's second model answered to a result that has the first one's detections."""
+    result.second.model, result.second.left_out = second.model, second.left_out
+    result.second.crops = len(second.rows)
+    if second.engine is not None:
+        result.second.engine, result.second.backend = second.engine.key, second.engine.backend
+    result.second.timings.CopyFrom(_timings(second.queue_ms, second.times, second.total_ms))
+    for row, answer in zip(second.rows, second.answers, strict=True):
+        nested = result.detections[row].nested
+        if isinstance(answer, EdgedError):
+            nested.error.CopyFrom(_error(answer))
+            continue
+        nested.SetInParent()  # the crop was answered, even if nothing was found
+        if answer.content is not None:
+            fill_content(nested.content, answer.content, answer.engine.recognition.names)
+        else:
+            nested.detections.extend(_detections(answer, ()))
 
 
 def report_of(report: SkipReport) -> pb.Result:

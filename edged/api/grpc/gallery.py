@@ -12,6 +12,7 @@ from edged.engines.controller import Controller
 from edged.errors import InvalidInput, Refused
 from edged.message_mapper import to_message
 from edged.proto import operations_pb2 as pb
+from edged.serving.pipeline_slot import PipelineSlot
 from edged.serving.slot import Slot
 from edged.serving.work import Answered, FrameWork
 from edged.vision.content import Embedding
@@ -33,7 +34,9 @@ class GalleryHandlers:
         if not 1 <= len(request.pictures) <= _MOST_PICTURES:
             raise InvalidInput(f"{len(request.pictures)} pictures in one call; give 1 to {_MOST_PICTURES}")
         slot = self._controller.slot(request.model)
-        require_pictures(self._controller, slot.model)
+        if isinstance(slot, PipelineSlot):
+            raise InvalidInput(f"{request.model!r} is a pipeline; give its second model, {slot.rule.then!r}")
+        require_pictures(self._controller, slot)
         seconds = context.time_remaining()
         expires = math.inf if seconds is None else time.monotonic() + seconds
         spaces, embeddings = set[str](), list[Embedding]()

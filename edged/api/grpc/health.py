@@ -1,4 +1,4 @@
-"""grpc.health.v1: the health of the daemon (empty name), of each service, and of each model, by name.
+"""grpc.health.v1: the health of the daemon (empty name), of each service, and of each model and pipeline, by name.
 
 A model is SERVING once one of its engines has answered. It is NOT_SERVING while it is being loaded, if it cannot be
 served, or if it stopped answering. A degraded model (an alarm says why) is SERVING: the protocol has no state for it.
@@ -65,11 +65,13 @@ class HealthService:
             await news.wait()
 
     def _statuses(self) -> dict[str, int]:
-        """Return the status of every service and model; a service hides a model of the same name."""
+        """Return the status of every service, model and pipeline; a service hides a model of the same name."""
         up = _Response.NOT_SERVING if self._is_stopping else _Response.SERVING
         controller = self._controller
         found: dict[str, int] = {
             planned.entry.name: up if controller.readiness(planned).is_ready else _Response.NOT_SERVING
             for planned in controller.served()
         }
+        for name, ready in self._controller.pipelines.readiness(self._controller.health).items():
+            found.setdefault(name, up if ready.is_ready else _Response.NOT_SERVING)
         return found | dict.fromkeys(self._names, up)

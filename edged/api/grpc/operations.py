@@ -16,7 +16,7 @@ import msgspec
 from edged.api.grpc.gallery import GalleryHandlers
 from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.upload import receive_upload, repair_upload, upload_folder
-from edged.api_types import CameraInfo, DeviceLoad, EngineInfo, ModelInfo, StatusInfo
+from edged.api_types import CameraInfo, DeviceLoad, EngineInfo, ModelInfo, PipelineInfo, StatusInfo
 from edged.backends import registry
 from edged.cameras.report import camera_info, camera_infos
 from edged.cameras.supervisor import CameraSupervisor
@@ -66,6 +66,9 @@ class OperationsService:
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[to_message(info, pb.ModelStatus) for info in self.models()])
+
+    async def list_pipelines(self, request: pb.ListPipelinesRequest, context: Context) -> pb.ListPipelinesResponse:
+        return pb.ListPipelinesResponse(pipelines=[to_message(each, pb.PipelineStatus) for each in self.pipelines()])
 
     async def get_status(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return to_message(self.status(), pb.GetStatusResponse)
@@ -142,7 +145,9 @@ class OperationsService:
         """Receive the files, examine the model, and only then add it to the repository."""
         repository = self._controller.repository
         async with upload_folder(repository, "the upload") as folder:
-            header, upload = await receive_upload(parts, folder, self._controller.models)
+            header, upload = await receive_upload(
+                parts, folder, self._controller.models, self._controller.pipelines.counts
+            )
             samples, installed = upload.samples, registry.usable(self._controller.fingerprint.facts)
             settings, pictures = dict(header.settings), tuple(samples.values())
             if header.replace and (there := await self._entry(header.name)) is not None:
@@ -290,6 +295,10 @@ class OperationsService:
         found = [self._info(planned) for planned in controller.models.values()]
         found += [report.ensemble(each, alarms, controller.readiness(each)) for each in controller.ensembles.values()]
         return sorted(found, key=lambda info: info.name)
+
+    def pipelines(self) -> list[PipelineInfo]:
+        """Report all pipelines by name."""
+        return self._controller.pipelines.report(self._controller.health)
 
     def engines(self, model: str = "") -> list[EngineInfo]:
         """Report the engines of a model, or of all models."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -78,10 +78,13 @@ async def repair_upload(
 
 
 async def receive_upload(
-    parts: AsyncIterator[pb.AddModelRequest], folder: Path, taken: Mapping[str, PlannedModel]
+    parts: AsyncIterator[pb.AddModelRequest],
+    folder: Path,
+    taken: Mapping[str, PlannedModel],
+    pipelines: Collection[str] = (),
 ) -> tuple[pb.ModelHeader, Upload]:
-    """Write an upload into `folder`; its first file is the model. Raises InvalidInput if the parts are out of order,
-    another EdgedError if they cannot be written."""
+    """Write an upload into `folder`; its first file is the model. Raises AlreadyExists if its name is that of a model
+    or pipeline, InvalidInput if the parts are out of order, another EdgedError if they cannot be written."""
     header = pb.ModelHeader()
     try:
         async with contextlib.aclosing(Upload(folder)) as upload:
@@ -92,6 +95,8 @@ async def receive_upload(
                     check_name(header.name)
                     if header.name in taken and not header.replace:
                         raise AlreadyExists(taken[header.name].entry.already_there(header.digest))
+                    if header.name in pipelines and header.name not in taken:
+                        raise AlreadyExists(f"{header.name!r} is the name of a pipeline; give the model another name")
                 elif kind == "file":
                     await upload.begin(part.file)
                 elif kind == "chunk":

@@ -81,10 +81,21 @@ class Timings(TypedDict):
 ClassPrediction = TypedDict("ClassPrediction", {"class": str, "class_id": int, "confidence": float})
 
 
+class SecondStep(TypedDict):
+    """What a pipeline's second model did: for each prediction that was passed on, `nested` has its answer."""
+
+    model: str
+    engine: str
+    crops: int
+    left_out: int
+    timings: dict[str, float]
+
+
 class _DetectOptional(TypedDict, total=False):
     predictions: list[Any]
     top: str
     outputs: list[OutputDescription]
+    second: SecondStep
 
 
 class DetectAnswer(_DetectOptional):

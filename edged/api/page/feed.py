@@ -73,6 +73,7 @@ class Feed:
         if count % _ENGINES_EVERY == 0:
             configured = frozenset(model.name for model in models if controller.is_configured(model.name))
             self._rows = view.rows(models, operations.engines(), status.building, registry.TITLES, configured)
+            self._rows += map(view.pipeline_row, operations.pipelines())
         lines = [line for each in controller.events.recent(_LOG_LINES) if (line := view.log_line(each)) is not None]
         self._parts = {
             "summary": _encoder.encode(view.summary(status, models, cameras)),

@@ -16,6 +16,7 @@ from edged.api_types import (
     EngineProgress,
     LineInfo,
     ModelInfo,
+    PipelineInfo,
     StatusInfo,
     ZoneInfo,
 )
@@ -241,6 +242,12 @@ def _serves(model: ModelInfo, titles: Mapping[str, str]) -> str:
     if model.parts:
         return f"its models: {', '.join(model.parts)}"
     return f"{_title(titles, model.backend)} {model.precision}".strip() if model.backend else ""
+
+
+def pipeline_row(info: PipelineInfo) -> ModelRow:
+    """Describe a pipeline, which is listed with the models."""
+    what = info.reason or f"{info.detect} detects, {info.then} gets the crops"
+    return ModelRow(info.name, info.state, what, "pipeline", "", None, False, (), (), removable=False)
 
 
 def _title(titles: Mapping[str, str], backend: str) -> str:

@@ -78,7 +78,7 @@ def paint(picture: Picture, result: Result, caption: str) -> Image:
     image = picture if isinstance(picture, np.ndarray) else decode(read_picture(picture))
     if image.ndim == 2:
         image = np.repeat(image[:, :, None], 3, axis=2)
-    return annotate(image, result.boxes(), result.labels(), caption, result.content)
+    return annotate(image, result.boxes(), result.labels(), caption, result.content, result.captions())
 
 
 def _caption(result: Result) -> str:
@@ -287,7 +287,8 @@ def encode(result: Result, maps: bool = True) -> bytes:
 
 def line(result: Result, maps: bool = True) -> dict[str, object]:
     """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. Instead of `predictions`
-    a content has the fields of `content_fields`; `maps` as there. A result of a recording also has `position_s`."""
+    a content has the fields of `content_fields`; `maps` as there. A result of a recording also has `position_s`, one of
+    a pipeline `second`."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}
@@ -304,5 +305,6 @@ def line(result: Result, maps: bool = True) -> dict[str, object]:
         "skips": msgspec.to_builtins(result.skips),
         "error": error,
         **result.json(),
+        **({} if result.second is None else {"second": msgspec.to_builtins(result.second)}),
         **({} if result.content is None else content_fields(result.content, result.labels(), maps)),
     }

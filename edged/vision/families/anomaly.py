@@ -30,13 +30,13 @@ from edged.vision import settings as keys
 from edged.vision.content import Anomaly, ValueMap
 from edged.vision.families.contract import Claim, ContentFamily, Evidence, Feed, Reading
 from edged.vision.families.decoding import AT_LEAST_ONE, Floats, Outputs, Thresholds, picture_scalar, picture_tensor
+from edged.vision.families.maps import part, shown
 from edged.vision.placement import Fit, Placement
 from edged.vision.signatures import patterns
 
 _SCORE, _LABEL, _MAP, _MASK = "pred_score", "pred_label", "anomaly_map", "pred_mask"
 _BOTH = "score and map"  # the form with two outputs; the others are the names of one
 _OUTPUT = "output"
-_MOST_SIDE = 1024  # cells of a map that is laid out over a whole picture
 
 
 class Anomalib(ContentFamily, frozen=True):
@@ -64,7 +64,8 @@ class Anomalib(ContentFamily, frozen=True):
         score = score if np.isfinite(score) else 0.0
         label = _label(outputs, index) if thresholds.score == self.thresholds.score else None
         is_anomalous = score >= thresholds.score if label is None else label
-        return Anomaly(score, is_anomalous, None if heat is None else ValueMap.of(self._on_picture(heat, placement)))
+        values = None if heat is None else ValueMap.of(shown(heat, placement, self.preprocess), part(placement))
+        return Anomaly(score, is_anomalous, values)
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
@@ -83,26 +84,6 @@ class Anomalib(ContentFamily, frozen=True):
         if not names & {_SCORE, _MAP} or not names <= {_SCORE, _LABEL, _MAP, _MASK}:
             return None
         return cls.claim(evidence, f"outputs by the names of {', '.join(sorted(names & {_SCORE, _MAP}))}")
-
-    def _on_picture(self, heat: Floats, placement: Placement) -> Floats:
-        """Return a map of the input [h, w] as a map of the whole picture. What the model was not shown has its lowest
-        value."""
-        width, height = self.preprocess.width, self.preprocess.height
-        if placement.window is None and placement.inner == (width, height):
-            return heat
-        rows, columns = heat.shape
-        cells = np.array((columns / width, rows / height))  # for each input pixel
-        to_cells = placement.to_input() * cells[:, None]
-        picture = np.array((placement.width, placement.height))
-        scale = np.abs(to_cells[:, :2]).max(axis=0)  # cells for each picture pixel
-        across, down = np.clip(np.rint(picture * scale), 1, _MOST_SIDE).astype(int).tolist()
-        # The cell in the input at the centre of each cell of the picture.
-        x, y = ((np.arange(count) + 0.5) * side / count for count, side in zip((across, down), picture, strict=True))
-        across_input, down_input = (row[0] * x + row[1] * y[:, None] + row[2] for row in to_cells)
-        is_shown = (across_input >= 0) & (across_input < columns) & (down_input >= 0) & (down_input < rows)
-        laid = np.full((down, across), np.nan, np.float32)  # becomes the lowest value
-        laid[is_shown] = heat[down_input[is_shown].astype(int), across_input[is_shown].astype(int)]
-        return laid
 
 
 class AnomalibV1(Anomalib, frozen=True):

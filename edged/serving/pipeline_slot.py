@@ -1,0 +1,262 @@
+"""A pipeline's place in the daemon: frames go to the slot of one model, and crops of what it found to that of another.
+
+Streams use it as they use a model's slot. The first model treats a frame like any frame: a newer one replaces it while
+it waits. Once the first model has answered, the frame is no longer replaced: its crops wait in the second model's
+schedule, in a queue of the camera's own and with the camera's weight and priority. A stream limits its frames that are
+on their way, in both steps together, so that queue is short.
+
+All crops of a frame are one piece of work: the second host gets the picture once, and decodes it once. Measured on one
+core, a JPEG of 1920x1080 takes 8.6 ms to decode and eight crops take 1.1 ms to fit into an input of 224x224: decoding
+the picture for each crop would cost 69 ms. If the first host cut out the crops, the second decoding would be saved too,
+but that host would have to keep the pixels of every picture until its answer, and to know the rule of each pipeline.
+
+How frames end:
+
+- If the first step fails, the frame fails with its error.
+- If the frame becomes too old in the second step, or there is no room for it, it is skipped or fails as a whole: the
+  client can send it again.
+- If the second step fails otherwise (the model was removed, or cannot read the crop), the frame has its detections, and
+  those with a crop have the error.
+- If the client leaves, whatever waits or runs for the frame is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, FrameSkipped, Overloaded
+from edged.serving.schedule import Share
+from edged.serving.slot import Slot
+from edged.serving.work import Answered, Blob, CropsWork, FrameWork, SecondStep, Source
+from edged.vision.crops import CropRule, Crops, choose
+from edged.vision.detections import Detections
+
+T = TypeVar("T")
+
+_EQUAL = Share()
+
+
+class PipelineRule(msgspec.Struct, frozen=True):
+    """The models of a pipeline, and the crops of what `detect` finds that `then` is shown."""
+
+    detect: str
+    then: str
+    crops: CropRule = CropRule()
+
+
+class Steps(NamedTuple):
+    """The slots that serve the two models now."""
+
+    detect: Slot
+    then: Slot
+
+
+class PipelineCounts:
+    """Frames and crops of a pipeline since the daemon started."""
+
+    def __init__(self) -> None:
+        self.answered = self.failed = 0  # frames
+        self.crops_answered = self.crops_failed = self.crops_left_out = 0
+
+
+class PipelineSlot:
+    """One pipeline. `steps` returns its slots, or raises the error for frames that cannot be answered now."""
+
+    def __init__(self, name: str, rule: PipelineRule, steps: Callable[[], Steps], counts: PipelineCounts) -> None:
+        self.model, self.rule = name, rule
+        self._steps, self._counts = steps, counts
+        self._frames: dict[FrameWork, _Frame] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """The number of frames that wait or run, in both steps."""
+        return len(self._frames)
+
+    def require_ready(self) -> None:
+        """Raise the error for frames that cannot be answered now, if there is one."""
+        self._steps()
+
+    def offer(self, camera: Hashable, frame: FrameWork, share: Share = _EQUAL) -> FrameWork | None:
+        """Like `Slot.offer`."""
+        overtaken = self._begin(
+            frame,
+            lambda slot, first: slot.offer((self, camera), first, share),
+            lambda slot, crops: slot.queue((self, camera, "crops"), crops, share),
+        )
+        return overtaken.frame if isinstance(overtaken, _FirstStep) else None
+
+    def queue(self, camera: Hashable, frame: FrameWork, share: Share = _EQUAL) -> None:
+        """Like `Slot.queue`."""
+        self._begin(
+            frame,
+            lambda slot, first: slot.queue((self, camera), first, share),
+            lambda slot, crops: slot.queue((self, camera, "crops"), crops, share),
+        )
+
+    def push(self, frame: FrameWork) -> None:
+        """Like `Slot.push`."""
+        self._begin(frame, Slot.push, Slot.push)
+
+    def withdraw(self, camera: Hashable, frame: FrameWork) -> bool:
+        """Remove a frame that waits for the first model; return whether it was still waiting there."""
+        state = self._frames.get(frame)
+        return state is not None and state.slot.withdraw((self, camera), state.first)
+
+    def _begin(
+        self, frame: FrameWork, give: Callable[[Slot, _FirstStep], T], give_crops: Callable[[Slot, CropsWork], None]
+    ) -> T:
+        """Give a frame to the first model with `give`, and later its crops to the second one with `give_crops`."""
+        data = frame.data if isinstance(frame.data, bytes | memoryview) else _Kept(frame.data)
+        first = _FirstStep(frame, data)
+        try:
+            slot = self._steps().detect
+            given = give(slot, first)
+        except EdgedError:
+            self._counts.failed += 1
+            raise
+        state = self._frames[frame] = _Frame(frame, data, slot, first, give_crops)
+        first.future.add_done_callback(lambda _: self._detected(state))
+        frame.future.add_done_callback(lambda _: self._end(state))
+        return given
+
+    def _end(self, state: _Frame) -> None:
+        """Forget a frame that is answered, skipped, or unwanted."""
+        del self._frames[state.frame]
+        state.first.future.cancel()
+        if state.second is not None:
+            state.second.future.cancel()
+        if state.frame.future.cancelled():
+            return
+        error = state.frame.future.exception()
+        self._counts.answered += error is None
+        self._counts.failed += error is not None and not isinstance(error, FrameSkipped)
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    def _detected(self, state: _Frame) -> None:
+        """Continue a frame that the first model has answered, or failed."""
+        state.first.data = b""
+        if state.first.future.cancelled():
+            return
+        error = state.first.future.exception()
+        if not state.frame.is_wanted:
+            return
+        if error is None:
+            self._cut(state, state.first.future.result())
+        else:
+            state.frame.future.set_exception(error)
+
+    def _cut(self, state: _Frame, answer: Answered) -> None:
+        """Give the crops of a frame to the second model."""
+        try:
+            crops = self._crops(answer, state.frame)
+        except ValueError:  # a hostile model may have taken the host over, which then answers anything
+            what = f"model {self.rule.detect!r} answered with invalid detections; see the daemon's log"
+            state.frame.future.set_exception(EngineUnusable(what))
+            return
+        self._counts.crops_left_out += crops.left_out
+        second = SecondStep(self.rule.then, crops.rows, left_out=crops.left_out)
+        if not crops.rows:
+            state.frame.future.set_result(replace(answer, second=second))
+            return
+        state.second = work = CropsWork(state.frame, state.data, crops.regions)
+        work.future.add_done_callback(lambda _: self._answered(state, answer, second, work))
+        try:
+            state.give_crops(self._steps().then, work)
+        except EdgedError as refusal:
+            work.future.set_exception(refusal.with_traceback(None))  # a traceback would keep the picture
+
+    def _crops(self, answer: Answered, frame: FrameWork) -> Crops:
+        found = Detections.unpack(answer.detections or b"")
+        names, rotation = answer.engine.recognition.names, frame.roi.rotation if frame.roi is not None else 0
+        return choose(found, names, self.rule.crops, answer.width, answer.height, rotation)
+
+    def _answered(self, state: _Frame, answer: Answered, second: SecondStep, work: CropsWork) -> None:
+        """Answer a frame whose crops are answered."""
+        work.data = b""
+        if work.future.cancelled():
+            return
+        error = work.future.exception()
+        if not state.frame.is_wanted:
+            return
+        if error is not None and _is_of_frame(error, state.frame):
+            state.frame.future.set_exception(error)
+            return
+        total_ms = (time.monotonic() - work.received) * 1e3
+        if isinstance(error, EdgedError):
+            second = replace(second, answers=(error,) * len(second.rows), total_ms=total_ms)
+        else:
+            found = work.future.result()
+            timed = {"queue_ms": found.queue_ms, "times": found.times, "total_ms": total_ms}
+            second = replace(second, answers=found.crops, engine=found.engine, **timed)
+        failed = sum(isinstance(each, EdgedError) for each in second.answers)
+        self._counts.crops_failed += failed
+        self._counts.crops_answered += len(second.answers) - failed
+        state.frame.future.set_result(replace(answer, second=second))
+
+
+# What answers frames: a model's slot, or a pipeline.
+FrameSlot: TypeAlias = "Slot | PipelineSlot"
+
+
+class _FirstStep(FrameWork):
+    """The work for the first model; `frame` is the frame that it is for."""
+
+    __slots__ = ("frame",)
+
+    def __init__(self, frame: FrameWork, data: Blob) -> None:
+        super().__init__(
+            data,
+            frame.pixel_format,
+            frame.width,
+            frame.height,
+            frame.stride,
+            frame.thresholds,
+            frame.roi,
+            frame.expires,
+            frame.must_answer,
+        )
+        self.received, self.frame = frame.received, frame
+
+
+class _Frame:
+    """A frame on its way: its picture, its first step in `slot`, and its second step once it began."""
+
+    __slots__ = ("data", "first", "frame", "give_crops", "second", "slot")
+
+    def __init__(
+        self, frame: FrameWork, data: Blob, slot: Slot, first: _FirstStep, give_crops: Callable[[Slot, CropsWork], None]
+    ) -> None:
+        self.frame, self.data, self.slot, self.first, self.give_crops = frame, data, slot, first, give_crops
+        self.second: CropsWork | None = None
+
+
+class _Kept:
+    """A picture outside the daemon's memory, and a copy of it once it was read: the client may then reuse its place,
+    but the second model needs it too."""
+
+    __slots__ = ("_copy", "_source", "size")
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._copy = source, b""
+        self.size = source.size
+
+    def read_into(self, place: memoryview) -> None:
+        """Copy the picture into `place`. Raises the errors of the source."""
+        if self._copy:
+            place[:] = self._copy
+        else:
+            self._source.read_into(place)
+            self._copy = bytes(place)
+
+
+def _is_of_frame(error: BaseException, frame: FrameWork) -> bool:
+    """Whether an error of the second step is the error of the whole frame: sent again, the frame may succeed."""
+    if isinstance(error, DeadlineExceeded):  # also a crop that takes the model too long
+        return frame.expires <= time.monotonic()
+    return isinstance(error, FrameSkipped | Overloaded)
