@@ -1,7 +1,7 @@
 """Ensembles: models that pass tensors through other models. They have no engine; the models of their steps have.
 
-An ensemble is planned like a model, but decides nothing: what it can answer follows from the models of its steps, each
-time when it is asked for.
+An ensemble has no state: whether it can be served is found out from the models of its steps, for each request and each
+report. The result is kept as long as the same models answer.
 """
 
 from __future__ import annotations
