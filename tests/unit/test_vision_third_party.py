@@ -35,7 +35,7 @@ class Good(Family, frozen=True):
 
     contract = 1
     name = "good"
-    needs = "an output found"
+    signatures = patterns("found [N, R, columns]")
     answer: ClassVar[object] = GOOD
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
@@ -53,7 +53,7 @@ class Good(Family, frozen=True):
 class GoodContent(ContentFamily, frozen=True):
     contract = 1
     name = "good-content"
-    needs = "an output found"
+    signatures = patterns("found [N, R, columns]")
     answer: ClassVar[object] = Classes((1,), (0.5,))
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Content:
