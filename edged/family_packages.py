@@ -8,6 +8,7 @@ Format: https://packaging.python.org/en/latest/specifications/entry-points/.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -147,13 +148,13 @@ def _readable_points() -> Iterator[EntryPoint]:
 
     seen = set[str]()
     for distribution in distributions():
-        try:
-            name, points = str(distribution.metadata["Name"]), list(distribution.entry_points)
-        except Exception:
-            continue
-        if name not in seen:  # the first one on the path is the one that is imported
-            seen.add(name)
-            yield from (point for point in points if point.group == GROUP)
+        found: list[EntryPoint] = []
+        with contextlib.suppress(Exception):
+            name, points = str(distribution.metadata["Name"]), distribution.entry_points
+            if name not in seen:  # the first one on the path is the one that is imported
+                seen.add(name)
+                found = [point for point in points if point.group == GROUP]
+        yield from found
 
 
 def _offer(point: EntryPoint) -> Offer:

@@ -116,7 +116,7 @@ def _unknown_names(text: str) -> Iterator[str]:
     line = 0
 
     def lines() -> Iterator[str]:
-        """Count the lines that the tokenizer has taken. Its own errors have the number, too, but copy the whole line."""
+        """Count the lines that the tokenizer has taken. Its own errors have the number too, but copy the line."""
         nonlocal line
         for each in text.split("\n"):
             line += 1
