@@ -21,15 +21,15 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 
 class FamilySheet(msgspec.Struct, frozen=True):
-    """What each family finds, by its settings, the nearest first. `drawn` is the file with a tile for each; it is empty
-    if no family accepts the model, and `why` says why then."""
+    """What each family finds, by its settings, the nearest first. `drawn` is the file with a tile for each; if no
+    family accepts the model, it is empty, and `why` has the reason."""
 
     families: tuple[tuple[dict[str, str], TriedFamily], ...]
     drawn: str
     why: str = ""
 
     def rows(self) -> dict[str, str]:
-        """Return a row for each family, named by the settings as they are given to --set."""
+        """Return a row for each family. The name of a row is the settings, as given to --set."""
         if not self.families:
             return {"tried": self.why}
         return {_flags(settings): tried.line for settings, tried in self.families} | {"drawn": self.drawn}
@@ -49,8 +49,8 @@ def check(draw: Path | None, given: Mapping[str, str]) -> None:
 
 
 def default_place(picture: Path, model: Path, out: Path | None) -> Path:
-    """Return the path of the contact sheet, by default in the current folder. Raises InvalidInput if it is not a
-    JPEG's."""
+    """Return the path of the contact sheet, by default in the current folder. Raises InvalidInput if its name is not
+    that of a JPEG."""
     place = out or Path(f"{picture.stem}.{model.stem}.families.jpg")
     if place.suffix.lower() not in _SUFFIXES:
         raise InvalidInput(f"--try-all writes a JPEG; give --out a name that ends in .jpg instead of {place.name!r}")

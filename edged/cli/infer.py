@@ -29,8 +29,8 @@ def infer(
 ) -> None:
     """Send one picture to the daemon and print what the model finds.
 
-    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels; for other
-    answers than detections, the fields of docs/http.md.
+    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels. If the
+    model returns no detections, it prints the fields that docs/http.md lists.
     """
     from edged.cli.sample_run import draw
     from edged.client.client import Client

@@ -1,6 +1,6 @@
 """Runs the unoptimised model on one picture and decodes the outputs with several families, to show which one is right.
 
-The model is opened once. It runs once for each way in which families feed it: their colours, scales and fits differ.
+The model is opened once. It runs once for each preprocessing, because the colours, scales and fits of families differ.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def try_families(job: jobs.TryFamilies) -> jobs.TriedFamilies:
 
 
 def _by_feed(candidates: tuple[Recognition, ...]) -> list[list[int]]:
-    """Return the numbers of the candidates, those that are fed in the same way together."""
+    """Return the numbers of the candidates, in groups with the same preprocessing."""
     groups: dict[Hashable, list[int]] = {}
     for number, each in enumerate(candidates):
         groups.setdefault((each.preprocess, type(open_family(each)).own_inputs, each.reading.extras), []).append(number)
@@ -69,7 +69,7 @@ def _run(session: Session, job: jobs.TryFamilies, number: int, pixels: Image) ->
 def _tried(
     outputs: Mapping[str, Array] | str, recognition: Recognition, picture: Image
 ) -> tuple[jobs.TriedFamily, Image]:
-    """Decode the outputs, or return their error, and draw the result on the picture of a tile."""
+    """Decode the outputs and draw the result on the picture of a tile, or return the error."""
     if isinstance(outputs, str):
         return jobs.TriedFamily(error=outputs), picture
     try:
@@ -103,7 +103,7 @@ def _text(error: Exception) -> str:
 
 
 def _encode(sheet: Image) -> bytes:
-    """Encode the sheet as JPEG, as well as the size of a message allows."""
+    """Encode the sheet as JPEG, with the best quality that fits into a message."""
     encoded = (encode_jpeg(sheet, quality) for quality in _QUALITIES)
     small = next((each for each in encoded if len(each) <= _MOST_BYTES), None)
     return small if small is not None else encode_jpeg(sheet[::4, ::4], _QUALITIES[-1])

@@ -197,7 +197,7 @@ def _check_maps(what: str, step: Step, part: Part, known: dict[str, tuple[str, P
 
 
 def _agree(one: Dims | None, other: Dims | None) -> bool:
-    """Whether one tensor can have both dims; it is then checked again in each request."""
+    """Whether one tensor can have both dims. Open dimensions are checked again in each request."""
     if one is None or other is None:
         return True
     return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
