@@ -121,7 +121,7 @@ class Families:
                 place.unlink()
 
     def obstacle(self, name: str, found: Iterable[Offer]) -> str:
-        """Return why a family of another package cannot be used, even if it is allowed; empty if it can be used."""
+        """Return why a family of another package cannot be used; empty if it can be used. Permission is not checked."""
         offer = next((each for each in found if each.family == name), None)
         if name in FAMILIES or name == RAW:
             return f"{name!r} is a family of edged, which cannot be replaced and needs no permission"

@@ -43,8 +43,8 @@ class Galleries:
     def name(self, model: str, engine: EngineRef, embedding: Embedding, least: float) -> Embedding:
         """Return an embedding with the nearest name in the gallery of its model, and its similarity.
 
-        The label is empty if the similarity is below `least`. Both are empty without a gallery of the engine's model.
-        A label that the host sent is dropped: a hostile model may have taken over the host.
+        The label is empty if the similarity is below `least`. Without a gallery of the engine's model the label is
+        empty and the similarity 0. A label that the host sent is dropped: a hostile model may have taken over the host.
         """
         label, similarity = "", 0.0
         gallery = self._galleries.get(model)
@@ -62,8 +62,8 @@ class Galleries:
         return dict(self._damaged)
 
     async def add(self, model: str, space: str, name: str, embeddings: list[Embedding]) -> Gallery:
-        """Add pictures of a name and return the gallery. Vectors of another space are dropped, since they can no longer
-        be compared. Raises InvalidInput if the gallery is full, and the errors of `not_stored`."""
+        """Add pictures of a name and return the gallery. Vectors of another space are dropped, because new vectors
+        cannot be compared with them. Raises InvalidInput if the gallery is full, and the errors of `not_stored`."""
         async with self._changing:
             before = self._galleries.get(model)
             if before is None or before.space != space:
@@ -96,8 +96,8 @@ class Galleries:
                 await self.remove(each, "")
 
     async def _replace(self, model: str, gallery: Gallery | None) -> None:
-        """Replace the gallery of a model on disk and in memory, or delete it. Both agree even if the caller is
-        cancelled."""
+        """Replace the gallery of a model on disk and in memory, or delete it. Disk and memory agree even if the caller
+        is cancelled."""
         path = self._path(model)
 
         async def change() -> None:

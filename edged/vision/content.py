@@ -68,8 +68,8 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
 
     @classmethod
     def of(cls, cells: npt.NDArray[np.integer], box: Box | None = None) -> ClassMap:
-        """Encode class ids [height, width]. Noise has too many runs; it is encoded with half the width and height, or
-        a quarter, and so on. So is a map with a side above `MOST_SIDE`."""
+        """Encode class ids [height, width]. A map with too many runs (noise), or with a side above `MOST_SIDE`, is
+        encoded with half the width and height, or a quarter, and so on."""
         while True:
             flat = np.ascontiguousarray(cells).reshape(-1)
             starts = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
@@ -168,9 +168,9 @@ class Depth(msgspec.Struct, frozen=True, array_like=True, tag="depth", forbid_un
 class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", forbid_unknown_fields=True):
     """A vector that is near the vectors of similar pictures. `data` has little-endian float32 values of length 1.
 
-    The daemon looks it up in the model's gallery: `similarity` is that of the nearest picture, -1..1, and `label` is
-    the name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery both are
-    empty.
+    The daemon looks it up in the model's gallery. `similarity` is that of the nearest picture, -1..1. `label` is the
+    name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery `label` is
+    empty and `similarity` 0.
     """
 
     data: bytes
@@ -200,7 +200,7 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", forbid_unknown_fields=True):
-    """The text in the picture, and its score in 0..1. An empty text means that the model has read none."""
+    """The text in the picture, and its score in 0..1. The text is empty if the model has found no text."""
 
     text: str
     score: float
@@ -212,7 +212,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", forbid_unkn
 
 class Anomaly(msgspec.Struct, frozen=True, array_like=True, tag="anomaly", forbid_unknown_fields=True):
     """How unusual the picture is. `score` is in the model's own scale; `is_anomalous` says whether it is at least the
-    model's threshold. `map` has the score of each place; None if the model has no map."""
+    model's threshold. `map` has the score of each cell; None if the model has no map."""
 
     score: float
     is_anomalous: bool
@@ -233,20 +233,20 @@ def pack(content: Content) -> bytes:
 
 
 def unpack(packed: bytes | memoryview) -> Content:
-    """Reverse `pack`. Raises ValueError if the bytes are no valid content."""
+    """Reverse `pack`. Raises ValueError if the bytes are not a valid content."""
     content: Content = _DECODER.decode(packed)
     return content
 
 
 class Line(NamedTuple):
-    """One line about a content for people. `class_id` chooses its colour; -1 if it is about no class."""
+    """One line about a content for people. `class_id` chooses its colour; -1 if the line is not about a class."""
 
     text: str
     class_id: int = -1
 
 
 def lines(content: Content, names: Sequence[str]) -> Iterator[Line]:
-    """Yield what a content says, the most important first, for pictures and terminals."""
+    """Yield lines about a content for pictures and terminals, the most important first."""
     if isinstance(content, Classes):
         for number, score in zip(content.class_ids, content.scores, strict=True):
             yield Line(f"{class_name(names, number)} {score:.0%}", number)

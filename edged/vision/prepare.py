@@ -114,7 +114,7 @@ class Preparer:
         return placement
 
     def _window(self, width: int, height: int, step: int, roi: Roi | None) -> CropWindow | TiltedWindow | None:
-        """Return the part of a picture that the model is shown; None for all of it."""
+        """Return the part of a picture that the model gets; None for the whole picture."""
         wanted = self.preprocess
         if roi is not None and roi.corners is not None:
             tilted = TiltedWindow.of(roi.corners, width, height)
