@@ -174,7 +174,7 @@ def _port(spec: TensorSpec, rows: int) -> Port:
     return Port(spec.name, spec.datatype, spec.dims[1:] if rows else spec.dims, rows > 0)
 
 
-# What is wrong with an ensemble whose models are in these states: the first that one of them has.
+# The state of an ensemble with a model that is not ready: the first of these that one of its models has.
 _WORST = (ReadyState.REFUSED, ReadyState.FAILING, ReadyState.LOADING, ReadyState.UNPROVEN)
 
 

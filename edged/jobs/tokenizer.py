@@ -282,7 +282,7 @@ def _bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(
-                f"{path.name} is larger than {_MOST_BYTES >> 20} MiB; tokenizers of CLIP and BERT are not"
+                f"{path.name} is larger than {_MOST_BYTES >> 20} MiB, so it is not a tokenizer of CLIP or BERT"
             )
         return read_regular(path)
     except OSError as error:

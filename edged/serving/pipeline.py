@@ -27,10 +27,10 @@ from edged.models.triton_config import Step
 from edged.serving.work import Answered, Blob, InputTensor, OutputView, Sink
 
 _CAPACITY = 128 << 20
-_DECAY = 0.9  # of the expected size, for each request: one large request does not count for ever
+_DECAY = 0.9  # of the expected size with each request, so that one large request has no lasting effect
 _WAITING = 64  # requests that wait for memory; more are refused
 _RUNNING = 64  # each request gets at least this part of the memory, so at most so many run
-_UNKNOWN = 8  # the part of the memory that a request gets while no request has been answered
+_UNKNOWN = 8  # a request gets this part of the memory until a request has been answered
 
 
 class Value(msgspec.Struct, frozen=True):

@@ -157,7 +157,7 @@ class PipelineSlot:
         """Give the crops of a frame to the second model."""
         try:
             crops = self._crops(answer, state.frame)
-        except ValueError:  # a hostile model may have taken the host over, which then answers anything
+        except ValueError:  # a hostile model may have taken over the host
             what = f"model {self.rule.detect!r} answered with invalid detections; see the daemon's log"
             state.frame.future.set_exception(EngineUnusable(what))
             return
@@ -202,7 +202,7 @@ class PipelineSlot:
         state.frame.future.set_result(replace(answer, second=second))
 
 
-# What answers frames: a model's slot, or a pipeline.
+# A slot that answers frames: of a model, or of a pipeline.
 FrameSlot: TypeAlias = "Slot | PipelineSlot"
 
 
@@ -259,6 +259,6 @@ class _Kept:
 
 def _is_of_frame(error: BaseException, frame: FrameWork) -> bool:
     """Whether an error of the second step fails the whole frame, because the frame may succeed if it is sent again."""
-    if isinstance(error, DeadlineExceeded):  # also a crop that takes the model too long
+    if isinstance(error, DeadlineExceeded):  # also raised if a crop takes the model too long
         return frame.expires <= time.monotonic()
     return isinstance(error, FrameSkipped | Overloaded)

@@ -64,7 +64,7 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
         if len(self.class_ids) != len(self.lengths) or min(self.lengths, default=0) < 1 or sum(self.lengths) != cells:
             raise ValueError(f"the runs of a class map do not add up to {self.width}x{self.height} cells")
         if len(self.lengths) > _MOST_RUNS or min(self.class_ids) < 0 or max(self.class_ids) >= 1 << 31:
-            raise ValueError(f"a class map of {len(self.lengths)} runs, or with a class id that is no class")
+            raise ValueError(f"a class map of {len(self.lengths)} runs, or with an invalid class id")
 
     @classmethod
     def of(cls, cells: npt.NDArray[np.integer], box: Box | None = None) -> ClassMap:
@@ -118,7 +118,7 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
         if len(self.data) != self.width * self.height * _LEVEL.itemsize:
             raise ValueError(f"{len(self.data)} bytes for a map of {self.width}x{self.height} levels of 2 bytes")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
-            raise ValueError(f"a map from {self.low} to {self.high}")
+            raise ValueError(f"a map from {self.low} to {self.high}, which is not a finite range")
 
     @classmethod
     def of(cls, values: npt.NDArray[np.floating], box: Box | None = None) -> ValueMap:
@@ -179,9 +179,9 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
 
     def __post_init__(self) -> None:
         if not self.data or len(self.data) % _FLOAT.itemsize or not np.isfinite(self.vector()).all():
-            raise ValueError(f"{len(self.data)} bytes are no finite float32 vector")
+            raise ValueError(f"{len(self.data)} bytes are not a finite float32 vector")
         if not math.isfinite(self.similarity):
-            raise ValueError(f"a similarity of {self.similarity}")
+            raise ValueError(f"similarity {self.similarity} is not finite")
 
     @classmethod
     def of(cls, values: npt.ArrayLike) -> Embedding:
@@ -220,7 +220,7 @@ class Anomaly(msgspec.Struct, frozen=True, array_like=True, tag="anomaly", forbi
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.score):
-            raise ValueError(f"an anomaly score of {self.score}")
+            raise ValueError(f"anomaly score {self.score} is not finite")
 
 
 Content = Classes | ClassMap | Depth | Embedding | Text | Anomaly
@@ -271,7 +271,7 @@ def _check_sides(width: int, height: int, box: Box | None) -> None:
     if not (1 <= width <= MOST_SIDE and 1 <= height <= MOST_SIDE):
         raise ValueError(f"a map of {width}x{height} cells; each side must be 1 to {MOST_SIDE}")
     if box is not None and not (0 <= box[0] < box[2] < 1 << 31 and 0 <= box[1] < box[3] < 1 << 31):
-        raise ValueError(f"a map of {box}, which is no part of a picture")
+        raise ValueError(f"a map of {box}, which is not a part of a picture")
 
 
 def _nearest(count: int, cells: int) -> npt.NDArray[np.int64]:

@@ -175,7 +175,7 @@ def test_ensemble_that_cannot_be_served_is_unavailable_with_the_reason(daemon: H
         assert kinds == {"lost", "unlike"}
 
 
-def test_ensemble_cannot_be_used_where_an_engine_is_needed(daemon: HttpDaemon) -> None:
+def test_ensemble_command_that_needs_an_engine_is_refused(daemon: HttpDaemon) -> None:
     with daemon.client() as client:
 
         def stream(client: Client) -> None:

@@ -145,7 +145,7 @@ def test_try_all_family_that_fails_has_its_error(folder: Path) -> None:
     assert all(line and "\n" not in line for line in failed)
 
 
-def test_try_all_without_a_family_says_so_in_one_line(folder: Path) -> None:
+def test_try_all_without_an_accepting_family_says_so_in_one_line(folder: Path) -> None:
     specs = (TensorSpec("y", "FP32", (1, 7, 9, 11, 2)),)
     answer = {"y": np.zeros((1, 7, 9, 11, 2), np.float32)}
     path = graph(Export("ssd", specs, lambda _: answer), answer, folder / "five.onnx")

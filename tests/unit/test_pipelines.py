@@ -132,7 +132,7 @@ def test_pipeline_of_a_model_that_is_being_loaded_accepts_frames() -> None:
     world.slot().require_ready()
 
 
-def test_pipeline_with_the_name_of_a_model_gives_way_to_it() -> None:
+def test_pipeline_with_the_name_of_a_model_is_not_used() -> None:
     world = World(cars=Pipeline(detect="reader", then="reader"))
     world.add("cars", "detector")
     assert world.pipelines.find("cars") is None
@@ -140,7 +140,7 @@ def test_pipeline_with_the_name_of_a_model_gives_way_to_it() -> None:
     assert world.state("cars")[0] is ReadyState.REFUSED
 
 
-def test_pipeline_detector_is_the_model_that_thresholds_are_for() -> None:
+def test_pipeline_thresholds_apply_to_the_detector() -> None:
     world = World()
     assert world.pipelines.detector("plates") == "cars"
     assert world.pipelines.detector("other") == "other"

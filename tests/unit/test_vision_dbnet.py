@@ -308,7 +308,7 @@ def test_recognise_invalid_settings_are_refused(settings: dict[str, str]) -> Non
 # -- the whole path --------------------------------------------------------------------------------------------------
 
 
-def test_doubt_has_none_about_a_picture_without_text() -> None:
+def test_doubt_picture_without_text_is_not_doubted() -> None:
     assert doubt(recognised(), {"map": np.zeros((1, 1, HEIGHT, WIDTH), np.float32)}) == ""
 
 

@@ -48,7 +48,9 @@ class GalleryHandlers:
             spaces.add(space_of(answer.engine.model, answer.engine.recognition))
             embeddings.append(embedding)
         if len(spaces) > 1:
-            raise Refused(f"model {slot.model!r} was replaced meanwhile; nothing was added; add the pictures again")
+            raise Refused(
+                f"model {slot.model!r} was replaced during the call; nothing was added; add the pictures again"
+            )
         await self._galleries.add(slot.model, spaces.pop(), name, embeddings)
         return self._report(slot.model)
 
