@@ -101,7 +101,7 @@ def load(family: str, package: Package) -> object:
         found: object = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # an uncaught exit would end a host's thread silently
         raise failed(family, package, error, f"cannot import {offer.target}") from error
-    _current(family, package)  # its files may have been replaced meanwhile
+    _current(family, package)  # its files may have been replaced during the import
     if _imported.setdefault(module, package) != package:
         raise Superseded(f"package {package} of family {family} changed after this process had imported it")
     return found

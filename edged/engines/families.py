@@ -87,7 +87,7 @@ class Families:
 
         A model whose setting names a family that is not allowed is served raw; the reason says how to allow the family.
         Raises ConfigError if the family cannot be used or does not fit the model, FamilyFailed if its code fails,
-        ChildLost if the child exceeds its limits, and Superseded if the package changes meanwhile.
+        ChildLost if the child exceeds its limits, and Superseded if the package changes during the call.
         """
         wanted = settings.get("family")
         if wanted is None:

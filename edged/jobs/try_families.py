@@ -44,7 +44,7 @@ def try_families(job: jobs.TryFamilies) -> jobs.TriedFamilies:
         outputs: Mapping[str, Array] | str
         try:
             outputs = _run(session, job, group[0], pixels)
-        except Exception as error:  # whatever the runtime raises is the result of this way to feed it
+        except Exception as error:  # any error of the runtime is the result for this preprocessing
             outputs = _text(error)
         for number in group:
             found[number] = _tried(outputs, job.candidates[number], small)

@@ -15,11 +15,11 @@ each pipeline.
 How frames end:
 
 - If the first step fails, the frame fails with its error.
-- If the frame becomes too old in the second step, or there is no room for it, it is skipped or fails as a whole: the
-  client can send it again.
+- If the frame becomes too old in the second step, or the second step has no room for it, the whole frame is skipped or
+  fails: the client can send it again.
 - If the second step fails otherwise (the model was removed, or cannot read the crop), the frame has its detections, and
   those with a crop have the error.
-- If the client leaves, whatever waits or runs for the frame is dropped.
+- If the client disconnects, the work for the frame is dropped, whether it waits or runs.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from edged.vision.families.contract import Classifier
 from edged.vision.family import ContentFamily, Recognition
 from edged.vision.placement import Fit, Placement, place
 
-# A class with less of both maps does not count, since a few cells decide its IoU.
+# A class with a smaller share of both maps does not count, because a few cells decide its IoU.
 _LEAST_SHARE, _LEAST_CELLS = 0.005, 32
-_LEGIBLE = 0.8  # a text that both sides read with a lower score is not there: rounding decides its characters
+_LEGIBLE = 0.8  # not compared if both sides read with a lower score: rounding decides the characters
 _TINY = 1e-6
 
 
