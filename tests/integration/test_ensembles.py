@@ -1,5 +1,5 @@
-"""Ensembles on a real daemon: chains, branches, batches, faults between the steps, and models that come, go and
-change."""
+"""Ensembles on a real daemon: chains, branches, batches, faults between the steps, and models that are
+added, removed and changed."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_ensemble_deadline_in_the_second_step_ends_the_request(daemon: HttpDaemo
 
 
 class Asking:
-    """Asks an ensemble all the time; use it in a `with`."""
+    """Sends requests to an ensemble without a pause; use it in a `with`."""
 
     def __init__(self, daemon: Daemon, model: str) -> None:
         self._daemon, self._model, self._stop = daemon, model, threading.Event()

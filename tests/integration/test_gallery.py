@@ -1,4 +1,4 @@
-"""Galleries in a real daemon: names of embeddings by every way of asking, other versions, restarts, access."""
+"""Galleries in a real daemon: names in every interface, other versions of a model, restarts, roles."""
 
 from __future__ import annotations
 

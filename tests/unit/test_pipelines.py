@@ -1,4 +1,4 @@
-"""Pipelines of the configuration: their slots, readiness, and what clients are told about them."""
+"""Pipelines of the configuration: their slots, their readiness, and the reports about them."""
 
 from __future__ import annotations
 

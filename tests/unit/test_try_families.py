@@ -1,4 +1,4 @@
-"""A model on one picture, decoded by several families: how often it runs, and what a failure means."""
+"""A model on one picture, decoded by several families: the number of runs, and the results of failures."""
 
 from __future__ import annotations
 
