@@ -1,4 +1,4 @@
-"""Recognition with families of other packages, in real children: the requests to them, the cached answers, and failures."""
+"""Recognition with families of other packages, in real children: their requests, the cached answers, and failures."""
 
 from __future__ import annotations
 
