@@ -99,7 +99,7 @@ def load(family: str, package: Package) -> object:
     module, _, name = offer.target.partition(":")
     try:
         found: object = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # an uncaught exit would end a host's thread silently
+    except (Exception, SystemExit) as error:  # a thread of a host would end silently
         raise failed(family, package, error, f"cannot import {offer.target}") from error
     _current(family, package)  # its files may have been replaced during the import
     if _imported.setdefault(module, package) != package:

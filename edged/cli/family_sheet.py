@@ -21,8 +21,8 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 
 class FamilySheet(msgspec.Struct, frozen=True):
-    """What each family finds, by its settings, the nearest first. `drawn` is the file with a tile for each; if no
-    family accepts the model, it is empty, and `why` has the reason."""
+    """What each family finds, by its settings, the nearest first. `drawn` is the file with a tile for each; it is empty
+    if no family accepts the model, and `why` says why then."""
 
     families: tuple[tuple[dict[str, str], TriedFamily], ...]
     drawn: str

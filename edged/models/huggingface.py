@@ -210,7 +210,7 @@ def _size(size: object) -> dict[str, str]:
     if isinstance(size, list) and len(size) == 2:  # as early versions write it
         size = {"height": size[0], "width": size[1]}
     sides = {side: size.get(side) if isinstance(size, dict) else None for side in ("width", "height")}
-    if all(type(pixels) is int and pixels > 0 for pixels in sides.values()):  # True is not a size
+    if all(type(pixels) is int and pixels > 0 for pixels in sides.values()):  # True is no size
         return {f"preprocess.{side}": str(pixels) for side, pixels in sides.items()}
     return {}
 

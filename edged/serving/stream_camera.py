@@ -75,7 +75,7 @@ class Entry(Generic[Tag]):
 
     tag: Tag
     work: FrameWork
-    slot: FrameSlot | EdgedError  # the slot that answers it, or the error with which it fails
+    slot: FrameSlot | EdgedError  # what answers it, or the error that is its answer
     place: int  # among all frames of its camera
     sequence: int
     captured_ns: int

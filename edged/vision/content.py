@@ -118,7 +118,7 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
         if len(self.data) != self.width * self.height * _LEVEL.itemsize:
             raise ValueError(f"{len(self.data)} bytes for a map of {self.width}x{self.height} levels of 2 bytes")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
-            raise ValueError(f"a map from {self.low} to {self.high}, which is not a finite range")
+            raise ValueError(f"a map from {self.low} to {self.high}")
 
     @classmethod
     def of(cls, values: npt.NDArray[np.floating], box: Box | None = None) -> ValueMap:
@@ -179,9 +179,9 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
 
     def __post_init__(self) -> None:
         if not self.data or len(self.data) % _FLOAT.itemsize or not np.isfinite(self.vector()).all():
-            raise ValueError(f"{len(self.data)} bytes are not a finite float32 vector")
+            raise ValueError(f"{len(self.data)} bytes are no finite float32 vector")
         if not math.isfinite(self.similarity):
-            raise ValueError(f"similarity {self.similarity} is not finite")
+            raise ValueError(f"a similarity of {self.similarity}")
 
     @classmethod
     def of(cls, values: npt.ArrayLike) -> Embedding:
@@ -220,7 +220,7 @@ class Anomaly(msgspec.Struct, frozen=True, array_like=True, tag="anomaly", forbi
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.score):
-            raise ValueError(f"anomaly score {self.score} is not finite")
+            raise ValueError(f"an anomaly score of {self.score}")
 
 
 Content = Classes | ClassMap | Depth | Embedding | Text | Anomaly

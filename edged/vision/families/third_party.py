@@ -153,7 +153,7 @@ def _guard(found: Kind, name: str, package: Package) -> Callable[..., object]:
             return check(self, inner(self, *arguments, **named), (*arguments, *named.values()))
         except (FamilyFailed, MemoryError):
             raise
-        except (Exception, SystemExit) as error:  # an uncaught exit would end a host's thread silently
+        except (Exception, SystemExit) as error:  # a thread of a host would end silently
             raise _failed(self.name, package, error, name) from error
 
     return guarded
