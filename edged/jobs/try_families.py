@@ -57,7 +57,8 @@ def _by_feed(candidates: tuple[Recognition, ...]) -> list[list[int]]:
     """Return the numbers of the candidates, those that are fed in the same way together."""
     groups: dict[Hashable, list[int]] = {}
     for number, each in enumerate(candidates):
-        groups.setdefault((each.preprocess, type(open_family(each)).own_inputs, each.reading.extras), []).append(number)
+        reading, own = each.reading, type(open_family(each)).own_inputs
+        groups.setdefault((each.preprocess, own, reading.extras, reading.constants), []).append(number)
     return list(groups.values())
 
 

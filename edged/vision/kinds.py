@@ -149,31 +149,6 @@ KINDS = (
         patterns("[N, 1, H, W] -> [N, 2, H, W]"),
     ),
     Kind(
-        "depth",
-        "a model of depth: the output is a distance for each pixel",
-        patterns("predicted_depth|inverse_depth|depth [N, H, W]", "predicted_depth|inverse_depth|depth [N, 1, H, W]"),
-    ),
-    Kind(
-        "map",
-        "a model that returns one value for each pixel, such as a mask, a class, edges, text or depth",
-        patterns("[N, 1, H, W]", "[N, H, W]", "[N, H, W, 3] -> [N, H, W, 1]"),
-    ),
-    Kind(
-        "semantic-segmentation",
-        "a model of classes of pixels: the output has a map for each class",
-        patterns(
-            "[N, classes, H, W]",
-            "out? [N, classes, H, W], aux? [N, classes, H, W]",
-            "logits [N, classes, H/4, W/4]",
-            "[N, H, W, 3] -> [N, H, W, classes]",
-        ),
-    ),
-    Kind(
-        "text-recognition",
-        "a reader of one line of text",
-        patterns("[N, 3, 48, W] -> [N, T, C]", "[N, 3, 32, W] -> [N, T, C]", "[N, 1, 32, W] -> [T, B, C]"),
-    ),
-    Kind(
         "text-detection",
         "a detector of text: maps of what is text, and of links between pixels",
         patterns("[N, H/4, W/4, 16], [N, H/4, W/4, 2]"),
@@ -266,14 +241,5 @@ KINDS = (
         "attributes",
         "a model of attributes, such as age or angles: each output has numbers about the whole picture",
         patterns("[N, a, 1, 1], [N, b, 1, 1]", "[N, a, 1, 1], [N, b, 1, 1], [N, c, 1, 1]", "[N, 1], [N, 1], [N, 1]"),
-    ),
-    Kind(
-        "features",
-        "a model of features: the output is made for another model, or for comparing pictures",
-        patterns(
-            "last_hidden_state [N, T, D], ...",
-            "image_embeds [N, D], ...",
-            "pooler_output [N, D], ...",
-        ),
     ),
 )
