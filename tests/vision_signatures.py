@@ -5,7 +5,8 @@ Where a row names no other source, names and shapes are from the Open Model Zoo'
 `model_configs.py` of optimum-onnx (commit 1939f27); [opencv] the script of a model in opencv/opencv_zoo; [rknn] README
 of a model in airockchip/rknn_model_zoo, or the tensors in example/yolov8/README.md of swdee/go-rknnlite; [own] the
 exporter's own repository: facebookresearch/segment-anything, facebookresearch/detr, snakers4/silero-vad,
-biubug6/Pytorch_Retinaface, fabio-sim/LightGlue-ONNX; [transformers.js] see `families.prompted`. [common] is a form that is well known, but not read in a source.
+biubug6/Pytorch_Retinaface, fabio-sim/LightGlue-ONNX, argman/EAST,
+clovaai/CRAFT-pytorch; [transformers.js] see `families.prompted`. [common] is a form that is well known, but not read in a source.
 """
 
 from __future__ import annotations
@@ -271,6 +272,15 @@ TABLE: dict[str, Row] = {
     ),
     "semantic segmentation [optimum]": Row("pixel_values [b,3,512,512]", "logits [b,150,128,128]", "segmentation"),
     "fcn [zoo]": Row("input [1,3,520,520]", "out [1,21,520,520], aux [1,21,520,520]", "segmentation"),
+    "east, tensorflow [own]": Row(
+        "images [1,320,640,3]", "score [1,80,160,1], geometry [1,80,160,5]", kind="east", near=("EAST",)
+    ),
+    "east, channels first [common]": Row(
+        "images [1,3,320,640]", "score [1,1,80,160], geometry [1,5,80,160]", kind="east", near=("EAST",)
+    ),
+    "craft [own]": Row(
+        "images [1,3,320,640]", "y [1,160,320,2], feature [1,32,160,320]", kind="craft", near=("CRAFT",)
+    ),
     "text-detection-0004": Row(
         "Placeholder [1,768,1280,3]",
         "model/link_logits_/add [1,192,320,16], model/segm_logits/add [1,192,320,2]",

@@ -7,7 +7,8 @@ Sources: the Open Model Zoo's models/public and models/intel (README.md of each 
 each), optimum-onnx (commit 1939f27, `model_configs.py` and `_TASK_TO_COMMON_OUTPUTS`), OpenCV's model zoo (the script
 of each model), airockchip/rknn_model_zoo (README.md of YOLOv5, YOLOv6 and YOLOv8), facebookresearch/segment-anything
 (`export_onnx_model.py`), snakers4/silero-vad (`OnnxWrapper`), biubug6/Pytorch_Retinaface (`convert_to_onnx.py`),
-fabio-sim/LightGlue-ONNX (`cli.py`). The signatures are read there; only those of silero-vad 6 and of the models in
+fabio-sim/LightGlue-ONNX (`cli.py`), argman/EAST (`model.py`, commit 21d68e7), clovaai/CRAFT-pytorch (`craft.py`, commit
+60fbdb0). The signatures are read there; only those of silero-vad 6 and of the models in
 rapidocr-onnxruntime are verified on files.
 """
 
@@ -149,6 +150,16 @@ KINDS = (
         patterns("[N, 1, H, W] -> [N, 2, H, W]"),
     ),
     Kind(
+        "east",
+        "EAST, a detector of text: maps of scores, and of distances to the sides of boxes with angles",
+        patterns("[N, 1, H/4, W/4], [N, 5, H/4, W/4]", "[N, H/4, W/4, 1], [N, H/4, W/4, 5]"),
+    ),
+    Kind(
+        "craft",
+        "CRAFT, a detector of text: maps of characters and of the links between them, and features",
+        patterns("[N, H/2, W/2, 2], [N, 32, H/2, W/2]"),
+    ),
+    Kind(
         "text-detection",
         "a detector of text: maps of what is text, and of links between pixels",
         patterns("[N, H/4, W/4, 16], [N, H/4, W/4, 2]"),
@@ -236,7 +247,7 @@ KINDS = (
             "[N, K, 4], [N, K], [N, K]",
         ),
     ),
-    # Numbers about the whole picture, and features.
+    # Numbers about the whole picture.
     Kind(
         "attributes",
         "a model of attributes, such as age or angles: each output has numbers about the whole picture",
