@@ -5,8 +5,8 @@ Where a row names no other source, names and shapes are from the Open Model Zoo'
 `model_configs.py` of optimum-onnx (commit 1939f27); [opencv] the script of a model in opencv/opencv_zoo; [rknn] README
 of a model in airockchip/rknn_model_zoo, or the tensors in example/yolov8/README.md of swdee/go-rknnlite; [own] the
 exporter's own repository: facebookresearch/segment-anything, facebookresearch/detr, snakers4/silero-vad,
-biubug6/Pytorch_Retinaface, fabio-sim/LightGlue-ONNX, argman/EAST,
-clovaai/CRAFT-pytorch; [transformers.js] see `families.prompted`. [common] is a form that is well known, but not read in a source.
+biubug6/Pytorch_Retinaface, fabio-sim/LightGlue-ONNX, argman/EAST, clovaai/CRAFT-pytorch; [transformers.js] see
+`families.prompted`. [common] is a form that is well known, but not read in a source.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ def example(signature_text: str, family: str) -> tuple[TensorSpec, ...]:
     made = []
     for number, tensor in enumerate(known.outputs):
         shape = tuple(dim.value(numbers) for dim in tensor.dims or ())
-        made.append(TensorSpec(tensor.names[0] if tensor.names else f"t{number}", "FP32", shape))
+        name = tensor.names[0] if tensor.names else f"t{number}"
+        made.append(TensorSpec(name, "FP32", tuple(size for size in shape if size is not None)))
     return tuple(made)
 
 

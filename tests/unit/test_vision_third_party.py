@@ -21,6 +21,7 @@ from edged.vision.families.testing import FamilyTest
 from edged.vision.families.third_party import ThirdParty
 from edged.vision.family import FAMILIES, Recognition, is_decoded_here, open_family, recognise
 from edged.vision.placement import Placement
+from edged.vision.signatures import patterns
 
 INPUTS = (TensorSpec("images", "FP32", (1, 3, 64, 64)),)
 OUTPUTS = (TensorSpec("found", "FP32", (1, "n", 6)),)

@@ -26,9 +26,9 @@ import numpy as np
 from edged.tensors import Array, Dim
 from edged.vision import characters
 from edged.vision import settings as keys
+from edged.vision.comparison import shown
 from edged.vision.content import MOST_TEXT, Text
 from edged.vision.families.classification import Classification
-from edged.vision.comparison import shown
 from edged.vision.families.contract import (
     Claim,
     ContentFamily,
