@@ -69,7 +69,8 @@ def try_all(
         recognition = None if admission.model is None else admission.model.recognition
         why = "raw tensors are served"
         if recognition is not None:
-            why = recognition.reason if recognition.preprocess is not None else recognition.picture
+            picture, reason = recognition.picture, recognition.reason
+            why = reason if recognition.preprocess is not None or picture in reason else f"{picture}; {reason}"
         return FamilySheet((), "", f"no family can be tried: {why}")
     try:
         place.write_bytes(compared.picture)

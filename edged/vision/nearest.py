@@ -112,6 +112,8 @@ def _with_advice(claim: Claim, evidence: Evidence, families: Families) -> Claim:
 
 def _is_tried(family: type[Opened], evidence: Evidence) -> bool:
     """Whether `TRY_ALL` tries a family: it needs no further setting, or one of `VARIANTS`."""
+    if evidence.size is None and family.open_size is None:
+        return False  # the size of the input must be set first
     for variant in ({}, *VARIANTS):
         try:
             claim = family.claim(msgspec.structs.replace(evidence, settings={**evidence.settings, **variant}), "")

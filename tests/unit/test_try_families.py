@@ -189,8 +189,7 @@ def test_try_families_prompted_model_gets_its_texts(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(backend, "infer", infer)
     load(monkeypatch, backend)
-    sides = {"preprocess.width": str(WIDTH), "preprocess.height": str(HEIGHT)}
-    job = job_of(export, picture, prompts=export.settings["prompts"], **sides)
+    job = job_of(export, picture, prompts=export.settings["prompts"])
     answer = try_families(job)
     assert len(fed) == len(job.candidates) >= 1
     assert all(each.keys() == {spec.name for spec in export.inputs} for each in fed)
