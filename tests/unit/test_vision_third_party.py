@@ -118,7 +118,7 @@ def test_built_in_families_name_no_contract() -> None:
         Good.claim,
         Detections,
         changed(name="other"),
-        changed(needs=3),
+        changed(signatures=3),
         changed(thresholds=0.5),
         changed(thresholds=Thresholds(score="high")),  # type: ignore[arg-type]
         changed(thresholds=Thresholds(iou=float("nan"))),
@@ -157,7 +157,7 @@ def test_recognise_setting_names_the_family() -> None:
     assert see(changed(by_shape=None), family="good").family == "good"
     assert see(changed(by_shape=None)).family is None
     assert see(Good, family="raw").package is None
-    with pytest.raises(ConfigError, match="an output found"):
+    with pytest.raises(ConfigError, match="tensors like found"):
         see(changed(claim=classmethod(lambda cls, evidence, reason: None)), family="good")
 
 
