@@ -24,7 +24,7 @@ from edged.vision.image import Image
 from edged.vision.placement import place
 
 _BEST = 3  # detections that are reported, or lines of a content
-_LONGEST = 120  # characters of an error
+_LONGEST = 120  # characters of an error, or of a line of a content
 _MOST_BYTES = 2 << 20  # of the JPEG, because it is part of a message
 _QUALITIES = (85, 60, 30)
 
@@ -57,7 +57,8 @@ def _by_feed(candidates: tuple[Recognition, ...]) -> list[list[int]]:
     """Return the numbers of the candidates, in groups with the same preprocessing."""
     groups: dict[Hashable, list[int]] = {}
     for number, each in enumerate(candidates):
-        groups.setdefault((each.preprocess, type(open_family(each)).own_inputs, each.reading.extras), []).append(number)
+        reading, own = each.reading, type(open_family(each)).own_inputs
+        groups.setdefault((each.preprocess, own, reading.extras, reading.constants), []).append(number)
     return list(groups.values())
 
 
@@ -86,7 +87,7 @@ def _decoded(outputs: Mapping[str, Array], recognition: Recognition, picture: Im
     placement = place(width, height, how.width, how.height, how.fit, how.zoom)
     if not isinstance(family, Family):
         content = family.content(outputs, 0, placement, recognition.thresholds)
-        said = tuple(each.text for each in islice(lines(content, names), _BEST))
+        said = tuple(each.text[:_LONGEST] for each in islice(lines(content, names), _BEST))
         return jobs.TriedFamily(None, said), annotate(picture, Detections.empty(), names, content=content)
     boxes = family.decode(outputs, 0, placement, recognition.thresholds)
     return jobs.TriedFamily(len(boxes), _best(boxes, names)), annotate(picture, boxes, names)

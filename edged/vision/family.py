@@ -20,7 +20,7 @@ from edged.tensors import TensorSpec
 from edged.vision import nearest
 from edged.vision import settings as keys
 from edged.vision.comparison import Tensors, nearest_form, shown
-from edged.vision.families import embedding
+from edged.vision.families import embedding, text_lines
 from edged.vision.families.ambiguous import ambiguous_shape
 from edged.vision.families.anomaly import Anomalib, AnomalibV1
 from edged.vision.families.centerface import CenterFace
@@ -222,6 +222,7 @@ _RULES: tuple[Rule, ...] = (
     Classification.by_shape,
     Segmentation.by_shape,
     Ultralytics.by_shape,
+    text_lines.by_height,
 )
 
 

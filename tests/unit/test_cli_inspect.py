@@ -156,6 +156,20 @@ def test_try_all_without_an_accepting_family_says_so_in_one_line(folder: Path) -
     assert json.loads(call(path, "--draw", "street.png", "--try-all", "--json").stdout)["tried"]["families"] == []
 
 
+@pytest.mark.parametrize("name", ["transformers, owlvit", "transformers, grounding dino"])
+def test_try_all_of_prompted_model_asks_for_the_prompts(folder: Path, name: str) -> None:
+    export = EXPORTS[name]
+    path = graph(export, export.encode([[Planted((20, 30, 120, 90), 1, 0.9)]]), folder / "prompted.onnx")
+    result = call(path, "--draw", "street.png", "--try-all", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    assert told["tried"]["families"] == []
+    assert "set prompts, for example prompts = " in json.dumps(told)
+    shown = " ".join(call(path, "--draw", "street.png", "--try-all").stdout.split())
+    assert "no family can be tried: " in shown
+    assert "set prompts, for example" in shown.partition("no family can be tried: ")[2]
+
+
 def test_draw_nothing_found_names_a_setting(folder: Path) -> None:
     cv2.imwrite("empty.png", np.full((240, 320, 3), 114, np.uint8))
     shown = rows(call(MODEL_PATH, "--draw", "empty.png"))

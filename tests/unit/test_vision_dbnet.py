@@ -296,6 +296,13 @@ def test_recognise_sides_that_are_no_multiples_of_32_are_refused(size: tuple[str
         recognise(PADDLE, MAP, {}, {"family": "dbnet", **sides})
 
 
+def test_recognise_fixed_sides_that_are_no_multiples_of_32_do_not_name_the_family() -> None:
+    inputs, outputs = (spec("image", 1, 3, 360, 640),), (spec("y", 1, 1, 360, 640),)
+    assert "dbnet" not in see(inputs, outputs).reason
+    with pytest.raises(ConfigError, match="family=dbnet needs"):
+        recognise(inputs, outputs, {}, {"family": "dbnet"})
+
+
 @pytest.mark.parametrize(
     "settings", [{"decode.unclip": "-1"}, {"decode.unclip": "wide"}, {"decode.activation": "softmax"}]
 )
