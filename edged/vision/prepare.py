@@ -65,8 +65,8 @@ class Preparer:
         columns = slice(placement.pad_x, placement.pad_x + width)
         if self.preprocess.antialias and self.preprocess.fit is Fit.CENTER_CROP:
             scaled = self._middle(image, placement, step, roi)
-        elif isinstance(placement.window, TiltedWindow):
-            scaled = self._resize(_upright(image, placement.window, step), width, height)
+        elif placement.tilted is not None:
+            scaled = self._resize(_upright(image, placement.tilted, step), width, height)
         elif placement.window is None:
             scaled = self._resize(image, width, height)
         else:
