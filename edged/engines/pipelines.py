@@ -23,11 +23,13 @@ _READY = Readiness(ReadyState.READY)
 
 
 class Pipelines:
-    """The slots of pipelines by name. `models` has the names of all models; `find` returns the plan of NAME or
-    NAME:VERSION, or raises NotFound or NotReady."""
+    """The slots of pipelines by name. `models` and `ensembles` have the names of all models and ensembles, and change
+    with them; `find` returns the plan of NAME or NAME:VERSION, or raises NotFound or NotReady."""
 
-    def __init__(self, models: Collection[str], find: Callable[[str], PlannedModel]) -> None:
-        self._models, self._find = models, find
+    def __init__(
+        self, models: Collection[str], find: Callable[[str], PlannedModel], ensembles: Collection[str] = ()
+    ) -> None:
+        self._models, self._ensembles, self._find = models, ensembles, find
         self._wanted: Mapping[str, Pipeline] = {}
         self._slots: dict[str, PipelineSlot] = {}
         self._counts: dict[str, PipelineCounts] = {}
@@ -50,7 +52,7 @@ class Pipelines:
 
     def find(self, name: str) -> PipelineSlot | None:
         """Return the slot of a pipeline; None if no pipeline has this name, or if a model has the same name."""
-        return None if name in self._models else self._slots.get(name)
+        return None if self._is_taken(name) else self._slots.get(name)
 
     def detector(self, name: str) -> str:
         """Return the first model of a pipeline; `name` itself if no pipeline has this name."""
@@ -61,8 +63,11 @@ class Pipelines:
         """Return the readiness of each pipeline: ready, or the state of its first step that is not ready."""
         return {name: self._readiness(name, health) for name in self._wanted}
 
+    def _is_taken(self, name: str) -> bool:
+        return name in self._models or name in self._ensembles
+
     def _readiness(self, name: str, health: Health) -> Readiness:
-        if name in self._models:
+        if self._is_taken(name):
             return Readiness(ReadyState.REFUSED, "a model has the same name; rename the pipeline")
         try:
             models = self._able(self._slots[name].rule)

@@ -37,7 +37,8 @@ class World:
 
     def __init__(self, **wanted: Pipeline) -> None:
         self.models: dict[str, PlannedModel] = {}
-        self.pipelines = Pipelines(self.models, self.find)
+        self.ensembles: set[str] = set()
+        self.pipelines = Pipelines(self.models, self.find, self.ensembles)
         self.pipelines.reconfigure(wanted or {"plates": PLATES})
 
     def find(self, name: str) -> PlannedModel:
@@ -264,3 +265,10 @@ async def test_supervision_of_a_pipeline_has_captions() -> None:
     pytest.importorskip("supervision")
     found = (await as_result(ANSWERS["classes"], ANSWERS["text"])).supervision()
     assert found.data["nested"].tolist() == ["c 75%", "AB 123 50%", ""]
+
+
+def test_pipeline_with_the_name_of_an_ensemble_is_refused() -> None:
+    world = World()
+    world.ensembles.add("plates")
+    assert world.pipelines.find("plates") is None
+    assert "same name" in world.pipelines.readiness(HEALTH)["plates"].reason
