@@ -69,8 +69,8 @@ def try_all(
         recognition = None if admission.model is None else admission.model.recognition
         why = "raw tensors are served"
         if recognition is not None:
-            picture, reason = recognition.picture, recognition.reason
-            why = reason if recognition.preprocess is not None or picture in reason else f"{picture}; {reason}"
+            feed, reason = recognition.picture, recognition.reason
+            why = reason if recognition.preprocess is not None or feed in reason else f"{feed}; {reason}"
         return FamilySheet((), "", f"no family can be tried: {why}")
     try:
         place.write_bytes(compared.picture)
