@@ -29,7 +29,7 @@ class FamilySheet(msgspec.Struct, frozen=True):
     why: str = ""
 
     def rows(self) -> dict[str, str]:
-        """Return a row for each family. The name of a row is the settings, as given to --set."""
+        """Return a row for each family, named by the settings as they are given to --set."""
         if not self.families:
             return {"tried": self.why}
         return {_flags(settings): tried.line for settings, tried in self.families} | {"drawn": self.drawn}
@@ -49,8 +49,8 @@ def check(draw: Path | None, given: Mapping[str, str]) -> None:
 
 
 def default_place(picture: Path, model: Path, out: Path | None) -> Path:
-    """Return the path of the contact sheet, by default in the current folder. Raises InvalidInput if its name is not
-    that of a JPEG."""
+    """Return the path of the contact sheet, by default in the current folder. Raises InvalidInput if it is not a
+    JPEG's."""
     place = out or Path(f"{picture.stem}.{model.stem}.families.jpg")
     if place.suffix.lower() not in _SUFFIXES:
         raise InvalidInput(f"--try-all writes a JPEG; give --out a name that ends in .jpg instead of {place.name!r}")
@@ -69,8 +69,8 @@ def try_all(
         recognition = None if admission.model is None else admission.model.recognition
         why = "raw tensors are served"
         if recognition is not None:
-            taken, reason = recognition.picture, recognition.reason
-            why = reason if recognition.preprocess is not None or taken in reason else f"{taken}; {reason}"
+            feed, reason = recognition.picture, recognition.reason
+            why = reason if recognition.preprocess is not None or feed in reason else f"{feed}; {reason}"
         return FamilySheet((), "", f"no family can be tried: {why}")
     try:
         place.write_bytes(compared.picture)
