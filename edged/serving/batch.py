@@ -28,6 +28,7 @@ from edged.serving.work import (
 )
 from edged.tensors import DATATYPES, byte_size
 from edged.vision.content import Embedding, unpack
+from edged.vision.detections import MOST_DETECTIONS, count_packed
 
 _ALIGNED = 64  # bytes: the host places each output at a multiple of this
 
@@ -234,6 +235,8 @@ def _answer(
 ) -> Answered | EdgedError:
     if seen.error:
         return rebuild(seen.error, seen.message)
+    if seen.detections is not None and (count := count_packed(seen.detections)) > MOST_DETECTIONS:
+        return EngineUnusable(f"the host sent {count} detections of one picture; the most are {MOST_DETECTIONS}")
     outputs: tuple[OutputTensor, ...] = ()
     if seen.outputs:  # raw outputs: the model has no family
         try:

@@ -20,7 +20,9 @@ from edged.vision.detections import class_name
 MOST_SIDE = 8192  # the largest width or height of a map
 _MOST_RUNS = 1 << 15  # of a class map: the daemon decodes them on its event loop
 MOST_TEXT = 4096  # characters
+MOST_VALUES = 1 << 16  # of an embedding: JSON has them as text
 _STEPS = 65535  # of a value in a `ValueMap`
+_TOLERANCE = 1e-3  # of the length of an embedding
 
 Box: TypeAlias = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels of the picture as sent
 _LEVEL = np.dtype("<u2")
@@ -166,7 +168,8 @@ class Depth(msgspec.Struct, frozen=True, array_like=True, tag="depth", forbid_un
 
 
 class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", forbid_unknown_fields=True):
-    """A vector that is near the vectors of similar pictures. `data` has little-endian float32 values of length 1.
+    """A vector that is near the vectors of similar pictures. `data` has little-endian float32 values of length 1, or
+    zeros, which are similar to nothing.
 
     The daemon looks it up in the model's gallery: `similarity` is that of the nearest picture, -1..1, and `label` is
     the name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery both are
@@ -178,15 +181,21 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
     similarity: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.data or len(self.data) % _FLOAT.itemsize or not np.isfinite(self.vector()).all():
-            raise ValueError(f"{len(self.data)} bytes are no finite float32 vector")
+        values, rest = divmod(len(self.data), _FLOAT.itemsize)
+        if rest or not 1 <= values <= MOST_VALUES:
+            raise ValueError(f"{len(self.data)} bytes are not 1 to {MOST_VALUES} values of an embedding")
+        length = float(np.linalg.norm(self.vector().astype(np.float64)))
+        if length and not abs(length - 1) < _TOLERANCE:  # also true for NaN
+            raise ValueError(f"an embedding of length {length:g}")
         if not math.isfinite(self.similarity):
             raise ValueError(f"a similarity of {self.similarity}")
 
     @classmethod
     def of(cls, values: npt.ArrayLike) -> Embedding:
-        """Normalise a vector [n] to length 1; a vector of zeros stays as it is."""
+        """Normalise a vector [n] to length 1; a vector of zeros stays as it is. Raises ValueError for more than
+        `MOST_VALUES` values, and for NaN and infinity."""
         vector = np.asarray(values, np.float64).reshape(-1)
+        vector = vector / (np.abs(vector).max(initial=0.0) or 1.0)  # squares of the values stay in range
         length = float(np.linalg.norm(vector))
         return cls((vector / (length or 1.0)).astype(_FLOAT).tobytes())
 

@@ -21,6 +21,7 @@ from edged.proto import cameras_pb2 as pb
 from edged.verification.contents import compare
 from edged.vision.content import (
     MOST_SIDE,
+    MOST_VALUES,
     Anomaly,
     Classes,
     ClassMap,
@@ -97,6 +98,9 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
         ["embedding", b""],
         ["embedding", b"123"],
         ["embedding", np.array([np.nan], np.float32).tobytes()],
+        ["embedding", np.array([3e38, -3e38], np.float32).tobytes()],
+        ["embedding", np.array([0.5], np.float32).tobytes()],
+        pytest.param(["embedding", bytes(4 * (MOST_VALUES + 1))], id="a long embedding"),
         ["embedding", bytes(4), "Ada", float("nan")],
         ["embedding", bytes(4), 5],
         ["text", "a" * 5000, 0.5],
@@ -209,6 +213,18 @@ def test_embedding_has_length_one_and_cosine_similarity() -> None:
     assert one.cosine(other) == pytest.approx(0, abs=1e-7)
     assert one.cosine(Embedding.of([30, 40])) == pytest.approx(1)
     assert Embedding.of([0, 0]).vector().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-170, 1e170, 1e300])
+def test_embedding_of_values_whose_squares_are_out_of_range_has_length_1(scale: float) -> None:
+    assert Embedding.of(np.array([3, 4]) * scale).vector().tolist() == pytest.approx([0.6, 0.8], rel=1e-2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_embedding_of_values_that_are_not_finite_raises_value_error(bad: float) -> None:
+    with pytest.raises(ValueError, match="length"):
+        Embedding.of([1, bad])
 
 
 # -- for people and programs ----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from edged.serving.work import EngineRef, FrameWork
 from edged.store import sealed
 from edged.tensors import TensorSpec
 from edged.vision import gallery as limits
-from edged.vision.content import Classes, Content, Embedding, pack
+from edged.vision.content import MOST_VALUES, Classes, Content, Embedding, pack
 from edged.vision.family import Recognition, Thresholds, recognise
 from edged.vision.gallery import Gallery, check_name, space_of
 from tests.fake_link import FakeLink
@@ -104,9 +104,9 @@ def test_gallery_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     full = Gallery(SPACE, SIZE, ("a",) * limits.MOST_PICTURES, ANNA.data * limits.MOST_PICTURES)
     with pytest.raises(InvalidInput, match="full"):
         full.with_pictures("b", [BEN])
-    large = Embedding.of(np.ones(limits.MOST_BYTES // 8))
+    large = Embedding.of(np.ones(MOST_VALUES))
     with pytest.raises(InvalidInput, match="full"):
-        Gallery(SPACE, len(large.vector()), (), b"").with_pictures("b", [large] * 3)
+        Gallery(SPACE, MOST_VALUES, (), b"").with_pictures("b", [large] * (limits.MOST_BYTES // len(large.data) + 1))
     with pytest.raises(InvalidInput, match="values"):
         full.with_pictures("b", [large])
 
@@ -199,11 +199,11 @@ async def test_galleries_of_another_version_start_again(tmp_path: Path) -> None:
 
 async def test_galleries_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = await asyncio.to_thread(filled, tmp_path, "Anna")
-    large = Embedding.of(np.ones(6 << 20))  # 24 MiB
-    await made.add("large", SPACE, "a", [large])
-    await made.add("larger", SPACE, "a", [large])
+    large = [Embedding.of(np.ones(MOST_VALUES))] * 96  # 24 MiB
+    await made.add("large", SPACE, "a", large)
+    await made.add("larger", SPACE, "a", large)
     with pytest.raises(InvalidInput, match="together"):
-        await made.add("largest", SPACE, "a", [large])
+        await made.add("largest", SPACE, "a", large)
     await made.add("faces", SPACE, "Ben", [BEN])
 
 
