@@ -18,7 +18,9 @@ import numpy.typing as npt
 from edged.vision.detections import class_name
 
 MOST_SIDE = 8192  # the largest width or height of a map
-_MOST_RUNS = 1 << 15  # of a class map: the daemon decodes them on its event loop
+_MOST_CELLS = 1 << 22  # of a map of values: 8 MiB
+# Of a class map. The daemon decodes the runs, and names the areas, on its event loop.
+_MOST_RUNS, MOST_AREAS = 1 << 15, 1000
 MOST_TEXT = 4096  # characters
 MOST_VALUES = 1 << 16  # of an embedding: JSON has them as text
 _STEPS = 65535  # of a value in a `ValueMap`
@@ -93,10 +95,11 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
         return resized
 
     def shares(self) -> list[tuple[int, float]]:
-        """Return (class id, share of the map in 0..1) of each class in the map, the largest first."""
+        """Return (class id, share of the map in 0..1) of each class in the map, the largest first; at most
+        `MOST_AREAS`, since only noise has more."""
         ids, index = np.unique(self.class_ids, return_inverse=True)
         areas = np.bincount(index, weights=self.lengths) / (self.width * self.height)
-        order = np.argsort(-areas, kind="stable")
+        order = np.argsort(-areas, kind="stable")[:MOST_AREAS]
         return list(zip(ids[order].tolist(), areas[order].tolist(), strict=True))
 
 
@@ -117,6 +120,8 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
 
     def __post_init__(self) -> None:
         _check_sides(self.width, self.height, self.box)
+        if self.width * self.height > _MOST_CELLS:
+            raise ValueError(f"a map of {self.width}x{self.height} values; at most {_MOST_CELLS} are possible")
         if len(self.data) != self.width * self.height * _LEVEL.itemsize:
             raise ValueError(f"{len(self.data)} bytes for a map of {self.width}x{self.height} levels of 2 bytes")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
@@ -125,8 +130,9 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
     @classmethod
     def of(cls, values: npt.NDArray[np.floating], box: Box | None = None) -> ValueMap:
         """Encode values [height, width]. Values that are not finite become the lowest value; 0 if none is finite. A map
-        with a side above `MOST_SIDE` is encoded with half the width and height, or a quarter, and so on."""
-        while max(values.shape) > MOST_SIDE:
+        with a side above `MOST_SIDE`, or more than 4 million cells, is encoded with half the width and height, or a
+        quarter, and so on."""
+        while max(values.shape) > MOST_SIDE or values.size > _MOST_CELLS:
             values = values[::2, ::2]
         height, width = values.shape
         known = np.isfinite(values)

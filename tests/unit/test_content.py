@@ -20,6 +20,7 @@ from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb
 from edged.verification.contents import compare
 from edged.vision.content import (
+    MOST_AREAS,
     MOST_SIDE,
     MOST_VALUES,
     Anomaly,
@@ -94,6 +95,7 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
         ["class-map", 1, 1, [0], [1], [1, 2, 3]],
         ["depth", ["values", 2, 2, 0.0, 1.0, bytes(7)], True, "m"],
         ["depth", ["values", 2, 2, 1.0, 0.0, bytes(8)], True, "m"],
+        pytest.param(["depth", ["values", 4096, 2048, 0.0, 1.0, bytes(1 << 24)], True, "m"], id="a large map"),
         ["depth", ["values", 2, 2, 0.0, float("inf"), bytes(8)], True, "m"],
         ["embedding", b""],
         ["embedding", b"123"],
@@ -166,6 +168,20 @@ def test_class_map_of_noise_is_made_coarser_until_it_fits() -> None:
 def test_maps_with_a_long_side_are_made_coarser(shape: tuple[int, int], coarse: tuple[int, int]) -> None:
     assert ClassMap.of(np.zeros(shape, int)).cells().shape == coarse
     assert ValueMap.of(np.zeros(shape)).values().shape == coarse
+
+
+def test_value_map_of_very_many_cells_is_made_coarser() -> None:
+    values = np.zeros((4096, 4096), np.float32)
+    values[2, 4] = 1
+    found = ValueMap.of(values)
+    assert (found.width, found.height) == (2048, 2048)
+    assert found.levels()[1, 2] == found.levels().max()
+
+
+def test_class_map_with_very_many_classes_has_the_areas_of_the_largest() -> None:
+    found = ClassMap.of(np.concatenate((np.arange(5000), [7] * 9))[None])
+    assert len(found.shares()) == MOST_AREAS
+    assert found.shares()[0] == (7, pytest.approx(10 / 5009))
 
 
 @given(arrays.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9))), st.integers(1, 20), st.integers(1, 20))

@@ -64,8 +64,8 @@ class GalleryHandlers:
         return self._report(model)
 
     def _kept_as(self, model: str) -> str:
-        """Return the name under which the gallery of a model is kept: NAME for the default version, also if NAME:VERSION
-        is given. A gallery may outlive its model."""
+        """Return the name under which the gallery of a model is kept: NAME for the default version, even if
+        NAME:VERSION is given. A gallery may outlive its model."""
         try:
             return self._controller.slot(model).model
         except EdgedError:
