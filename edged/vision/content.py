@@ -7,7 +7,6 @@ over the host that sends it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -24,6 +23,7 @@ _MOST_RUNS, MOST_AREAS = 1 << 15, 1000
 MOST_TEXT = 4096  # characters
 MOST_VALUES = 1 << 16  # of an embedding: JSON has them as text
 _STEPS = 65535  # of a value in a `ValueMap`
+LARGEST = float(np.finfo(np.float32).max)  # messages have numbers as float32
 _TOLERANCE = 1e-3  # of the length of an embedding
 
 Box: TypeAlias = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels of the picture as sent
@@ -38,7 +38,7 @@ class Classes(msgspec.Struct, frozen=True, array_like=True, tag="classes", forbi
     scores: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.class_ids) != len(self.scores) or not all(map(math.isfinite, self.scores)):
+        if len(self.class_ids) != len(self.scores) or not _are_float32(*self.scores):
             raise ValueError(
                 f"{len(self.class_ids)} classes with {len(self.scores)} scores, or a score that is not finite"
             )
@@ -124,18 +124,18 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
             raise ValueError(f"a map of {self.width}x{self.height} values; at most {_MOST_CELLS} are possible")
         if len(self.data) != self.width * self.height * _LEVEL.itemsize:
             raise ValueError(f"{len(self.data)} bytes for a map of {self.width}x{self.height} levels of 2 bytes")
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
+        if not (_are_float32(self.low, self.high) and self.low <= self.high):
             raise ValueError(f"a map from {self.low} to {self.high}")
 
     @classmethod
     def of(cls, values: npt.NDArray[np.floating], box: Box | None = None) -> ValueMap:
-        """Encode values [height, width]. Values that are not finite become the lowest value; 0 if none is finite. A map
-        with a side above `MOST_SIDE`, or more than 4 million cells, is encoded with half the width and height, or a
-        quarter, and so on."""
+        """Encode values [height, width]. Values that are not finite as float32 become the lowest value; 0 if there are
+        no others. A map with a side above `MOST_SIDE`, or more than 4 million cells, is encoded with half the width and
+        height, or a quarter, and so on."""
         while max(values.shape) > MOST_SIDE or values.size > _MOST_CELLS:
             values = values[::2, ::2]
         height, width = values.shape
-        known = np.isfinite(values)
+        known = np.abs(values) <= LARGEST
         if not known.all():
             values = np.where(known, values, values.min(initial=np.inf, where=known) if known.any() else 0)
         low, high = float(values.min()), float(values.max())
@@ -193,7 +193,7 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
         length = float(np.linalg.norm(self.vector().astype(np.float64)))
         if length and not abs(length - 1) < _TOLERANCE:  # also true for NaN
             raise ValueError(f"an embedding of length {length:g}")
-        if not math.isfinite(self.similarity):
+        if not _are_float32(self.similarity):
             raise ValueError(f"a similarity of {self.similarity}")
 
     @classmethod
@@ -221,7 +221,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", forbid_unkn
     score: float
 
     def __post_init__(self) -> None:
-        if len(self.text) > MOST_TEXT or not math.isfinite(self.score):
+        if len(self.text) > MOST_TEXT or not _are_float32(self.score):
             raise ValueError(f"a text of {len(self.text)} characters with score {self.score}")
 
 
@@ -234,7 +234,7 @@ class Anomaly(msgspec.Struct, frozen=True, array_like=True, tag="anomaly", forbi
     map: ValueMap | None = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.score):
+        if not _are_float32(self.score):
             raise ValueError(f"an anomaly score of {self.score}")
 
 
@@ -280,6 +280,11 @@ def lines(content: Content, names: Sequence[str]) -> Iterator[Line]:
         yield Line(f"{content.text} {content.score:.0%}" if content.text else "no text")
     else:
         yield Line(f"{'anomaly' if content.is_anomalous else 'normal'} {content.score:.3g}")
+
+
+def _are_float32(*numbers: float) -> bool:
+    """Whether numbers are finite, also as float32."""
+    return all(abs(number) <= LARGEST for number in numbers)
 
 
 def _check_sides(width: int, height: int, box: Box | None) -> None:

@@ -97,6 +97,7 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
         ["depth", ["values", 2, 2, 1.0, 0.0, bytes(8)], True, "m"],
         pytest.param(["depth", ["values", 4096, 2048, 0.0, 1.0, bytes(1 << 24)], True, "m"], id="a large map"),
         ["depth", ["values", 2, 2, 0.0, float("inf"), bytes(8)], True, "m"],
+        ["depth", ["values", 2, 2, 0.0, 1e39, bytes(8)], True, "m"],
         ["embedding", b""],
         ["embedding", b"123"],
         ["embedding", np.array([np.nan], np.float32).tobytes()],
@@ -108,6 +109,7 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
         ["text", "a" * 5000, 0.5],
         ["text", "a", float("nan")],
         ["anomaly", float("inf"), True, None],
+        ["anomaly", 1e39, True, None],
         ["other"],
         {},
     ],
@@ -220,6 +222,7 @@ def test_value_map_is_exact_to_half_a_level(values: np.ndarray) -> None:
 
 def test_value_map_of_equal_or_no_finite_values() -> None:
     assert ValueMap.of(np.full((2, 3), 7.0)).values().tolist() == [[7.0] * 3] * 2
+    assert ValueMap.of(np.array([[1e39, 2, 1]])).values().tolist() == [[1, 2, 1]]
     assert ValueMap.of(np.full((1, 2), np.nan)).values().tolist() == [[0.0, 0.0]]
 
 
