@@ -22,14 +22,14 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 class FamilySheet(msgspec.Struct, frozen=True):
     """What each family finds, by its settings, the nearest first. `drawn` is the file with a tile for each; it is empty
-    if no family accepts the model, and `why` says why then."""
+    if no family accepts the model with the given settings, and `why` says why then."""
 
     families: tuple[tuple[dict[str, str], TriedFamily], ...]
     drawn: str
     why: str = ""
 
     def rows(self) -> dict[str, str]:
-        """Return a row for each family, named by the settings as they are given to --set."""
+        """Return a row for each family. The name of a row is the settings, as given to --set."""
         if not self.families:
             return {"tried": self.why}
         return {_flags(settings): tried.line for settings, tried in self.families} | {"drawn": self.drawn}
@@ -49,8 +49,8 @@ def check(draw: Path | None, given: Mapping[str, str]) -> None:
 
 
 def default_place(picture: Path, model: Path, out: Path | None) -> Path:
-    """Return the path of the contact sheet, by default in the current folder. Raises InvalidInput if it is not a
-    JPEG's."""
+    """Return the path of the contact sheet, by default in the current folder. Raises InvalidInput if its name is not
+    that of a JPEG."""
     place = out or Path(f"{picture.stem}.{model.stem}.families.jpg")
     if place.suffix.lower() not in _SUFFIXES:
         raise InvalidInput(f"--try-all writes a JPEG; give --out a name that ends in .jpg instead of {place.name!r}")
@@ -67,9 +67,11 @@ def try_all(
     compared = box.try_families(file, settings, admission, picture)
     if not compared.families:
         recognition = None if admission.model is None else admission.model.recognition
-        no_picture = recognition is not None and recognition.preprocess is None
-        why = f": {recognition.picture}" if recognition is not None and no_picture else "; raw tensors are served"
-        return FamilySheet((), "", f"no family accepts the tensors of this model{why}")
+        why = "raw tensors are served"
+        if recognition is not None:
+            taken, reason = recognition.picture, recognition.reason
+            why = reason if recognition.preprocess is not None or taken in reason else f"{taken}; {reason}"
+        return FamilySheet((), "", f"no family can be tried: {why}")
     try:
         place.write_bytes(compared.picture)
     except OSError as error:

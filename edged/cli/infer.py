@@ -29,8 +29,8 @@ def infer(
 ) -> None:
     """Send one picture to the daemon and print what the model finds.
 
-    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels; for other
-    answers than detections, the fields of docs/http.md.
+    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels. If the
+    model returns no detections, it prints the fields that docs/http.md lists.
     """
     from edged.cli.sample_run import draw
     from edged.client.client import Client
@@ -71,7 +71,7 @@ def _print(result: Result) -> None:
     counted = (len(result.outputs), "output") if result.outputs else (len(result.detections), "detection")
     found = many(*counted)
     if result.second is not None and result.second.left_out:
-        found += f" ({result.second.left_out} not passed on to {result.second.model})"
+        found += f" ({result.second.left_out} left out: no crop for {result.second.model})"
     common.show(f"{found} in {took}")
 
 

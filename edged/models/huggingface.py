@@ -2,9 +2,9 @@
 processor_config.json.
 
 Exports of detectors and image encoders have the same tensors for all kinds of models; only `model_type` in config.json
-says which one it is. Models of segmentation, depth and classes are known by their class in `architectures`, whose
-outputs are all of one form. The files are in the folder of the ONNX file (Optimum) or in its parent (`onnx/model.onnx`
-on the Hub).
+says which kind it is. Models of segmentation, depth and classes are recognised by their class in `architectures`: the
+outputs of such a class have one form. The files are in the folder of the ONNX file (Optimum) or in its parent
+(`onnx/model.onnx` on the Hub).
 
 Source: `configuration_*.py`, `modeling_auto.py` and the image processors of transformers 5.24.0.
 """
@@ -70,7 +70,8 @@ class _Config(msgspec.Struct, frozen=True):
 
     @property
     def map_family(self) -> str:
-        """The family of a model of segmentation or depth; empty for another model, and if the unit is unknown."""
+        """The family of a model of segmentation or depth; empty for other models, and if the unit of a depth is
+        unknown."""
         if self.is_class(_SEGMENTATION):
             return "segmentation"
         if not self.is_class(_DEPTH):
@@ -136,7 +137,7 @@ def read_settings(file: Path) -> dict[str, str]:
 
 
 def _of_map_model(config: _Config, processor: _Processor) -> dict[str, str]:
-    """Return the settings for a model of segmentation or depth. It is shown all of the picture, also if its processor
+    """Return the settings for a model of segmentation or depth. The model gets the whole picture, even if its processor
     cuts out the middle."""
     names = _names(config.first_labels) if config.map_family == "segmentation" else {}
     if processor.do_normalize is None and config.model_type in _UNNORMALISED:

@@ -36,9 +36,9 @@ Refuse = Callable[[Work, EdgedError], None]
 
 
 class Batch:
-    """Work that runs together: frames, or tensor requests. `spans` hold its bytes in the arena: one span for each
-    frame, or one for each input with the rows of all requests. The host writes outputs into the span `reply` if they
-    fit. A run of the engine has at most `most` pictures."""
+    """Work that runs together: frames, or tensor requests. `spans` are its bytes in the arena: one span for each frame,
+    or one for each input with the rows of all requests. The host writes outputs into the span `reply` if they fit. A
+    run of the engine has at most `most` pictures."""
 
     __slots__ = ("_link", "future", "most", "reply", "sent", "spans", "works")
     future: asyncio.Future[Reply]
@@ -51,8 +51,8 @@ class Batch:
 
     def send(self, session: int, reply_bytes: int, most: int = 1) -> asyncio.Future[Reply]:
         """Send the batch to the host; `reply_bytes` is the expected size of its outputs, `most` the most pictures of
-        one run. Raises EdgedError if it cannot be sent. When no client waits for any part of the batch any more, the
-        host is asked to stop it."""
+        one run. Raises EdgedError if it cannot be sent. When no client waits for any part of the batch, the host is
+        asked to stop it."""
         self.most = 1 if any(work.is_split for work in self.works) else most
         try:
             if reply_bytes:
@@ -251,7 +251,7 @@ def _answer(seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Ar
 
 
 def _crops(found: tuple[Answered | EdgedError, ...], batch: Batch, engine: EngineRef) -> Answered | EdgedError:
-    """Return the answer with those of all regions of a picture, or the error if no region has an answer."""
+    """Return one answer with the answers of all regions of a picture, or the error if no region has an answer."""
     answered = [each for each in found if isinstance(each, Answered)]
     if not answered:
         return next(each for each in found if isinstance(each, EdgedError))

@@ -55,8 +55,8 @@ class Galleries:
         return dict(self._damaged)
 
     async def add(self, model: str, space: str, name: str, embeddings: list[Embedding]) -> Gallery:
-        """Add pictures of a name and return the gallery. Vectors of another space are dropped, since they can no longer
-        be compared. Raises InvalidInput if the gallery is full, and the errors of `not_stored`."""
+        """Add pictures of a name and return the gallery. Vectors of another space are dropped, because new vectors
+        cannot be compared with them. Raises InvalidInput if the gallery is full, and the errors of `not_stored`."""
         async with self._changing:
             before = self._galleries.get(model)
             if before is None or before.space != space:
@@ -89,8 +89,8 @@ class Galleries:
                 await self.remove(each, "")
 
     async def _replace(self, model: str, gallery: Gallery | None) -> None:
-        """Replace the gallery of a model on disk and in memory, or delete it. Both agree even if the caller is
-        cancelled."""
+        """Replace the gallery of a model on disk and in memory, or delete it. Disk and memory agree even if the caller
+        is cancelled."""
         path = self._path(model)
 
         async def change() -> None:

@@ -122,8 +122,8 @@ class Pictures:
 
 class _Companions:
     """The inputs other than the picture that a model's family fills (`Family.extra_inputs`), such as the size of the
-    picture. They cannot be random, except in the daemon if the family is from another package: the engine may then
-    refuse the probe, as it may refuse any probe."""
+    picture. They must not be random. Only the daemon fills them randomly if the family is from another package: the
+    engine may then refuse the probe, like any probe."""
 
     def __init__(self, recognition: Recognition) -> None:
         self._family = open_family(recognition) if is_decoded_here(recognition) else None

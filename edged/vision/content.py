@@ -68,12 +68,12 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
         if len(self.class_ids) != len(self.lengths) or min(self.lengths, default=0) < 1 or sum(self.lengths) != cells:
             raise ValueError(f"the runs of a class map do not add up to {self.width}x{self.height} cells")
         if len(self.lengths) > _MOST_RUNS or min(self.class_ids) < 0 or max(self.class_ids) >= 1 << 31:
-            raise ValueError(f"a class map of {len(self.lengths)} runs, or with a class id that is no class")
+            raise ValueError(f"a class map of {len(self.lengths)} runs, or with an invalid class id")
 
     @classmethod
     def of(cls, cells: npt.NDArray[np.integer], box: Box | None = None) -> ClassMap:
-        """Encode class ids [height, width]. Noise has too many runs; it is encoded with half the width and height, or
-        a quarter, and so on. So is a map with a side above `MOST_SIDE`."""
+        """Encode class ids [height, width]. A map with too many runs (noise), or with a side above `MOST_SIDE`, is
+        encoded with half the width and height, or a quarter, and so on."""
         while True:
             flat = np.ascontiguousarray(cells).reshape(-1)
             starts = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
@@ -177,9 +177,9 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
     """A vector that is near the vectors of similar pictures. `data` has little-endian float32 values of length 1, or
     zeros, which are similar to nothing.
 
-    The daemon looks it up in the model's gallery: `similarity` is that of the nearest picture, -1..1, and `label` is
-    the name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery both are
-    empty.
+    The daemon looks it up in the model's gallery. `similarity` is that of the nearest picture, -1..1. `label` is the
+    name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery `label` is
+    empty and `similarity` 0.
     """
 
     data: bytes
@@ -215,7 +215,7 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", forbid_unknown_fields=True):
-    """The text in the picture, and its score in 0..1. An empty text means that the model has read none."""
+    """The text in the picture, and its score in 0..1. The text is empty if the model has found no text."""
 
     text: str
     score: float
@@ -227,7 +227,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", forbid_unkn
 
 class Anomaly(msgspec.Struct, frozen=True, array_like=True, tag="anomaly", forbid_unknown_fields=True):
     """How unusual the picture is. `score` is in the model's own scale; `is_anomalous` says whether it is at least the
-    model's threshold. `map` has the score of each place; None if the model has no map."""
+    model's threshold. `map` has the score of each cell; None if the model has no map."""
 
     score: float
     is_anomalous: bool
@@ -248,20 +248,20 @@ def pack(content: Content) -> bytes:
 
 
 def unpack(packed: bytes | memoryview) -> Content:
-    """Reverse `pack`. Raises ValueError if the bytes are no valid content."""
+    """Reverse `pack`. Raises ValueError if the bytes are not a valid content."""
     content: Content = _DECODER.decode(packed)
     return content
 
 
 class Line(NamedTuple):
-    """One line about a content for people. `class_id` chooses its colour; -1 if it is about no class."""
+    """One line about a content for people. `class_id` chooses its colour; -1 if the line is not about a class."""
 
     text: str
     class_id: int = -1
 
 
 def lines(content: Content, names: Sequence[str]) -> Iterator[Line]:
-    """Yield what a content says, the most important first, for pictures and terminals."""
+    """Yield lines about a content for pictures and terminals, the most important first."""
     if isinstance(content, Classes):
         for number, score in zip(content.class_ids, content.scores, strict=True):
             yield Line(f"{class_name(names, number)} {score:.0%}", number)
@@ -291,7 +291,7 @@ def _check_sides(width: int, height: int, box: Box | None) -> None:
     if not (1 <= width <= MOST_SIDE and 1 <= height <= MOST_SIDE):
         raise ValueError(f"a map of {width}x{height} cells; each side must be 1 to {MOST_SIDE}")
     if box is not None and not (0 <= box[0] < box[2] < 1 << 31 and 0 <= box[1] < box[3] < 1 << 31):
-        raise ValueError(f"a map of {box}, which is no part of a picture")
+        raise ValueError(f"a map of {box}, which is not a part of a picture")
 
 
 def _nearest(count: int, cells: int) -> npt.NDArray[np.int64]:

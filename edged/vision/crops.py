@@ -1,4 +1,4 @@
-"""Chooses the crops of a picture that a pipeline's second model is shown: one for each detection of the first. Pure."""
+"""Chooses the crops of a picture for a pipeline's second model: one for each detection of the first model. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CropRule(msgspec.Struct, frozen=True):
 class Crops(msgspec.Struct, frozen=True):
     """The crops of one picture: the row of the detection for each, in decreasing order of scores, and its region.
 
-    `left_out` is the number of detections of the rule's classes that have no crop: too many, or without an area in the
+    `left_out` counts the detections of the rule's classes that have no crop: they are too many, or have no area in the
     picture.
     """
 
@@ -44,10 +44,10 @@ class Crops(msgspec.Struct, frozen=True):
 def choose(
     found: Detections, names: Sequence[str], rule: CropRule, width: int, height: int, rotation: int = 0
 ) -> Crops:
-    """Choose the crops of a picture of width x height pixels, which models are shown rotated clockwise by `rotation`
-    degrees. `names` are those of the detector's classes.
+    """Choose the crops of a picture of width x height pixels. Models get it rotated clockwise by `rotation` degrees.
+    `names` are those of the detector's classes.
 
-    Boxes and size come from a process that may be hostile: boxes that are not finite get no crop. Raises ValueError if
+    Boxes and size come from a process that may be hostile. Boxes that are not finite get no crop. Raises ValueError if
     the size is impossible.
     """
     if min(width, height) < 1 or width * height > _MOST_PIXELS:

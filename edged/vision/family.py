@@ -21,7 +21,7 @@ from edged.vision import nearest
 from edged.vision import settings as keys
 from edged.vision.comparison import Tensors, nearest_form, shown
 from edged.vision.detections import MOST_DETECTIONS
-from edged.vision.families import embedding
+from edged.vision.families import embedding, text_lines
 from edged.vision.families.ambiguous import ambiguous_shape
 from edged.vision.families.anomaly import Anomalib, AnomalibV1
 from edged.vision.families.centerface import CenterFace
@@ -88,7 +88,7 @@ class Recognition(msgspec.Struct, frozen=True):
 
     @property
     def other_family(self) -> str:
-        """Words for the family and its package if it is from another package; otherwise empty."""
+        """A text that names the family and its package, if it is from another package; otherwise empty."""
         return f"family {self.family} of package {self.package}" if self.package is not None else ""
 
     @property
@@ -223,6 +223,7 @@ _RULES: tuple[Rule, ...] = (
     Classification.by_shape,
     Segmentation.by_shape,
     Ultralytics.by_shape,
+    text_lines.by_height,
 )
 
 
@@ -290,7 +291,7 @@ def evidence_of(
     operators: Iterable[str] | None = None,
     heads: Mapping[str, str] | None = None,
 ) -> Evidence | None:
-    """Return what rules get, see `recognise`; None if the model takes no picture."""
+    """Return the evidence for rules (see `recognise`); None if the model takes no picture."""
     picture, _ = find_picture(inputs)
     if picture is None:
         return None
@@ -353,7 +354,7 @@ def _claim_by_setting(
 
 
 def _needs(family: type[Family] | type[ContentFamily], evidence: Evidence) -> str:
-    """Return the tensors of a family in words, in the form that is nearest to the model's."""
+    """Describe the tensors of a family, in the form that is nearest to the model's."""
     return f"tensors like {needs(nearest_form(family.signatures, evidence.tensors))}"
 
 

@@ -1,4 +1,4 @@
-"""Galleries in a real daemon: names of embeddings by every way of asking, other versions, restarts, access."""
+"""Galleries in a real daemon: names in every interface, other versions of a model, restarts, roles."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_gallery_takes_large_pictures(client: Client) -> None:
     assert client.add_to_gallery("faces", "Rosa", [large] * 3).names == {"Rosa": 3}
 
 
-def test_gallery_of_one_bad_picture_adds_none(client: Client) -> None:
+def test_gallery_add_with_one_bad_picture_adds_none(client: Client) -> None:
     with pytest.raises(InvalidInput, match="picture 2"):
         client.add_to_gallery("faces", "Rosa", [jpeg(RED), b"no picture"])
     assert client.galleries() == []

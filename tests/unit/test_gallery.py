@@ -102,7 +102,7 @@ def test_nearest_of_several_pictures_the_best_counts() -> None:
 
 
 @pytest.mark.parametrize("asked", [Embedding.of([0] * SIZE), Embedding.of([1, 2])])
-def test_nearest_of_no_vector_or_one_of_another_size_is_nothing(asked: Embedding) -> None:
+def test_nearest_without_a_comparable_vector_has_no_name(asked: Embedding) -> None:
     assert Gallery(SPACE, SIZE, ("Anna",), ANNA.data).nearest(asked) == ("", 0)
     assert Gallery(SPACE, SIZE, (), b"").nearest(ANNA) == ("", 0)
 
@@ -124,7 +124,7 @@ def test_invalid_name_is_refused(name: str) -> None:
         check_name(name)
 
 
-def test_name_is_stripped() -> None:
+def test_checked_name_is_stripped() -> None:
     assert check_name("  Zoë Müller, 3 ") == "Zoë Müller, 3"
 
 
@@ -144,7 +144,7 @@ def test_name_is_stripped() -> None:
         ("digest", {"family": "osnet"}, False),
     ],
 )
-def test_space_changes_with_what_changes_vectors(digest: str, settings: dict[str, str], same: bool) -> None:
+def test_space_of_other_model_or_preprocessing_differs(digest: str, settings: dict[str, str], same: bool) -> None:
     assert (space_of(digest, recognition(**settings)) == SPACE) is same
 
 
@@ -178,7 +178,7 @@ async def test_galleries_removed_name_is_gone_from_memory_and_disk(tmp_path: Pat
     assert (made.all(), list(tmp_path.iterdir())) == ({}, [])
 
 
-async def test_galleries_remove_of_what_does_not_exist_is_not_found(tmp_path: Path) -> None:
+async def test_galleries_remove_missing_name_is_not_found(tmp_path: Path) -> None:
     made = await asyncio.to_thread(filled, tmp_path, "Anna")
     for model, name in (("faces", "Ben"), ("other", "Anna"), ("other", "")):
         with pytest.raises(NotFound):

@@ -190,8 +190,8 @@ def work_of(
 
 
 def require_pictures(controller: Controller, slot: FrameSlot) -> None:
-    """Raise an error if each frame would fail: InvalidInput if a model is known to take only tensors, or cannot do its
-    step of a pipeline; NotReady if a model of a pipeline does not exist."""
+    """Raise the error with which every frame would fail: InvalidInput if the model takes only tensors, or if a model
+    cannot do its step of a pipeline; NotReady if a model of a pipeline does not exist."""
     if isinstance(slot, PipelineSlot):
         slot.require_ready()
         return
@@ -248,8 +248,8 @@ def _roi(frame: pb.Frame) -> Roi | None:
 
 
 def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) -> Thresholds:
-    """Return the thresholds of a model, or of a pipeline's detector, with those in `given` replaced. Raises
-    InvalidInput."""
+    """Return the thresholds of a model, or of a pipeline's first model, with those in `given` replaced. Raises
+    InvalidInput if one is out of range."""
     known = controller.find(controller.pipelines.detector(model)).model if model else None
     base = known.recognition.thresholds if known is not None else Thresholds()
     # The model's own score is not checked: an anomaly score may have any scale. This form also refuses NaN.
@@ -317,7 +317,7 @@ def _timings(queue_ms: float, times: Times, total_ms: float = 0.0) -> pb.Timings
 
 
 def _add_second(result: pb.Result, second: SecondStep) -> None:
-    """Add what a pipeline's second model answered to a result that has the first one's detections."""
+    """Add the answers of a pipeline's second model to a result that has the detections of the first model."""
     result.second.model, result.second.left_out = second.model, second.left_out
     result.second.crops = len(second.rows)
     if second.engine is not None:

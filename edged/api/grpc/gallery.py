@@ -23,7 +23,7 @@ _MOST_PICTURES = 32  # of one call
 
 
 class GalleryHandlers:
-    """Adds, lists and removes names. Pictures are answered by the model's engine as any frame, and not kept."""
+    """Adds, lists and removes names. The model's engine answers the pictures like any frame. They are not kept."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller, self._galleries = controller, controller.galleries
@@ -48,7 +48,9 @@ class GalleryHandlers:
             spaces.add(space_of(answer.engine.model, answer.engine.recognition))
             embeddings.append(embedding)
         if len(spaces) > 1:
-            raise Refused(f"model {slot.model!r} was replaced meanwhile; nothing was added; add the pictures again")
+            raise Refused(
+                f"model {slot.model!r} was replaced during the call; nothing was added; add the pictures again"
+            )
         await self._galleries.add(slot.model, spaces.pop(), name, embeddings)
         return self._report(slot.model)
 
@@ -79,7 +81,8 @@ class GalleryHandlers:
 
 
 async def _embed(slot: Slot, picture: pb.GalleryPicture, expires: float) -> tuple[Answered, Embedding]:
-    """Return a model's answer to a picture, and the embedding in it. Raises InvalidInput if it is none."""
+    """Return a model's answer to a picture, and the embedding in it. Raises InvalidInput if the answer is not an
+    embedding."""
     whole = not (picture.x or picture.y or picture.width or picture.height)
     roi = None if whole else Roi(Region(picture.x, picture.y, picture.width, picture.height))
     work = FrameWork(picture.encoded, roi=roi, expires=expires, must_answer=True)

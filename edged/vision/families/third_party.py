@@ -1,6 +1,6 @@
 """Families of other packages: the classes that edged accepts, and checks of everything that their code returns.
 
-Whatever such code does wrong becomes a FamilyFailed that names its package.
+Every error of such code becomes a FamilyFailed that names its package.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ThirdParty(msgspec.Struct, frozen=True):
         return self._ask(evidence, lambda: self.kind.claim(evidence, reason))
 
     def by_rule(self, rule: str, evidence: Evidence) -> Claim | None:
-        """Ask one of `RULES`; None if the family does not have it. Raises FamilyFailed."""
+        """Apply one of `RULES`; None if the family does not have it. Raises FamilyFailed."""
         found = getattr(self.kind, rule, None)
         return None if found is None else self._ask(evidence, lambda: found(evidence))
 
@@ -255,8 +255,8 @@ _CHECKS: dict[str, Callable[[Opened, object, Arguments], object]] = {
 
 
 def _array(what: str, found: object, kinds: str, *sizes: int | None) -> Any:
-    """Return an array of one of these kinds of datatype and of this shape (None: any size). Raises _Invalid for another
-    one, or if a value is not finite."""
+    """Return a value if it is an array of one of these kinds of datatype and of this shape (None: any size), with
+    finite values. Otherwise raise _Invalid."""
     if not isinstance(found, np.ndarray) or found.dtype.kind not in kinds:
         kind = found.dtype if isinstance(found, np.ndarray) else type(found).__name__
         raise _Invalid(f"{what} is {kind}, not an array of {' or '.join(_KINDS[each] for each in kinds)}")
