@@ -30,7 +30,7 @@ _LARGEST = MOST_BYTES * 2  # bytes of a file: vectors in base64, and names
 
 
 class Galleries:
-    """The galleries by model. Lookups and changes run on the event loop; threads access the disk."""
+    """The galleries by model. Threads copy vectors and access the disk."""
 
     def __init__(self, folder: Path) -> None:
         """Read the galleries in `folder`, which need not exist."""
@@ -61,7 +61,7 @@ class Galleries:
             before = self._galleries.get(model)
             if before is None or before.space != space:
                 before = Gallery(space, len(embeddings[0].vector()), (), b"")
-            gallery = before.with_pictures(name, embeddings)
+            gallery = await asyncio.to_thread(before.with_pictures, name, embeddings)
             others = sum(len(each.vectors) for key, each in self._galleries.items() if key != model)
             if others + len(gallery.vectors) > _MOST_BYTES:
                 raise InvalidInput(f"all galleries together may have {_MOST_BYTES >> 20} MiB; remove a name first")
@@ -77,7 +77,7 @@ class Galleries:
             if name and gallery is not None:
                 if name not in gallery.names:
                     raise NotFound(f"no {name[:80]!r} in the gallery of {model}; see: edged gallery list {model}")
-                gallery = gallery.without(name)
+                gallery = await asyncio.to_thread(gallery.without, name)
             left = gallery if name and gallery is not None and gallery.names else None
             await self._replace(model, left)
             return left
