@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edged.vision.detections import class_name
+from edged.vision.detections import MOST_DETECTIONS, class_name
 
 MOST_SIDE = 8192  # the largest width or height of a map
 _MOST_CELLS = 1 << 22  # of a map of values: 8 MiB
@@ -22,6 +22,7 @@ _MOST_CELLS = 1 << 22  # of a map of values: 8 MiB
 _MOST_RUNS, MOST_AREAS = 1 << 15, 1000
 MOST_TEXT = 4096  # characters
 MOST_VALUES = 1 << 16  # of an embedding: JSON has them as text
+_MOST_PACKED = 9 << 20  # bytes: the largest map of values, and some more
 _STEPS = 65535  # of a value in a `ValueMap`
 LARGEST = float(np.finfo(np.float32).max)  # messages have numbers as float32
 _TOLERANCE = 1e-3  # of the length of an embedding
@@ -38,6 +39,8 @@ class Classes(msgspec.Struct, frozen=True, array_like=True, tag="classes", forbi
     scores: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.class_ids) > MOST_DETECTIONS:
+            raise ValueError(f"{len(self.class_ids)} classes; at most {MOST_DETECTIONS} are possible")
         if len(self.class_ids) != len(self.scores) or not _are_float32(*self.scores):
             raise ValueError(
                 f"{len(self.class_ids)} classes with {len(self.scores)} scores, or a score that is not finite"
@@ -249,6 +252,8 @@ def pack(content: Content) -> bytes:
 
 def unpack(packed: bytes | memoryview) -> Content:
     """Reverse `pack`. Raises ValueError if the bytes are not a valid content."""
+    if len(packed) > _MOST_PACKED:
+        raise ValueError(f"a content of {len(packed)} bytes; at most {_MOST_PACKED} are possible")
     content: Content = _DECODER.decode(packed)
     return content
 

@@ -84,6 +84,8 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
     [
         ["classes", [1], []],
         ["classes", [1], [float("nan")]],
+        pytest.param(["classes", [1] * 5000, [0.5] * 5000], id="many classes"),
+        pytest.param(["text", "a" * (10 << 20), 0.5], id="a large content"),
         ["class-map", 2, 2, [0], [3]],
         ["class-map", 2, 2, [0, 1], [5, -1]],
         ["class-map", 2, 2, [-1], [4]],
