@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import msgspec
 
 from edged.decoding import ready
 from edged.files import read_regular
 from edged.models import limits
+from edged.vision.preprocess import MAX_SIDE
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 _COMBINED = "processor_config.json"  # instead of the latter, for models with text, as transformers writes from 5.0 on
@@ -202,7 +203,7 @@ def _cropped(resized: float, kept: int) -> dict[str, str]:
 def _edge(size: object) -> int | None:
     """Return the shortest edge, or the only number of older files; None for another size."""
     edge = size.get("shortest_edge") if isinstance(size, dict) else size
-    return edge if type(edge) is int and edge > 0 else None
+    return edge if _is_side(edge) else None
 
 
 def _size(size: object) -> dict[str, str]:
@@ -210,9 +211,13 @@ def _size(size: object) -> dict[str, str]:
     if isinstance(size, list) and len(size) == 2:  # as early versions write it
         size = {"height": size[0], "width": size[1]}
     sides = {side: size.get(side) if isinstance(size, dict) else None for side in ("width", "height")}
-    if all(type(pixels) is int and pixels > 0 for pixels in sides.values()):  # True is no size
+    if all(map(_is_side, sides.values())):
         return {f"preprocess.{side}": str(pixels) for side, pixels in sides.items()}
     return {}
+
+
+def _is_side(pixels: object) -> TypeGuard[int]:
+    return type(pixels) is int and 0 < pixels <= MAX_SIDE  # True is no size
 
 
 def _square(side: int) -> dict[str, str]:
@@ -224,5 +229,5 @@ def _read(path: Path, kind: type[_T]) -> _T | None:
         if path.stat().st_size > _MOST_BYTES:
             return None
         return msgspec.json.decode(read_regular(path), type=ready(kind))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

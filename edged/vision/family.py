@@ -20,6 +20,7 @@ from edged.tensors import TensorSpec
 from edged.vision import nearest
 from edged.vision import settings as keys
 from edged.vision.comparison import Tensors, nearest_form, shown
+from edged.vision.detections import MOST_DETECTIONS
 from edged.vision.families import embedding, text_lines
 from edged.vision.families.ambiguous import ambiguous_shape
 from edged.vision.families.anomaly import Anomalib, AnomalibV1
@@ -380,7 +381,7 @@ def _thresholds(settings: Mapping[str, str], base: Thresholds, score_range: tupl
     given = {
         "score": keys.number(settings, keys.THRESHOLD, *score_range),
         "iou": keys.number(settings, "thresholds.iou", 0, 1),
-        "max_detections": keys.integer(settings, "thresholds.max_detections", 1, 4096),
+        "max_detections": keys.integer(settings, "thresholds.max_detections", 1, MOST_DETECTIONS),
         "class_agnostic": keys.boolean(settings, "thresholds.class_agnostic"),
     }
     return msgspec.structs.replace(base, **{key: value for key, value in given.items() if value is not None})

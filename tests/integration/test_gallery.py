@@ -180,6 +180,17 @@ def test_gallery_survives_a_restart_and_is_deleted_with_its_model() -> None:
             assert not list((daemon.state / "gallery").iterdir())
 
 
+def test_gallery_of_the_default_version_is_the_same_under_both_names(box: Daemon, client: Client) -> None:
+    version = box.models / "versioned" / "1"
+    version.mkdir(parents=True)
+    write(version / "model.onnx", GRAPH)
+    box.ready("versioned")
+    assert client.add_to_gallery("versioned:1", "Rosa", [jpeg(RED)]).model == "versioned"
+    assert seen(client, RED, "versioned").label == "Rosa"
+    assert client.remove_from_gallery("versioned:1", "Rosa").model == "versioned"
+    assert client.galleries() == []
+
+
 def test_gallery_command_line(box: Daemon, client: Client, tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = box.command("gallery", *arguments, "--target", box.unix)

@@ -31,7 +31,7 @@ from edged.serving.stream import Delivery, SkipReport, Stream
 from edged.serving.stream_camera import Skips
 from edged.serving.tracking import Tracking
 from edged.serving.work import Answered, Blob, FrameWork, SecondStep
-from edged.vision.detections import Detections, class_name
+from edged.vision.detections import MOST_DETECTIONS, Detections, class_name
 from edged.vision.family import Thresholds
 from edged.vision.placement import Region, Roi
 
@@ -257,7 +257,7 @@ def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) 
     if wrong:
         raise InvalidInput(f"thresholds {' '.join(wrong)} must be between 0 and 1")
     found: Thresholds = replace(base, **given)
-    most: Thresholds = replace(found, max_detections=max(1, min(found.max_detections, 4096)))
+    most: Thresholds = replace(found, max_detections=max(1, min(found.max_detections, MOST_DETECTIONS)))
     return most
 
 

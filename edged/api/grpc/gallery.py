@@ -9,7 +9,7 @@ from edged.api.grpc.cameras import require_pictures
 from edged.api.grpc.rpc import Context
 from edged.engines import gallery_report
 from edged.engines.controller import Controller
-from edged.errors import InvalidInput, Refused
+from edged.errors import EdgedError, InvalidInput, Refused
 from edged.message_mapper import to_message
 from edged.proto import operations_pb2 as pb
 from edged.serving.pipeline_slot import PipelineSlot
@@ -61,8 +61,17 @@ class GalleryHandlers:
     async def remove_from_gallery(self, request: pb.RemoveFromGalleryRequest, context: Context) -> pb.Gallery:
         if bool(request.name) == request.everything:
             raise InvalidInput("give a name, or `everything` to remove the whole gallery")
-        await self._galleries.remove(request.model, request.name)
-        return self._report(request.model)
+        model = self._kept_as(request.model)
+        await self._galleries.remove(model, request.name)
+        return self._report(model)
+
+    def _kept_as(self, model: str) -> str:
+        """Return the name under which the gallery of a model is kept: NAME for the default version, even if
+        NAME:VERSION is given. A gallery may outlive its model."""
+        try:
+            return self._controller.slot(model).model
+        except EdgedError:
+            return model
 
     def _report(self, model: str) -> pb.Gallery:
         found = self._galleries.all().get(model)

@@ -25,8 +25,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from edged.errors import EngineUnusable
 from edged.tensors import TensorSpec
-from edged.vision.content import Embedding
+from edged.vision.content import MOST_VALUES, Embedding
 from edged.vision.families.contract import Claim, ContentFamily, Evidence, Feed, Reading, undecided
 from edged.vision.families.decoding import (
     AT_LEAST_ONE,
@@ -70,12 +71,16 @@ class GenericEmbedding(ContentFamily, frozen=True):
     has_class_token: ClassVar[bool] = True  # whether the first token of [N, tokens, values] stands for the picture
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Embedding:
-        """See `ContentFamily.content`. A vector with NaN or infinity becomes zeros, which are similar to nothing."""
+        """See `ContentFamily.content`. A vector with NaN or infinity becomes zeros, which are similar to nothing.
+        Raises EngineUnusable if the vector is too long for an embedding."""
         output = self.reading.outputs[0]
         if self.reading.form == _CLASS_TOKEN:
             vector = picture_tensor(outputs, output, index, AT_LEAST_ONE, AT_LEAST_ONE)[0]
         else:
             vector = picture_vector(outputs, output, index, AT_LEAST_ONE)
+        if len(vector) > MOST_VALUES:
+            what = f"output {output} has {len(vector)} values; an embedding has at most {MOST_VALUES}"
+            raise EngineUnusable(f"{what}; set family=raw")
         return Embedding.of(vector if np.isfinite(vector).all() else np.zeros(vector.shape))
 
     @classmethod

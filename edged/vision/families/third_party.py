@@ -21,7 +21,7 @@ from edged.family_packages import Package
 from edged.version import __version__
 from edged.vision import content as contents
 from edged.vision.content import Content
-from edged.vision.detections import Detections
+from edged.vision.detections import MOST_DETECTIONS, Detections
 from edged.vision.families.contract import CONTRACT, Claim, ContentFamily, Evidence, Family, Opened, Reading
 from edged.vision.families.decoding import Thresholds
 from edged.vision.preprocess import Preprocess
@@ -32,7 +32,6 @@ Kind: TypeAlias = type[Family] | type[ContentFamily]
 RULES = ("by_metadata", "by_names", "by_shape")  # in the order in which they are asked
 _LONGEST = 400  # characters of a reason
 _MOST_NAMES = 1 << 16
-_MOST_DETECTIONS = 4096  # as the setting thresholds.max_detections
 _T = TypeVar("_T")
 
 
@@ -121,8 +120,8 @@ def _require_attributes(found: Kind, family: str) -> None:
         raise _Invalid("signatures is missing; it is what edged.vision.signatures.patterns returns for the tensors")
     if not isinstance(found.thresholds, Thresholds):
         raise _Invalid("thresholds is not a Thresholds")
-    if not 1 <= _plain(found.thresholds, Thresholds).max_detections <= _MOST_DETECTIONS:
-        raise _Invalid(f"thresholds.max_detections is not in 1..{_MOST_DETECTIONS}")
+    if not 1 <= _plain(found.thresholds, Thresholds).max_detections <= MOST_DETECTIONS:
+        raise _Invalid(f"thresholds.max_detections is not in 1..{MOST_DETECTIONS}")
     if not (isinstance(found.own_inputs, tuple) and all(isinstance(name, str) for name in found.own_inputs)):
         raise _Invalid("own_inputs is not a tuple of names")
     for rule in ("claim", *RULES):
