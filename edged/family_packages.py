@@ -8,6 +8,7 @@ Format: https://packaging.python.org/en/latest/specifications/entry-points/.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -99,7 +100,9 @@ def load(family: str, package: Package) -> object:
     module, _, name = offer.target.partition(":")
     try:
         found: object = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # a thread of a host would end silently
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit and panics of Rust: a thread of a host would end silently
         raise failed(family, package, error, f"cannot import {offer.target}") from error
     _current(family, package)  # its files may have been replaced during the import
     if _imported.setdefault(module, package) != package:
@@ -136,8 +139,24 @@ def _points() -> tuple[EntryPoint, ...]:
     importlib.invalidate_caches()  # a package may have been installed since this process started
     try:
         return tuple(entry_points(group=GROUP))
-    except (OSError, ValueError) as error:
-        raise Unsupported(f"cannot read the entry points of installed packages: {error}") from error
+    except Exception:  # metadata of some package is damaged; which errors that raises is not documented
+        return tuple(_readable_points())
+
+
+def _readable_points() -> Iterator[EntryPoint]:
+    """Yield the entry points of the packages whose metadata can be read. Slower than `entry_points`, which finds none
+    if that of any package is damaged."""
+    from importlib.metadata import distributions
+
+    seen = set[str]()
+    for distribution in distributions():
+        found: list[EntryPoint] = []
+        with contextlib.suppress(Exception):
+            name, points = str(distribution.metadata["Name"]), distribution.entry_points
+            if name not in seen:  # the first one on the path is the one that is imported
+                seen.add(name)
+                found = [point for point in points if point.group == GROUP]
+        yield from found
 
 
 def _offer(point: EntryPoint) -> Offer:
@@ -153,9 +172,7 @@ def _offer(point: EntryPoint) -> Offer:
 
 def _package(point: EntryPoint) -> Package:
     points = point.dist.entry_points if point.dist is not None else ()
-    about = point.dist.metadata if point.dist is not None else None
-    lines = ((about.get_all(key, None) if about is not None else None) or [_UNKNOWN] for key in ("Name", "Version"))
-    name, version = (" ".join(str(line[0]).split())[:80] for line in lines)
+    name, version = _named(point, "Name"), _named(point, "Version")
     hasher = hashlib.sha256(f"{name}\0{version}\0".encode())
     hasher.update("".join(sorted(f"{p.name}\0{p.value}\0" for p in points if p.group == GROUP)).encode())
     for place in _places(point.value):
@@ -163,6 +180,16 @@ def _package(point: EntryPoint) -> Package:
             hasher.update(f"{file.relative_to(place.parent)}\0".encode(errors="surrogateescape"))
             hasher.update(_content(file))
     return Package(name, version, hasher.hexdigest()[:_DIGITS])
+
+
+def _named(point: EntryPoint, key: str) -> str:
+    """Return a line of the metadata of an entry point's package, printable and not longer than a name."""
+    try:
+        found = point.dist.metadata.get_all(key) if point.dist is not None else None
+    except Exception:  # the metadata is missing or damaged
+        found = None
+    text = " ".join(str(found[0] if found else _UNKNOWN).split())[:80]
+    return text if text.isprintable() else ascii(text)
 
 
 def _places(target: str) -> list[Path]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import keyword
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -121,11 +123,12 @@ def write_project(name: str, into: Path | None = None) -> Path:
     _require_name(name)
     project = f"{_PREFIX}{name.replace('_', '-')}"
     folder = into or Path(project)
+    template = list(_files(resources.files("edged.cli").joinpath(_TEMPLATE), Path()))
     values = {
         "@FAMILY@": name,
         "@PROJECT@": project,
         "@MODULE@": project.replace("-", "_"),
-        "@CLASS@": "".join(part.capitalize() for part in name.replace("_", "-").split("-")),
+        "@CLASS@": _class_name(name, [text for _, text in template]),
     }
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +138,7 @@ def write_project(name: str, into: Path | None = None) -> Path:
     except OSError as error:
         raise EdgedError(common.refused_by_system(error, folder)) from error
     try:
-        for path, text in _files(resources.files("edged.cli").joinpath(_TEMPLATE), Path()):
+        for path, text in template:
             place = folder / _filled("/".join(_FOLDERS.get(part, part) for part in path.parts), values)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(_filled(text, values), encoding="utf-8")
@@ -143,6 +146,13 @@ def write_project(name: str, into: Path | None = None) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         raise EdgedError(common.refused_by_system(error, folder)) from error
     return folder
+
+
+def _class_name(name: str, texts: Iterable[str]) -> str:
+    """Return the name of the family's class, which is neither a word of Python nor one that the template uses."""
+    found = "".join(part.capitalize() for part in name.replace("_", "-").split("-"))
+    is_taken = keyword.iskeyword(found) or any(re.search(rf"\b{found}\b", text) for text in texts)
+    return f"{found}Family" if is_taken else found
 
 
 def _require_name(name: str) -> None:

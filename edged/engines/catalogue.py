@@ -117,8 +117,8 @@ class Catalogue:
         found = self.find_any(name, version)
         if isinstance(found, PlannedEnsemble):
             raise InvalidInput(
-                f"model {name[:80]!r} is an ensemble, which has no engine; use one of its models:"
-                f" {', '.join(found.part_names)[:200]}"
+                f"model {name[:80]!r} is an ensemble, which has no engine and answers only tensor requests;"
+                f" its models are {', '.join(found.part_names)[:200]}"
             )
         return found
 

@@ -162,9 +162,14 @@ class Families:
         except ChildLost as error:
             if error.how == "killed":
                 raise
-            why = f"{_named(job.families)}: {phase}the {error}"
+            culprits = tuple(offer for offer in job.families if phase == f"{jobs.loading(offer.family)}: ")
+            why = f"{_named(culprits or job.families)}: {phase}the {error}"
             if own is not None:  # the model need not be one of these families
-                return jobs.Recognised(own, (why,))
+                others = tuple(offer for offer in job.families if offer not in culprits)
+                if not culprits or not others:
+                    return jobs.Recognised(own, (why,))
+                found = await self._ask_child(msgspec.structs.replace(job, families=others), own)
+                return msgspec.structs.replace(found, problems=(why, *found.problems))
             raise (FamilyFailed(why) if error.how == "crashed" else ChildLost(why, error.how)) from error
         answer = found.recognition
         asked = [(offer.family, offer.package) for offer in job.families]

@@ -138,6 +138,11 @@ class Recognise(msgspec.Struct, frozen=True, tag=True):
     heads: dict[str, str]
 
 
+def loading(family: str) -> str:
+    """Return the phase of a child that imports a family, whose code may hang or end the child."""
+    return f"loading {family}"
+
+
 class Recognised(msgspec.Struct, frozen=True):
     """The answer to `Recognise`. `problems` has a line for each family that failed."""
 

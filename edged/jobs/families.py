@@ -47,7 +47,7 @@ def load(job: jobs.LoadFamilies, report: Report) -> jobs.LoadedFamilies:
 def _loaded(offers: Sequence[Offer], report: Report) -> Iterator[tuple[Offer, ThirdParty | EdgedError]]:
     """Yield each family, or why it cannot be loaded. The progress names the family, because loading it may hang."""
     for offer in offers:
-        report(jobs.Progress(f"loading {offer.family}"))
+        report(jobs.Progress(jobs.loading(offer.family)))
         try:
             yield offer, ThirdParty.load(offer.family, offer.package)
         except EdgedError as error:

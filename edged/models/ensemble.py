@@ -98,15 +98,15 @@ def check(config: TritonConfig) -> None:
 
 
 def _declared(kind: str, tensors: Sequence[TensorConfig]) -> set[str]:
-    names = [tensor.name for tensor in tensors]
-    if not names:
+    if not tensors:
         raise ConfigError(f"an ensemble needs at least one {kind}")
-    if len(set(names)) != len(names):
-        raise ConfigError(f"{kind} {max(names, key=names.count)[:80]!r} is given twice; remove one")
+    ((most, times),) = Counter(tensor.name for tensor in tensors).most_common(1)
+    if times > 1:
+        raise ConfigError(f"{kind} {most[:80]!r} is given twice; remove one")
     for tensor in tensors:
         if not tensor.datatype:
             raise ConfigError(f"{kind} {tensor.name[:80]!r} of the ensemble has no data_type; give data_type and dims")
-    return set(names)
+    return {tensor.name for tensor in tensors}
 
 
 def _check_step(index: int, step: Step) -> None:

@@ -113,12 +113,20 @@ class _Open(NamedTuple):
 
 def _unknown_names(text: str) -> Iterator[str]:
     """Yield the unknown names in a text that was parsed. Names inside an unknown message are left out."""
-    tokens = text_format.Tokenizer(text.split("\n"))
+    line = 0
+
+    def lines() -> Iterator[str]:
+        """Count the lines that the tokenizer has taken. Its own errors have the number too, but copy the line."""
+        nonlocal line
+        for each in text.split("\n"):
+            line += 1
+            yield each
+
+    tokens = text_format.Tokenizer(lines())
     levels, field = [_Open(_ROOT, "")], _Open(None, "")
     is_value = False
     while not tokens.AtEnd():
-        word, level = tokens.token, levels[-1]
-        line = tokens.ParseError("").GetLine()  # type: ignore[arg-type]  # the stub declares the text as a message
+        word, at, level = tokens.token, line, levels[-1]
         tokens.NextToken()
         if word in ("{", "<"):
             levels.append(level._replace(is_list=False) if level.is_list else field)
@@ -129,7 +137,7 @@ def _unknown_names(text: str) -> Iterator[str]:
         elif not (is_value or level.is_list or word in (":", ",", ";") or word[0] in "'\""):
             known = level.message.fields_by_name.get(word) if level.message is not None else None
             if known is None and level.message is not None:
-                yield f"line {line}: {level.path}{shown(word)}"
+                yield f"line {at}: {level.path}{shown(word)}"
             field = _Open(known.message_type if known is not None else None, f"{level.path}{word}.")
         is_value = word == ":"
 

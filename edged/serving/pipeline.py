@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -87,7 +86,7 @@ class Budget:
         self.capacity = capacity
         self.reserved = self.running = 0
         self.expected: float | None = None  # for each row; None while no request has been answered
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._waiting: dict[asyncio.Future[None], int] = {}  # the sizes, in order of arrival
 
     @property
     def requests(self) -> int:
@@ -129,11 +128,14 @@ class Budget:
         if len(self._waiting) >= _WAITING and not patient:
             raise Overloaded(f"{_WAITING} requests of the ensemble wait for memory; send fewer at a time")
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((place, size))
+        self._waiting[place] = size
         try:
             await place
         except asyncio.CancelledError:
-            if not place.cancelled():  # cancelled at the moment when it was admitted
+            if place.cancelled():  # those behind it need not wait for what it wanted
+                self._waiting.pop(place, None)
+                self._admit_waiting()
+            else:  # cancelled at the moment when it was admitted
                 self._leave(size)
             raise
 
@@ -144,10 +146,16 @@ class Budget:
     def _leave(self, size: int) -> None:
         self.running -= 1
         self.reserved -= size
-        while self._waiting and (self._waiting[0][0].done() or self._fits(self._waiting[0][1])):
-            place, wanted = self._waiting.popleft()
+        self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        while self._waiting:
+            place, size = next(iter(self._waiting.items()))
+            if not place.done() and not self._fits(size):
+                return
+            del self._waiting[place]
             if not place.done():
-                self._admit(wanted)
+                self._admit(size)
                 place.set_result(None)
 
 

@@ -39,6 +39,17 @@ def test_new_package_passes_its_own_checks(tmp_path: Path, name: str) -> None:
         assert done.returncode == 0, f"{check}: {done.stdout}{done.stderr}"
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("none", "NoneFamily"), ("claim", "ClaimFamily"), ("engine-unusable", "EngineUnusableFamily"), ("tiles", "Tiles")],
+)
+def test_new_class_name_is_no_word_of_python_or_of_the_template(tmp_path: Path, name: str, expected: str) -> None:
+    project = write_project(name, tmp_path / "p")
+    (module,) = project.glob("edged_family_*/__init__.py")
+    compile(module.read_text(), module, "exec")
+    assert f"class {expected}(Family, frozen=True):" in module.read_text()
+
+
 def test_new_package_declares_its_family_as_entry_point(tmp_path: Path) -> None:
     project = write_project("my_family", tmp_path / "p")
     about = (project / "pyproject.toml").read_text()

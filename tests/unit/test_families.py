@@ -171,12 +171,13 @@ async def test_recognise_code_that_fails_claims_no_other_model(
     assert list(tmp_path.glob("recognitions/*")) == [], "it may work after another package is installed"
 
 
+@pytest.mark.parametrize("code", ["1 / 0", "import os; os._exit(9)", "import time; time.sleep(100)"])
 async def test_recognise_one_failing_family_leaves_the_others(
-    site: Path, tmp_path: Path, inspection: Inspection
+    site: Path, tmp_path: Path, inspection: Inspection, code: str
 ) -> None:
-    install(site, "broken", code="1 / 0")
+    install(site, "broken", code=code)
     install(site, NAME)
-    found = await Families(tmp_path, ["broken", NAME]).recognise(inspection, {})
+    found = await Families(tmp_path, ["broken", NAME], QUICK).recognise(inspection, {})
     assert found is not None
     assert found.family == NAME
 

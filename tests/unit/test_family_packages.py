@@ -73,6 +73,37 @@ def test_offers_same_family_of_two_packages_has_a_problem(site: Path) -> None:
     assert "edged-family-car-plates 0.1.0" in other.problem
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("entry_points.txt", b"[edged.families]\nno value"), ("entry_points.txt", b"\xff"), ("METADATA", b"\xff")],
+)
+def test_offers_damaged_metadata_of_another_package_hides_none(site: Path, file: str, content: bytes) -> None:
+    install(site, NAME)
+    describe(site, "other")
+    (site / "edged_family_other-0.1.0.dist-info" / file).write_bytes(content)
+    assert offer().package.version == "0.1.0"
+    assert not offer().problem
+
+
+def test_offers_damaged_metadata_of_another_package_keeps_the_first_on_the_path(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("0.1.0", "0.2.0"):
+        (site / version).mkdir()
+        monkeypatch.syspath_prepend(site / version)
+        describe(site / version, NAME, version)
+    describe(site, "other")
+    (site / "edged_family_other-0.1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff")
+    (found,) = offers()
+    assert (found.package.version, found.problem) == ("0.2.0", "")
+
+
+def test_offers_name_of_a_package_is_printable(site: Path) -> None:
+    describe(site, NAME)
+    (site / f"{MODULE}-0.1.0.dist-info" / "METADATA").write_text("Name: red\x1b[31m\nVersion: 1\u202e\n")
+    assert str(offer().package).isprintable()
+
+
 def test_package_digest_depends_on_content_version_and_target(site: Path) -> None:
     module = install(site, NAME)
     found = [offer().package]
@@ -138,6 +169,7 @@ def test_load_package_that_changed_after_its_import_is_superseded(site: Path) ->
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("1 / 0", "ZeroDivisionError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise BaseException('panicked')", "panicked"),
         ("del @CLASS@", "AttributeError"),
         ("@CLASS@ = (", "SyntaxError"),
     ],

@@ -9,16 +9,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 
 from edged.api.endpoints.publisher import Echo, Fields, Publisher, delivered, encode, only_skips
+from edged.client import result as client_result
 from edged.errors import NotFound
 from edged.events import EventLog, ModelRead, ModelRemoved
 from edged.ipc import messages as m
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.stream_camera import Skips
-from edged.serving.work import Answered, EngineRef, FrameWork, OutputTensor
+from edged.serving.work import Answered, EngineRef, FrameWork, OutputTensor, SecondStep
 from edged.vision.content import Classes
 from edged.vision.detections import Detections
 from edged.vision.family import Recognition, recognise
@@ -70,6 +72,30 @@ def test_delivered_detections_have_roboflows_fields_and_ids_of_tracks() -> None:
     assert (one["x"], one["y"], one["width"], one["height"]) == (20, 40, 20, 40)
     assert (one["class"], one["class_id"], one["confidence"], one["tracker_id"]) == ("b", 1, 0.5, 41)
     assert "tracker_id" not in fields_of(answered(OBJECT), (-1,))["predictions"][0]
+
+
+def test_delivered_second_step_has_the_fields_that_the_client_gives_it() -> None:
+    """A program may read `edged stream --json` on one box and HTTP or ZeroMQ on the next."""
+    nested = answered(None, (), Classes((1,), (0.75,)))
+    second = SecondStep("reader", (0,), (nested,), 2, nested.engine, 0.5, m.Times(1, 2, 3, 4), 7.0)
+    fields = fields_of(msgspec.structs.replace(answered(OBJECT), second=second))
+    assert fields["second"] == {
+        "model": "reader",
+        "engine": "key",
+        "backend": "fake",
+        "crops": 1,
+        "left_out": 2,
+        "timings": {
+            "queue_ms": 0.5,
+            "decode_ms": 1,
+            "prepare_ms": 2,
+            "infer_ms": 3,
+            "postprocess_ms": 4,
+            "total_ms": 7.0,
+        },
+    }
+    assert set(fields["second"]) == set(client_result.SecondStep.__struct_fields__)
+    assert fields["predictions"][0]["nested"]["top"] == "b"
 
 
 def test_delivered_classes_and_raw_outputs() -> None:

@@ -337,6 +337,45 @@ async def test_reserve_cancelled_waiter_does_not_keep_the_others_waiting() -> No
     assert budget.reserved == budget.running == 0
 
 
+async def test_reserve_cancelled_waiter_admits_the_request_behind_it_that_fits() -> None:
+    budget, until = Budget(100), asyncio.Event()
+
+    async def hold() -> None:
+        async with budget.reserve():
+            await until.wait()
+
+    tasks = list[asyncio.Task[None]]()
+    for budget.expected in (60, 60, 10):
+        tasks.append(asyncio.create_task(hold()))
+        await turn()
+    tasks[1].cancel()
+    await turn()
+    assert (budget.running, budget.requests) == (2, 2)
+    until.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert budget.reserved == budget.running == 0
+
+
+async def test_reserve_cancelled_waiters_leave_their_places_to_others() -> None:
+    budget, until = Budget(64), asyncio.Event()
+
+    async def hold() -> None:
+        async with budget.reserve():
+            await until.wait()
+
+    budget.expected = 64
+    first, *gone = (asyncio.create_task(hold()) for _ in range(65))
+    await turn()
+    for task in gone:
+        task.cancel()
+    await turn()
+    other = asyncio.create_task(hold())
+    await turn()
+    assert budget.requests == 2
+    until.set()
+    await asyncio.gather(first, other)
+
+
 async def test_reserve_request_that_is_cancelled_when_admitted_frees_its_memory() -> None:
     budget, until = Budget(100), asyncio.Event()
 

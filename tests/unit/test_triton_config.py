@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,6 +190,18 @@ def test_read_text_unknown_names_after_negative_values_and_in_lists() -> None:
     config = read(text)
     assert [line.split(":")[1].strip() for line in config.unused] == ["wibble", "input.zz", "input.yy"]
     assert [tensor.name for tensor in config.inputs] == ["k", "l"]
+
+
+def test_read_text_in_one_long_line_takes_about_as_long_as_in_many() -> None:
+    def seconds(between: str) -> float:
+        text = f"ensemble_scheduling {{step{{{between.join(['}step{'] * 4000)}}}}} #{'-' * 200_000}".encode()
+        before = time.process_time()
+        with pytest.raises(ConfigError, match="platform"):
+            read_text(text, "m")
+        return time.process_time() - before
+
+    seconds("\n")  # imports and caches
+    assert seconds(" ") < 4 * seconds("\n")
 
 
 def test_read_name_with_line_break_is_reported_in_one_line() -> None:

@@ -296,17 +296,22 @@ def test_decode_invalid_answer_names_the_package(answer: object, words: str) -> 
         detect(changed(answer=answer))
 
 
-def test_decode_exit_is_an_error_and_lack_of_memory_stays_one() -> None:
+@pytest.mark.parametrize("kind", [SystemExit, BaseException, GeneratorExit])
+def test_decode_error_that_would_end_a_thread_names_the_package(kind: type[BaseException]) -> None:
     def leave() -> None:
-        raise SystemExit
+        raise kind
 
-    def fill() -> None:
-        raise MemoryError
-
-    with pytest.raises(FamilyFailed, match="SystemExit"):
+    with pytest.raises(FamilyFailed, match=kind.__name__):
         detect(changed(answer=staticmethod(leave)))
-    with pytest.raises(MemoryError):
-        detect(changed(answer=staticmethod(fill)))
+
+
+@pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
+def test_decode_lack_of_memory_and_interrupt_stay_what_they_are(kind: type[BaseException]) -> None:
+    def leave() -> None:
+        raise kind
+
+    with pytest.raises(kind):
+        detect(changed(answer=staticmethod(leave)))
 
 
 def test_boxes_of_a_package_are_checked_too() -> None:

@@ -20,6 +20,7 @@ from edged.api.endpoints.zmq_socket import BoundSocket
 from edged.api.grpc.status import status_of
 from edged.errors import EdgedError
 from edged.events import Event, EventLog
+from edged.ipc.messages import Times
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.stream_camera import Skips
 from edged.serving.work import Answered, SecondStep
@@ -139,19 +140,10 @@ def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
 
 def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: float = 0.0) -> Fields:
     """Return the detections, content or outputs of a picture, with Roboflow's fields, the timings and the engine."""
-    times, engine = answer.times, answer.engine
-    timings = {
-        "queue_ms": answer.queue_ms,
-        "decode_ms": times.decode_ms,
-        "prepare_ms": times.prepare_ms,
-        "infer_ms": times.infer_ms,
-        "postprocess_ms": times.postprocess_ms,
-        "total_ms": total_ms,
-    }
     fields: Fields = {
-        "timings": {name: round(value, 3) for name, value in timings.items()},
-        "engine": engine.key,
-        "backend": engine.backend,
+        "timings": _timings(answer.queue_ms, answer.times, total_ms),
+        "engine": answer.engine.key,
+        "backend": answer.engine.backend,
         "image": {"width": answer.width, "height": answer.height},
         **_found(answer),
     }
@@ -162,6 +154,18 @@ def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: floa
     if answer.second is not None:
         fields["second"] = _second(answer.second, fields["predictions"])
     return fields
+
+
+def _timings(queue_ms: float, times: Times, total_ms: float) -> dict[str, float]:
+    timings = {
+        "queue_ms": queue_ms,
+        "decode_ms": times.decode_ms,
+        "prepare_ms": times.prepare_ms,
+        "infer_ms": times.infer_ms,
+        "postprocess_ms": times.postprocess_ms,
+        "total_ms": total_ms,
+    }
+    return {name: round(value, 3) for name, value in timings.items()}
 
 
 def _found(answer: Answered) -> Fields:
@@ -185,9 +189,10 @@ def _second(second: SecondStep, predictions: list[Fields]) -> Fields:
     return {
         "model": second.model,
         "engine": second.engine.key if second.engine is not None else "",
+        "backend": second.engine.backend if second.engine is not None else "",
         "crops": len(second.rows),
         "left_out": second.left_out,
-        "timings": {"queue_ms": round(second.queue_ms, 3), "total_ms": round(second.total_ms, 3)},
+        "timings": _timings(second.queue_ms, second.times, second.total_ms),
     }
 
 

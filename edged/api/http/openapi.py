@@ -86,9 +86,10 @@ class SecondStep(TypedDict):
 
     model: str
     engine: str
+    backend: str
     crops: int
     left_out: int
-    timings: dict[str, float]
+    timings: Timings
 
 
 class _DetectOptional(TypedDict, total=False):

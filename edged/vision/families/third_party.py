@@ -59,7 +59,9 @@ class ThirdParty(msgspec.Struct, frozen=True):
         """Open the family for a model. Raises FamilyFailed."""
         try:
             return self.kind(preprocess, names, reading)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise _failed(self.name, self.package, error, "opening it for a model") from error
 
     def claim(self, evidence: Evidence, reason: str) -> Claim | None:
@@ -75,9 +77,9 @@ class ThirdParty(msgspec.Struct, frozen=True):
         try:
             claim = ask()
             return None if claim is None else _checked_claim(claim, self.kind, evidence, str(self.package))
-        except ConfigError:  # a setting of the user
+        except (ConfigError, KeyboardInterrupt):  # a setting of the user is wrong, or Ctrl-C
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise _failed(self.name, self.package, error, "recognising a model") from error
 
 
@@ -150,9 +152,9 @@ def _guard(found: Kind, name: str, package: Package) -> Callable[..., object]:
     def guarded(self: Opened, *arguments: Any, **named: Any) -> object:
         try:
             return check(self, inner(self, *arguments, **named), (*arguments, *named.values()))
-        except (FamilyFailed, MemoryError):
+        except (FamilyFailed, MemoryError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:  # a thread of a host would end silently
+        except BaseException as error:  # also SystemExit and panics of Rust: a thread of a host would end silently
             raise _failed(self.name, package, error, name) from error
 
     return guarded
