@@ -167,9 +167,8 @@ class Placement(msgspec.Struct, frozen=True):
     width: int
     height: int
     window: CropWindow | None = None
-    tilted: TiltedWindow | None = (
-        None  # instead of `window`; a field of its own, because stored placements have no tags
-    )
+    # Instead of `window`. It is a field of its own, because stored placements have no tags.
+    tilted: TiltedWindow | None = None
 
     @property
     def shown(self) -> CropWindow | TiltedWindow | None:

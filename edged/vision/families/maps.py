@@ -14,7 +14,7 @@ from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.content import Box
 from edged.vision.families.contract import Evidence
 from edged.vision.families.decoding import AT_LEAST_ONE, Floats, Outputs, picture_tensor
-from edged.vision.placement import CropWindow, Placement
+from edged.vision.placement import Placement
 from edged.vision.preprocess import Preprocess
 
 Ids = npt.NDArray[np.integer]
@@ -85,8 +85,8 @@ def shown(cells: npt.NDArray[_T], placement: Placement, preprocess: Preprocess) 
     inner_w, inner_h = placement.inner
     columns = _part(placement.pad_x, inner_w, preprocess.width, width)
     rows = _part(placement.pad_y, inner_h, preprocess.height, height)
-    window = placement.window
-    return np.rot90(cells[rows, columns], window.rotation // 90 if isinstance(window, CropWindow) else 0)
+    turns = 0 if placement.window is None else placement.window.rotation // 90
+    return np.rot90(cells[rows, columns], turns)
 
 
 def _part(pad: int, inner: int, side: int, cells: int) -> slice:
