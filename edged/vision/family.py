@@ -78,7 +78,8 @@ class Recognition(msgspec.Struct, frozen=True):
     """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to hosts.
 
     If `family` is None, only raw tensors are served. If `preprocess` is None, the model takes no pictures; `picture`
-    says why. `sound` is set if the model takes sound; it is then never decoded in hosts, which see tensors only. `reason` says why the family was recognised or not, and is cut to fit in a few lines.
+    says why. `sound` is set if the model takes sound: hosts then get tensors, and the daemon decodes the outputs.
+    `reason` says why the family was recognised or not, and is cut to fit in a few lines.
 
     Without a family: `between` are the families that accept the tensors and may be right, the most likely first; `kind`
     is the kind of a model whose tensors are not decoded, see `kinds`.
@@ -406,7 +407,8 @@ def _claim_by_setting(
     other = next((each for each in others if each.name == wanted), None)
     family = FAMILIES.get(wanted) if other is None else other.kind
     if family is None:
-        raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*FAMILIES, *SOUND_FAMILIES, RAW))}")
+        known = (*FAMILIES, *SOUND_FAMILIES, RAW)
+        raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], known)}")
     claim = None if evidence is None else (other or family).claim(evidence, f"the setting family={wanted}")
     if claim is None:
         wants = "one picture input" if evidence is None else _needs(family, evidence)

@@ -5,11 +5,13 @@ Samples are mono. In memory they are float32 in -1..1; on the wire they are that
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from edged.errors import InvalidInput
+from edged.tensors import Array
 from edged.vision.families.decoding import Floats
 
 S16, F32 = "s16", "f32"
@@ -56,9 +58,9 @@ class Sound(msgspec.Struct, frozen=True):
         rate: dict[str, tuple[int, ...]] = {self.rate_input: self.rate_shape} if self.rate_input else {}
         return {self.input: self.shape, **{state.input: state.shape for state in self.states}, **rate}
 
-    def inputs(self, samples: Floats, states: dict[str, Floats]) -> dict[str, npt.NDArray[np.generic]]:
+    def inputs(self, samples: Floats, states: Mapping[str, Array]) -> dict[str, Array]:
         """Return the inputs of one run: `samples` [context + window], and `states` by input, zeros if missing."""
-        found: dict[str, npt.NDArray[np.generic]] = {self.input: samples.reshape(self.shape)}
+        found: dict[str, Array] = {self.input: samples.reshape(self.shape)}
         for state in self.states:
             kept = states.get(state.input)
             found[state.input] = np.zeros(state.shape, np.float32) if kept is None else kept
