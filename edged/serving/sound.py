@@ -204,7 +204,7 @@ class SoundSource:
 
 
 # What answers the frames of a stream.
-AnySlot: TypeAlias = FrameSlot | SoundSource
+AnySlot: TypeAlias = "FrameSlot | SoundSource"
 
 
 class SoundSources:
