@@ -49,7 +49,7 @@ class Roi(msgspec.Struct, frozen=True, array_like=True):
 _SIGNS = {0: (1, 1), 90: (1, -1), 180: (-1, -1), 270: (-1, 1)}
 
 
-class CropWindow(msgspec.Struct, frozen=True):
+class CropWindow(msgspec.Struct, frozen=True, tag="crop"):
     """The part of a picture that is cut out, and its rotation.
 
     `left`, `top`, `width` and `height` are the part that the model is shown. `region` (x1, y1, x2, y2) is the requested

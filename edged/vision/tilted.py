@@ -19,7 +19,7 @@ Corners: TypeAlias = tuple[Corner, Corner, Corner, Corner]
 _Points: TypeAlias = npt.NDArray[np.float32]
 
 
-class TiltedWindow(msgspec.Struct, frozen=True):
+class TiltedWindow(msgspec.Struct, frozen=True, tag="tilted"):
     """A tilted rectangle of a picture, which the model is shown upright.
 
     `left` and `top` are its upper left corner in the picture, `right` and `down` the steps in the picture for one pixel
