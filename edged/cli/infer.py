@@ -30,7 +30,7 @@ def infer(
     save: Annotated[Path | None, typer.Option("--save", help="Write the picture with its detections.")] = None,
     score: common.Score = None,
 ) -> None:
-    """Send one picture, or a whole sound, to the daemon and print what the model finds.
+    """Send a picture or a sound to the daemon; print what it finds.
 
     --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels; for other
     answers than detections, the fields of docs/http.md.
