@@ -8,15 +8,15 @@ Silero VAD, of which the package `silero-vad` has the ONNX files:
 
 The output is the probability of speech. The authors call it speech from 0.5 on.
 Source: `OnnxWrapper` of silero-vad 6.2.3; the answers to the same windows are equal. Of version 4 the tensors are known
-from its documentation and were not verified on its file.
+from programs that use it (`silero-vad-model` of VadFilterOnnx); it was not verified on its file.
 
 Tags: one input of samples [n] or [N, n], an output of scores [rows, classes]; the score of a class is the highest of
 the rows. Several classes may be true at once.
 
 - YAMNet: 521 classes at 16 kHz, a row of scores each 0.48 s. A window is 15600 samples (0.975 s), which give one row.
   Source: `yamnet.py` and `params.py` of tensorflow/models.
-- PANNs: `clipwise_output` of 527 classes at 32 kHz, trained on clips of 10 s, which is the window here.
-  Source: qiuqiangkong/audioset_tagging_cnn.
+- PANNs: `clipwise_output` of 527 classes, mostly at 32 kHz, trained on clips of 10 s, which is the window here.
+  Source: qiuqiangkong/audioset_tagging_cnn, and the configurations of programs that use it.
 
 Neither export was verified on trained weights. Both compute probabilities in the graph. Labels are the user's: neither
 file has them.
