@@ -80,6 +80,11 @@ def test_yamnet_and_panns_are_recognised_by_their_classes() -> None:
     assert found(PANNS).reading.outputs == ("clipwise_output",)
 
 
+@pytest.mark.parametrize("inputs", ["embedding [n,2048]", "embedding [1,1024]", "a [n,s], b [n,s]", "x [n,64,96,1]"])
+def test_model_with_the_classes_of_a_tagger_but_no_samples_is_not_recognised(inputs: str) -> None:
+    assert found((inputs, "scores [n,521]")).sound is None
+
+
 def test_other_tagger_needs_the_setting_and_its_rate() -> None:
     assert found(OTHER).sound is None
     with pytest.raises(ConfigError, match=r"set sound\.rate"):

@@ -42,6 +42,7 @@ from edged.vision.signatures import Signature, patterns
 from edged.vision.sound import Sound, State
 
 _MOST_RATE, _MOST_WINDOW = 192_000, 1 << 20
+_LEAST_SAMPLES = 4096  # a shorter input is an embedding, such as the 1024 or 2048 values of the taggers
 _INPUT, _OUTPUT, _RATE = "input", "output", "sr"
 _VOICE_RATES = (16_000, 8_000)
 
@@ -177,7 +178,10 @@ class AudioTags(SoundFamily, frozen=True):
     def by_rule(cls, evidence: SoundEvidence) -> Claim | None:
         tensors = _tagged(evidence)
         columns = tensors[1].shape[1] if tensors is not None else None
-        if not isinstance(columns, int) or columns not in _TAGGERS:
+        if tensors is None or not isinstance(columns, int) or columns not in _TAGGERS:
+            return None
+        length = tensors[0].shape[-1]
+        if isinstance(length, int) and length < _LEAST_SAMPLES:
             return None
         return cls.claim(evidence, f"samples in, and the {columns} classes of {_TAGGERS[columns][0]} out")
 
