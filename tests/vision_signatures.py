@@ -345,10 +345,10 @@ TABLE: dict[str, Row] = {
         near=("Grounding DINO", "set prompts"),
     ),
     "silero-vad [own]": Row(
-        "input [n,l], state [2,n,128], sr:INT64 []", "output [n,1], stateN [2,n,128]", kind="voice-activity"
+        "input [n,l], state [2,n,128], sr:INT64 []", "output [n,1], stateN [2,n,128]", family="silero-vad"
     ),
     "silero-vad, 16 kHz only [own]": Row(
-        "input [b,s], state [2,b,128]", "output [b,1], stateN [x,b,y]", kind="voice-activity"
+        "input [b,s], state [2,b,128]", "output [b,1], stateN [x,b,y]", family="silero-vad"
     ),
     "silero-vad, a sequence [own]": Row(
         "input [l,576], h [1,1,128], c [1,1,128]", "speech_probs [l], hn [1,x,128], cn [1,x,128]", kind="voice-activity"

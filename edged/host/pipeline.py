@@ -129,7 +129,7 @@ class Pipeline:
         self._decoders: ThreadPoolExecutor | None = None
         self._further: Array | None = None  # the input tensor of further runs, once a job has needed one
         try:
-            opened = open_family(recognition) if recognition.family else None
+            opened = open_family(recognition) if recognition.reads_pictures else None
             # Once, because an isinstance check takes a while.
             self._detector = opened if isinstance(opened, Family) else None
             self._reader = None if isinstance(opened, Family) else opened

@@ -158,7 +158,7 @@ def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
 
     Empty if they can be, or if the model's family has no boxes.
     """
-    family = open_family(recognition) if recognition.family else None
+    family = open_family(recognition) if recognition.reads_pictures else None
     if not isinstance(family, Family):
         return ""
     size = np.array((family.preprocess.width, family.preprocess.height), np.float32)

@@ -16,7 +16,7 @@ from edged.errors import EngineUnusable
 from edged.tensors import Array
 from edged.vision.content import Anomaly, Classes, ClassMap, Content, Depth, Embedding, Text
 from edged.vision.families.contract import Classifier
-from edged.vision.family import ContentFamily, Recognition
+from edged.vision.family import ContentFamily, Recognition, SoundFamily
 from edged.vision.placement import Fit, Placement, place
 
 # A class with a smaller share of both maps does not count, because a few cells decide its IoU.
@@ -47,6 +47,23 @@ class ContentMatcher:
         ours, theirs = (self._family.content(outputs, 0, where, self._thresholds) for outputs in (expected, found))
         if isinstance(ours, Text) and isinstance(theirs, Text) and max(ours.score, theirs.score) < _LEGIBLE:
             return None
+        return compare(ours, theirs)
+
+
+class SoundMatcher:
+    """Compares the classes of a model that takes sound. Every class counts, also those that clients do not get."""
+
+    def __init__(self, recognition: Recognition, family: SoundFamily) -> None:
+        self._family, self._read = family, frozenset(recognition.reading.outputs)
+        self._every = msgspec.structs.replace(recognition.thresholds, score=0.0, max_detections=1 << 20)
+
+    def figure(
+        self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement | None
+    ) -> tuple[str, float] | None:
+        """Like `ContentMatcher.figure`, for one window of sound."""
+        if not self._read <= expected.keys():
+            return None
+        ours, theirs = (self._family.classes(self._family.scores(each), self._every) for each in (expected, found))
         return compare(ours, theirs)
 
 

@@ -229,7 +229,7 @@ class OperationsService:
             return answer
         answer.family, answer.family_reason = examined.recognition.family or "", examined.recognition.reason
         answer.score = examined.recognition.thresholds.score
-        if admission.finding is None and examined.recognition.family is not None:
+        if admission.finding is None and examined.recognition.reads_pictures:
             asked = await ask_picture(builder, admission, model, picture)
             answer.width, answer.height, answer.picture = asked.width, asked.height, asked.picture
             answer.detections.extend(to_message(each, pb.TriedDetection) for each in asked.boxes)

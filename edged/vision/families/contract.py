@@ -27,6 +27,7 @@ from edged.vision.metadata import ExportMetadata
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import PictureInput, Preprocess
 from edged.vision.signatures import Signature
+from edged.vision.sound import Sound
 
 CONTRACT = 1
 
@@ -139,6 +140,8 @@ class Claim(msgspec.Struct, frozen=True):
     but not background slots at the end. `names` are the classes' names if neither the file nor the settings have any.
     `thresholds` are the default ones if those of the family do not suit this form.
 
+    `sound` is how the model is fed if it takes sound.
+
     Without a family: `between` are the families that the setting `family` may choose, and `kind` is the kind of a model
     whose tensors are not decoded (see `edged.vision.kinds`).
     """
@@ -152,6 +155,7 @@ class Claim(msgspec.Struct, frozen=True):
     thresholds: Thresholds | None = None
     between: tuple[str, ...] = ()
     kind: str = ""
+    sound: Sound | None = None
 
 
 # Other datatypes are not decoded: numpy holds quantised values and BF16 as plain integers.
