@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from edged.version import __version__
 
 if TYPE_CHECKING:
-    from edged.client import AsyncClient, Captured, Client, Detection, Result, open_source
+    from edged.client import AsyncClient, Captured, Client, Detection, Result, Samples, open_source
     from edged.library import LoadedModel, load
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Detection",
     "LoadedModel",
     "Result",
+    "Samples",
     "__version__",
     "load",
     "open_source",

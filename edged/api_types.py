@@ -110,7 +110,7 @@ class ModelInfo(Info, frozen=True):
 
 class GalleryInfo(Info, frozen=True):
     """The gallery of an embedding model. `names` has the number of pictures of each name, `bytes` is the size of their
-    embeddings. `problem` says why the gallery is not used; empty if it is."""
+    embeddings. `problem` says why the gallery is not used; empty if it is used."""
 
     model: str
     names: dict[str, int]
@@ -121,8 +121,8 @@ class GalleryInfo(Info, frozen=True):
 class PipelineInfo(Info, frozen=True):
     """A pipeline: `detect` is the model that gets frames, `then` the model that gets crops of what it found. `crop` is
     box or corners; `margin` is added on each side, as a share of the box. At most `most` detections of `classes` (empty
-    for all) are passed on. `state` and `reason` are as of a model. Frames and crops are counted since the daemon
-    started; `crops_left_out` are detections that were not passed on although their class is."""
+    for all) get a crop. `state` and `reason` are as in `ModelInfo`. Frames and crops are counted since the daemon
+    started; `crops_left_out` counts detections of these classes without a crop."""
 
     name: str
     detect: str

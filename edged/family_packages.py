@@ -1,7 +1,7 @@
 """Installed Python packages that offer model families, as entry points of the group `edged.families`.
 
-Finding them reads files and runs none of their code. `load` runs their code. Only a process that called `permit` may do
-that: an engine host, a one-shot child, or a user's own program. The daemon never does.
+Finding packages reads files and runs no code of the packages. `load` runs their code, and only in a process that called
+`permit`: an engine host, a one-shot child, or a user's own program. The daemon never calls it.
 
 Format: https://packaging.python.org/en/latest/specifications/entry-points/.
 """
@@ -52,8 +52,8 @@ class Package(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A family that a package offers. `target` is MODULE:CLASS. `problem` says why edged cannot use it; empty if it
-    can."""
+    """A family that a package offers. `target` is MODULE:CLASS. `problem` says why edged cannot use the family; empty
+    if it can."""
 
     family: str
     package: Package
@@ -62,7 +62,8 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def offers() -> tuple[Offer, ...]:
-    """Return every family that an installed package offers, by name. Reads the disk and runs no code of a package."""
+    """Return every family that an installed package offers, by name. Reads the disk, and runs no code of the
+    packages."""
     found = sorted(map(_offer, _points()), key=lambda offer: (offer.family, offer.package.name))
     times = Counter(offer.family for offer in found)
     return tuple(_unambiguous(offer, found) if times[offer.family] > 1 else offer for offer in found)
@@ -103,7 +104,7 @@ def load(family: str, package: Package) -> object:
         raise
     except BaseException as error:  # also SystemExit and panics of Rust: a thread of a host would end silently
         raise failed(family, package, error, f"cannot import {offer.target}") from error
-    _current(family, package)  # its files may have been replaced meanwhile
+    _current(family, package)  # its files may have been replaced during the import
     if _imported.setdefault(module, package) != package:
         raise Superseded(f"package {package} of family {family} changed after this process had imported it")
     return found
@@ -113,7 +114,8 @@ _imported: dict[str, Package] = {}  # by module
 
 
 def failed(family: str, package: Package, error: BaseException | str, what: str = "") -> FamilyFailed:
-    """Return the error that names a family and its package as the cause. `error`: its exception, or what is wrong."""
+    """Return the error that names a family and its package as the cause. `error` is its exception, or a text that says
+    what is wrong."""
     reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}".removesuffix(": ")
     text = ": ".join(filter(None, (f"family {family} of package {package}", what, reason)))
     return FamilyFailed(text[:_LONGEST], family)
@@ -191,8 +193,8 @@ def _named(point: EntryPoint, key: str) -> str:
 
 
 def _places(target: str) -> list[Path]:
-    """Return the folders of a target's top-level package, or the file of its module. No code of it is run: finding a
-    module inside a package would import the package."""
+    """Return the folders of a target's top-level package, or the file of its top-level module. Runs no code of the
+    package. A search for a module inside a package would import the package."""
     top = re.split(r"[.:\s]", target.strip(), maxsplit=1)[0]
     try:
         spec = importlib.util.find_spec(top) if top else None
@@ -214,7 +216,7 @@ def _files(place: Path) -> Iterator[Path]:
 
 
 def _content(file: Path) -> bytes:
-    """Return a digest of a file's content, or of what else is known of the file."""
+    """Return a digest of a file's content, or of its size and time if it is large."""
     try:
         about = file.stat()
         if about.st_size <= _WHOLE and stat.S_ISREG(about.st_mode):
@@ -230,7 +232,7 @@ def _digest(file: Path, size: int, mtime_ns: int, inode: int) -> bytes:
 
 
 def _unambiguous(offer: Offer, every: list[Offer]) -> Offer:
-    """Return the offer with a problem: another package offers a family of the same name, and edged does not guess."""
+    """Return the offer with the problem that other packages offer a family of the same name; edged does not guess."""
     others = {str(each.package) for each in every if each.family == offer.family and each != offer}
     others = others or {str(offer.package)}
     return msgspec.structs.replace(

@@ -5,7 +5,8 @@ Where a row names no other source, names and shapes are from the Open Model Zoo'
 `model_configs.py` of optimum-onnx (commit 1939f27); [opencv] the script of a model in opencv/opencv_zoo; [rknn] README
 of a model in airockchip/rknn_model_zoo, or the tensors in example/yolov8/README.md of swdee/go-rknnlite; [own] the
 exporter's own repository: facebookresearch/segment-anything, facebookresearch/detr, snakers4/silero-vad,
-biubug6/Pytorch_Retinaface, fabio-sim/LightGlue-ONNX. [common] is a form that is well known, but not read in a source.
+biubug6/Pytorch_Retinaface, fabio-sim/LightGlue-ONNX, argman/EAST, clovaai/CRAFT-pytorch; [transformers.js] see
+`families.prompted`. [common] is a form that is well known, but not read in a source.
 """
 
 from __future__ import annotations
@@ -128,9 +129,11 @@ TABLE: dict[str, Row] = {
     "six columns [common]": Row(
         _IMAGES, "output0 [1,300,6]", between=("ultralytics-end2end", "rtdetr-ultralytics", "deepstream-yolo")
     ),
-    "arcface": Row("data [1,3,112,112]", "fc1 [1,512]", between=("classification",)),
-    "vehicle-reid-0001": Row("input [1,3,208,208]", "output [1,512]", between=("classification",)),
-    "facial-landmarks-35-adas-0002": Row("data [1,3,60,60]", "align_fc3 [1,70]", between=("classification",)),
+    "arcface": Row("data [1,3,112,112]", "fc1 [1,512]", between=("arcface", "sface", "classification")),
+    "vehicle-reid-0001": Row("input [1,3,208,208]", "output [1,512]", between=("classification", "embedding")),
+    "facial-landmarks-35-adas-0002": Row(
+        "data [1,3,60,60]", "align_fc3 [1,70]", between=("classification", "embedding")
+    ),
     # Near to a family.
     "yunet without an output [own]": Row(
         "input [1,3,640,640]", _YUNET.replace("kps_8 [1,6400,10], ", ""), near=("yunet", "kps_8")
@@ -209,30 +212,81 @@ TABLE: dict[str, Row] = {
         "0 [1,3,270,480], 1 [1,3,1080,1920]", "output [1,3,1080,1920]", kind="super-resolution"
     ),
     "real-esrgan, open [common]": Row("input [b,3,w,h]", "output [b,3,w4,h4]", kind="picture"),
-    "fast-neural-style-mosaic-onnx": Row("input1 [1,3,224,224]", "output1 [1,3,224,224]", kind="picture"),
-    "colorization-v2": Row("data_l [1,1,256,256]", "color_ab [1,2,256,256]", kind="color"),
+    "fast-neural-style-mosaic-onnx": Row(
+        "input1 [1,3,224,224]",
+        "output1 [1,3,224,224]",
+        kind="picture",
+        between=("segmentation", "paddleseg"),
+        near=("returns a picture",),
+    ),
+    "colorization-v2": Row(
+        "data_l [1,1,256,256]",
+        "color_ab [1,2,256,256]",
+        kind="color",
+        between=("segmentation", "paddleseg"),
+        near=("colours a picture",),
+    ),
     "lama [opencv]": Row("image [1,3,512,512], mask [1,1,512,512]", "output [1,3,512,512]", kind="inpainting"),
     "robust-video-matting-mobilenetv3": Row(
         "src [1,3,720,1280], r1 [1,16,144,256], r2 [1,20,72,128], r3 [1,20,36,64], r4 [1,20,18,32]",
         "pha [1,1,720,1280], fgr [1,3,720,1280], rr1 [1,16,144,256]",
         kind="matting",
     ),
-    "modnet-photographic-portrait-matting": Row("input [1,3,512,512]", "output [1,1,512,512]", kind="map"),
-    "f3net": Row("input.1 [1,3,352,352]", "saliency_map [1,1,352,352]", kind="map"),
-    "deeplabv3": Row("ImageTensor:UINT8 [1,513,513,3]", "ArgMax:INT64 [1,513,513]", kind="map"),
-    "text detection, ppocr [common]": Row("x [b,3,h,w]", "sigmoid_0.tmp_0 [b,1,h,w]", kind="map"),
-    "midasnet": Row("image [1,3,384,384]", "inverse_depth [1,384,384]", kind="depth"),
-    "depth estimation [optimum]": Row("pixel_values [b,3,h,w]", "predicted_depth [b,h,w]", kind="depth"),
-    "semantic segmentation [optimum]": Row(
-        "pixel_values [b,3,512,512]", "logits [b,150,128,128]", kind="semantic-segmentation"
+    "modnet-photographic-portrait-matting": Row(
+        "input [1,3,512,512]", "output [1,1,512,512]", between=("depth", "depth-metric", "segmentation", "dbnet")
     ),
-    "fcn [zoo]": Row("input [1,3,520,520]", "out [1,21,520,520], aux [1,21,520,520]", kind="semantic-segmentation"),
+    "modnet, ending in a sigmoid": Row(
+        "input [1,3,512,512]",
+        "output [1,1,512,512]",
+        heads={"output": "Sigmoid"},
+        between=("depth", "depth-metric", "segmentation", "dbnet"),
+    ),
+    "u2net, without a sigmoid": Row(
+        "input [1,3,320,320]",
+        "output [1,1,320,320]",
+        heads={"output": "Conv"},
+        between=("depth", "depth-metric", "segmentation"),
+    ),
+    "f3net": Row(
+        "input.1 [1,3,352,352]",
+        "saliency_map [1,1,352,352]",
+        between=("depth", "depth-metric", "segmentation", "dbnet"),
+    ),
+    "f3net, of another size": Row(
+        "input.1 [1,3,360,360]", "saliency_map [1,1,360,360]", between=("depth", "depth-metric", "segmentation")
+    ),
+    "deeplabv3": Row("ImageTensor:UINT8 [1,513,513,3]", "ArgMax:INT64 [1,513,513]", "segmentation"),
+    "text detection, ppocr [common]": Row(
+        "x [b,3,h,w]", "sigmoid_0.tmp_0 [b,1,h,w]", between=("dbnet", "depth", "depth-metric", "segmentation")
+    ),
+    "text detection, ppocr, with its graph [common]": Row(
+        "x [b,3,h,w]",
+        "sigmoid_0.tmp_0 [b,1,h,w]",
+        "dbnet",
+        operators=frozenset({"Conv", "ConvTranspose", "Sigmoid"}),
+        heads={"sigmoid_0.tmp_0": "Sigmoid"},
+    ),
+    "midasnet": Row("image [1,3,384,384]", "inverse_depth [1,384,384]", between=("depth",)),
+    "depth estimation [optimum]": Row(
+        "pixel_values [b,3,h,w]", "predicted_depth [b,h,w]", between=("depth", "depth-metric")
+    ),
+    "semantic segmentation [optimum]": Row("pixel_values [b,3,512,512]", "logits [b,150,128,128]", "segmentation"),
+    "fcn [zoo]": Row("input [1,3,520,520]", "out [1,21,520,520], aux [1,21,520,520]", "segmentation"),
+    "east, tensorflow [own]": Row(
+        "images [1,320,640,3]", "score [1,80,160,1], geometry [1,80,160,5]", kind="east", near=("EAST",)
+    ),
+    "east, channels first [common]": Row(
+        "images [1,3,320,640]", "score [1,1,80,160], geometry [1,5,80,160]", kind="east", near=("EAST",)
+    ),
+    "craft [own]": Row(
+        "images [1,3,320,640]", "y [1,160,320,2], feature [1,32,160,320]", kind="craft", near=("CRAFT",)
+    ),
     "text-detection-0004": Row(
         "Placeholder [1,768,1280,3]",
         "model/link_logits_/add [1,192,320,16], model/segm_logits/add [1,192,320,2]",
         kind="text-detection",
     ),
-    "text-recognition-resnet-fc": Row("input [1,1,32,100]", "output [1,26,37]", kind="text-recognition"),
+    "text-recognition-resnet-fc": Row("input [1,1,32,100]", "output [1,26,37]", between=("ctc", "parseq")),
     "human-pose-estimation-0001": Row(
         "data [1,3,256,456]",
         "Mconv7_stage2_L1 [1,38,32,57], Mconv7_stage2_L2 [1,19,32,57]",
@@ -258,7 +312,12 @@ TABLE: dict[str, Row] = {
         kind="promptable-segmentation",
     ),
     "lightglue [own]": Row("images [2,1,512,512]", "keypoints [2,1024,2], matches [m,3], mscores [m]", kind="matching"),
-    "vit, features [optimum]": Row("pixel_values [b,3,224,224]", "last_hidden_state [b,197,768]", kind="features"),
+    "vit, features [optimum]": Row(
+        "pixel_values [b,3,224,224]", "last_hidden_state [b,197,768]", between=("dinov2", "embedding")
+    ),
+    "clip, image encoder [optimum]": Row(
+        "pixel_values [b,3,224,224]", "image_embeds [b,512], last_hidden_state [b,50,768]", "clip"
+    ),
     "head-pose-estimation-adas-0001": Row("data [1,3,60,60]", "fc_y [1,1], fc_p [1,1], fc_r [1,1]", kind="attributes"),
     "age-gender-recognition-retail-0013": Row("data [1,3,62,62]", "fc3_a [1,1,1,1], prob [1,2,1,1]", kind="attributes"),
     # No pictures.
@@ -276,20 +335,33 @@ TABLE: dict[str, Row] = {
     "owl-vit [optimum]": Row(
         "input_ids:INT64 [t,s], pixel_values [i,3,768,768], attention_mask:INT64 [t,s]",
         "logits [i,576,t], pred_boxes [i,576,4], text_embeds [t,1,512], image_embeds [i,24,24,768]",
-        kind="picture-and-text",
+        between=("owlvit", "owlv2"),
+        near=("set prompts",),
+    ),
+    "grounding dino [transformers.js]": Row(
+        "pixel_values [b,3,800,800], input_ids:INT64 [b,s], token_type_ids:INT64 [b,s], attention_mask:INT64 [b,s],"
+        " pixel_mask:INT64 [b,800,800]",
+        "logits [b,900,256], pred_boxes [b,900,4]",
+        near=("Grounding DINO", "set prompts"),
     ),
     "silero-vad [own]": Row(
-        "input [n,l], state [2,n,128], sr:INT64 []", "output [n,1], stateN [2,n,128]", kind="voice-activity"
+        "input [n,l], state [2,n,128], sr:INT64 []", "output [n,1], stateN [2,n,128]", family="silero-vad"
     ),
     "silero-vad, 16 kHz only [own]": Row(
-        "input [b,s], state [2,b,128]", "output [b,1], stateN [x,b,y]", kind="voice-activity"
+        "input [b,s], state [2,b,128]", "output [b,1], stateN [x,b,y]", family="silero-vad"
     ),
     "silero-vad, a sequence [own]": Row(
         "input [l,576], h [1,1,128], c [1,1,128]", "speech_probs [l], hn [1,x,128], cn [1,x,128]", kind="voice-activity"
     ),
     "speech recognition [optimum]": Row("input_values [b,l]", "logits [b,t,32]", kind="audio"),
     "whisper, encoder [optimum]": Row("input_features [b,80,3000]", "last_hidden_state [b,1500,384]", kind="audio"),
-    "aclnet": Row("input [1,1,1,16000]", "output [1,53]", between=("classification",)),
+    "aclnet": Row(
+        "input [1,1,1,16000]",
+        "output [1,53]",
+        kind="audio",
+        between=("classification", "embedding"),
+        near=("a model of sound",),
+    ),
     # Nothing that edged knows.
     "five dimensions": Row(_IMAGES, "a [1,7,9,11,2]"),
     "a table of another length": Row(_IMAGES, "output0 [1,84,8401]"),

@@ -32,7 +32,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "cameras disable": ("edged cameras disable hall", "cameras.md"),
     "cameras remove": ("edged cameras remove hall", "cameras.md"),
     "gallery": ("edged gallery add faces Ada ada.jpg", "gallery.md"),
-    "gallery add": ("edged gallery add faces Ada ada.jpg --region 310,80,160,200", "gallery.md"),
+    "gallery add": ("edged gallery add faces Ada ada.jpg --region 310,80,160,160", "gallery.md"),
     "gallery list": ("edged gallery list", "gallery.md"),
     "gallery remove": ("edged gallery remove faces Ada", "gallery.md"),
     "status": ("edged status --json", "observability.md"),

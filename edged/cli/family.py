@@ -29,7 +29,7 @@ _FOLDERS = {"package": "@MODULE@", "checks": "tests"}
 
 class Listed(msgspec.Struct, frozen=True):
     """A family for `edged family list`. `allowed`: whether its code may run. `problem` says why it cannot be used;
-    empty if it can, or if that is unknown because it is not allowed."""
+    empty if it can be used, or if edged has not tried because it is not allowed."""
 
     family: str
     package: str
@@ -77,7 +77,7 @@ def list_(
     """List the families of other packages and of edged.
 
     The code of a package runs only if families.allow in the configuration names its family. This command loads the
-    allowed families in a child process, as a daemon does, and shows why one cannot be used.
+    allowed families in a child process, as the daemon does. If a family cannot be used, it shows why.
 
     Exit status: 0 every allowed family can be used, 1 one cannot.
     """

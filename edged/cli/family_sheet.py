@@ -22,7 +22,7 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 class FamilySheet(msgspec.Struct, frozen=True):
     """What each family finds, by its settings, the nearest first. `drawn` is the file with a tile for each; it is empty
-    if no family accepts the model, and `why` says why then."""
+    if no family accepts the model with the given settings, and `why` says why then."""
 
     families: tuple[tuple[dict[str, str], TriedFamily], ...]
     drawn: str
@@ -67,9 +67,11 @@ def try_all(
     compared = box.try_families(file, settings, admission, picture)
     if not compared.families:
         recognition = None if admission.model is None else admission.model.recognition
-        no_picture = recognition is not None and recognition.preprocess is None
-        why = f": {recognition.picture}" if recognition is not None and no_picture else "; raw tensors are served"
-        return FamilySheet((), "", f"no family accepts the tensors of this model{why}")
+        why = "raw tensors are served"
+        if recognition is not None:
+            feed, reason = recognition.picture, recognition.reason
+            why = reason if recognition.preprocess is not None or feed in reason else f"{feed}; {reason}"
+        return FamilySheet((), "", f"no family can be tried: {why}")
     try:
         place.write_bytes(compared.picture)
     except OSError as error:

@@ -30,9 +30,10 @@ def add(
 ) -> None:
     """Add pictures of a name to a model's gallery.
 
-    The daemon computes the pictures' embeddings with the model and keeps only these. Results of the model then have the
-    nearest name. Several pictures of a name help; the most similar one counts. Each picture must show what the model
-    will see: for a model of faces, one face that fills the picture or the region.
+    The daemon computes embeddings of the pictures with the model, and keeps the embeddings but not the pictures.
+    Results of the model then have the nearest name. Several pictures of a name help: the most similar picture counts.
+    Each picture must show what the model will see later. For a model of faces, one face must fill the picture or the
+    region.
 
     edged gallery add faces Ada ada-1.jpg ada-2.jpg
     """

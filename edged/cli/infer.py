@@ -1,4 +1,4 @@
-"""`edged infer`: runs a model on one picture."""
+"""`edged infer`: runs a model on one picture, or on a sound."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from edged.cli import common
+from edged.errors import InvalidInput
 from edged.formatting import many
 
 if TYPE_CHECKING:
@@ -21,24 +22,30 @@ def infer(
     model: Annotated[
         str, typer.Argument(help="The model's or pipeline's name; see edged models list, edged pipelines.")
     ],
-    picture: Annotated[str, typer.Argument(help="A JPEG or PNG file.")],
+    picture: Annotated[
+        str, typer.Argument(help="A JPEG or PNG file; a WAV file (mono, 16 bits) for a model that takes sound.")
+    ],
     target: common.Target = None,
     json: common.Json = False,
     save: Annotated[Path | None, typer.Option("--save", help="Write the picture with its detections.")] = None,
     score: common.Score = None,
 ) -> None:
-    """Send one picture to the daemon and print what the model finds.
+    """Send a picture or a sound to the daemon; print what it finds.
 
-    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels; for other
-    answers than detections, the fields of docs/http.md.
+    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels. If the
+    model returns no detections, it prints the fields that docs/http.md lists.
     """
     from edged.cli.sample_run import draw
     from edged.client.client import Client
     from edged.client.frames import read_picture
+    from edged.client.sources.wav import WAV_SUFFIX, read_wav
 
-    encoded = read_picture(picture)
+    is_sound = Path(picture).suffix.lower() == WAV_SUFFIX
+    if is_sound and save is not None:
+        raise InvalidInput("--save draws on pictures; leave it out with a sound")
+    encoded = b"" if is_sound else read_picture(picture)
     with Client(target) as client:
-        result = client.infer(model, encoded, score=score)
+        result = client.infer(model, read_wav(picture) if is_sound else encoded, score=score)
     if save is not None:
         draw(result, encoded, save)
     if json:
@@ -59,7 +66,7 @@ def _print(result: Result) -> None:
     from edged.vision.content import lines
 
     took = f"{result.timings.total_ms:.1f} ms{f' by {result.backend}' if result.backend else ''}"
-    took += f" ({result.width}x{result.height} pixels)"
+    took += f" ({result.width}x{result.height} pixels)" if result.width else ""
     if result.content is not None:
         common.show("\n".join(each.text for each in lines(result.content, result.labels())) or "no class")
         common.show(took)
@@ -71,7 +78,7 @@ def _print(result: Result) -> None:
     counted = (len(result.outputs), "output") if result.outputs else (len(result.detections), "detection")
     found = many(*counted)
     if result.second is not None and result.second.left_out:
-        found += f" ({result.second.left_out} not passed on to {result.second.model})"
+        found += f" ({result.second.left_out} left out: no crop for {result.second.model})"
     common.show(f"{found} in {took}")
 
 

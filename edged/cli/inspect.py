@@ -64,15 +64,15 @@ def inspect(
 ) -> None:
     """Show an ONNX file, and whether this box can serve it.
 
-    It names the detector family, and for each installed backend whether it can serve the model, or why not.
+    It names the model family. For each installed backend it says whether the backend can serve the model, or why not.
 
-    --draw runs the model once, as edged would serve it, and draws the detections. If boxes are missing or in the wrong
-    place, set family, preprocess.* or thresholds.*: try settings with --set, then give the same settings to edged
-    models add. For a model of unknown family it shows the shapes and ranges of the outputs instead.
+    --draw runs the model once, as edged would serve it, and draws what it finds. If boxes are missing or in the wrong
+    place, try other family, preprocess.* or thresholds.* with --set. Then give the same settings to edged models add.
+    For a model of unknown family, --draw shows the shapes and ranges of the outputs instead.
 
-    --try-all is for a model that may be of several families: it draws a tile for each family that accepts the model's
-    tensors, with its settings and what it finds. Choose the tile whose boxes are right, and give its settings to edged
-    models add.
+    --try-all is for a model that can be of several families. For each family that accepts the model's tensors it draws
+    a tile with the settings and what the family finds. Choose the tile whose boxes are right, and give its settings to
+    edged models add.
 
     edged inspect yolo.onnx --draw street.jpg
 
@@ -80,16 +80,17 @@ def inspect(
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    As in edged models add, settings are taken from files next to the model, unless family is set: config.json of
-    Hugging Face, metadata.json of anomalib. So are the characters of a text recogniser, and tokenizer.json for prompts.
+    As edged models add, it takes settings from files next to the model: from config.json of Hugging Face and
+    metadata.json of anomalib, unless family is set; the characters of a text recogniser; and the token ids of prompts.
 
-    --convert shows the repairs that edged models add --convert would make, whether the repaired model gives the same
-    answers, and whether it can be served. The repaired model is not kept.
+    --convert shows the repairs that edged models add --convert would make. It also shows whether the repaired model
+    gives the same answers, and whether it can be served. The repaired model is not kept.
 
-    For the folder of an ensemble it shows the steps, and whether their models, in the folders next to it, fit together.
+    If FILE is the folder of an ensemble, it shows the steps, and whether the models in the folders next to it fit
+    together.
 
-    The file passes the same stages as in a daemon. Each runs in a child process with limits of time and memory, so that
-    a hostile file does no harm.
+    The file passes the same stages as in a daemon. Each stage runs in a child process with limits of time and memory,
+    so a hostile file does no harm.
 
     Exit status: 0 the model can be served, 1 edged or the picture failed, 2 the model cannot be served.
     """

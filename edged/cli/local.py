@@ -52,8 +52,8 @@ class LocalBox:
         admission: AdmissionLimits | None = None,
         families: Iterable[str] = (),
     ) -> None:
-        """`admission` limits the examination of models; by default the limits are read from the environment. `families`
-        are the families of other packages that models may use."""
+        """`admission` limits the examination of models; by default the limits come from the environment. `families` are
+        the families of other packages that models may use."""
         self._admission, self.families = admission or admission_limits(), tuple(families)
         self.repository = Repository((state or paths.default_state_dir()) / "models")
         self._cache = cache or paths.default_cache_dir()

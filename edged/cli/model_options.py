@@ -34,8 +34,8 @@ Steps: TypeAlias = Annotated[
 
 
 def with_exporter_settings(file: Path, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the given settings and those in files next to the model, and a line for each source that names its
-    settings. The files of Hugging Face and anomalib are not read if `family` is given, and a dictionary only for a text
+    """Return the given settings with those from files next to the model, and a line with the settings of each file. The
+    files of Hugging Face and anomalib are not read if `family` is given, and a dictionary only for a text
     recogniser."""
     sources: list[tuple[str, dict[str, str]]] = []
     if "family" not in settings:

@@ -58,21 +58,21 @@ def add(
 
     The model is sent to the running daemon, or copied to the folder of models if no daemon runs.
 
-    --convert repairs a model that cannot be served as it is. The repaired model is added only if its answers agree with
-    the original's. Your file is not changed. edged models show lists the repairs.
+    --convert repairs a model that cannot be served unchanged. The repaired model is added only if its answers agree
+    with those of the original. Your file is not changed. edged models show lists the repairs.
 
     edged models add yolo yolo.onnx --convert
 
     edged models add yolo yolo.onnx --convert --convert-step simplify
 
-    With --replace the old model serves until the new one is ready; the old one is then kept in models/.removed.
+    With --replace, the old model serves until the new one is ready. The old model is then kept in models/.removed.
 
     edged models add yolo yolo-v2.onnx --replace
 
-    If config.json of Hugging Face or metadata.json of anomalib is next to the file, settings such as family and names
-    are taken from it, unless family is set or --replace is given. The characters of a text recogniser are taken from
-    its dictionary, such as ppocr_keys_v1.txt, or from inference.yml. The prompts of a zero-shot detector are encoded
-    with tokenizer.json next to the file, or in the folder above:
+    Settings such as family and names are taken from config.json of Hugging Face or metadata.json of anomalib next to
+    the file, unless family is set. The characters of a text recogniser are taken from its dictionary, such as
+    ppocr_keys_v1.txt, or from inference.yml. With --replace, these files are not read. The prompts of a zero-shot
+    detector are encoded with tokenizer.json next to the file, or in the folder above:
 
     edged models add owl onnx/model.onnx --set "prompts=a photo of a cat, a photo of a dog"
 

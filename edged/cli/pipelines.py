@@ -10,11 +10,11 @@ from edged.cli.targets import DEFAULT_TARGETS, Targets
 def pipelines(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Show each pipeline: its models, its state, frames and crops.
 
-    A pipeline is two models that answer frames together: the second gets crops of what the first detects. Pipelines are
-    tables [pipelines.NAME] of the configuration file.
+    A pipeline is two models that answer frames together: the second model gets a crop of each detection of the first.
+    Pipelines are tables [pipelines.NAME] in the configuration file.
 
-    FRAMES and CROPS are counted since the daemon started. LEFT OUT are detections that were not passed on, although
-    their class is: more than `most` in a frame.
+    FRAMES and CROPS are counted since the daemon started. LEFT OUT counts detections of the pipeline's classes without
+    a crop: the frame had more than `most`, or the box has no area in the picture.
     """
     command = remote.list_command(
         lambda client: list(client.pipelines()),

@@ -110,7 +110,8 @@ def stream(
     source: Annotated[
         str,
         typer.Argument(
-            help="A video file, a picture or a folder of them; rtsp://..., http://... (Motion JPEG, HLS); /dev/video0 "
+            help="A video file, a picture or a folder of them; a WAV file (mono, 16 bits); "
+            "rtsp://..., http://... (Motion JPEG, HLS); /dev/video0 "
             "or v4l2:///dev/video0?width=1280&height=720; csi://0; gst:PIPELINE; shm://NAME."
         ),
     ],
@@ -218,19 +219,24 @@ def stream(
     """
     from edged.client.client import Client
     from edged.client.sources import open_source
+    from edged.client.sources.wav import Wav
 
     with (
         open_source(source, pace=pace, latest=latest, max_fps=send_fps, loop=loop, hardware=hardware) as frames,
         Client(target) as client,
         _sinks(json, lines, save, preview, mqtt, camera, lossless=not frames.paced or every_frame) as sinks,
     ):
+        is_sound = isinstance(frames, Wav)
+        if is_sound and (save is not None or preview is not None):
+            raise InvalidInput("--save and --preview show pictures; leave them out with a sound")
+        in_order = every_frame or (is_sound and frames.paced)  # a skipped chunk would cut the sound
         results = client.stream(
             model,
             sinks.tap(frames),
             camera=camera,
             score=score,
             lossless=not frames.paced and not every_frame,
-            every_frame=every_frame,
+            every_frame=in_order,
             max_fps=max_fps,
             max_staleness=max_staleness,
             weight=weight,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edged.client.aio import AsyncClient
     from edged.client.client import Client
-    from edged.client.frames import Captured
+    from edged.client.frames import Captured, Samples
     from edged.client.result import ClassArea, Classification, Detection, Nested, Result, SecondStep, Skips, Timings
     from edged.client.sources import open_source
 
@@ -31,6 +31,7 @@ __all__ = [
     "Detection",
     "Nested",
     "Result",
+    "Samples",
     "SecondStep",
     "Skips",
     "Timings",
@@ -40,7 +41,7 @@ __all__ = [
 _NAMES = {
     "aio": ("AsyncClient",),
     "client": ("Client",),
-    "frames": ("Captured",),
+    "frames": ("Captured", "Samples"),
     "result": ("ClassArea", "Classification", "Detection", "Nested", "Result", "SecondStep", "Skips", "Timings"),
     "sources": ("open_source",),
 }

@@ -309,7 +309,7 @@ class DaemonCalls:
         self, model: str, name: str | None = None, *, everything: bool = False
     ) -> Call[GalleryInfo]:
         """Remove a name from the gallery of a model, or with `everything` the whole gallery; return what is left.
-        Raises NotFound, or InvalidInput unless one of both is given."""
+        Raises NotFound, or InvalidInput unless either `name` or `everything` is given."""
         request = pb.RemoveFromGalleryRequest(model=model, name=name or "", everything=everything)
         return Call(_OPERATIONS + "RemoveFromGallery", request, pb.Gallery, _one(GalleryInfo))
 

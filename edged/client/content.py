@@ -1,4 +1,4 @@
-"""Contents of pictures, read from messages."""
+"""Converts messages to contents of pictures."""
 
 from __future__ import annotations
 

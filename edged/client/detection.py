@@ -1,4 +1,4 @@
-"""What was found in a picture: detections, each perhaps with what a pipeline's second model found in it."""
+"""Detections of a picture, with the nested answers of a pipeline's second model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Detection(msgspec.Struct, frozen=True):
     Fields that the model or the stream does not provide are None or empty. An object keeps its `tracker_id` in all
     frames of the camera. `keypoints` are (x, y, score) in the model's order. `corners` are the four (x, y) of an
     oriented box, in order around it. `mask` has COCO's uncompressed run lengths, column by column over the whole
-    picture; `Result.mask` converts it to pixels, `Result.polygon` to an outline. `nested` is what the second model of a
-    pipeline answered about this object; None if it was not asked.
+    picture; `Result.mask` converts it to pixels, `Result.polygon` to an outline. `nested` is the answer of a pipeline's
+    second model about this object; None if the detection got no crop.
     """
 
     x1: float
@@ -52,9 +52,9 @@ class Classification(msgspec.Struct, frozen=True):
 
 
 class Nested(msgspec.Struct, frozen=True):
-    """What the second model of a pipeline answered about the crop of a detection: `content`, or `detections` with the
-    best first, in pixels of the whole picture. `error` is (gRPC code name, message) if this crop failed. See `Result`
-    for the other fields."""
+    """The answer of a pipeline's second model about the crop of a detection: `content`, or `detections`, the best
+    first, in pixels of the whole picture. `error` is (gRPC code name, message) if this crop failed. See `Result` for
+    the other fields."""
 
     content: Content | None = None
     detections: tuple[Detection, ...] = ()
@@ -69,7 +69,7 @@ class Nested(msgspec.Struct, frozen=True):
 
     @property
     def caption(self) -> str:
-        """A few words for people: the first line of the content, or the labels of the detections."""
+        """A short text for people: the first line of the content, or the labels of the detections."""
         if self.content is not None:
             return next((each.text for each in lines(self.content, Labels(self.class_labels))), "")
         return ", ".join(found.label for found in self.detections)
@@ -127,7 +127,7 @@ def _nested(message: pb.Nested) -> Nested:
 
 
 def classes_of(content: Content | None, labels: Mapping[int, str]) -> tuple[Classification, ...]:
-    """Return the classes in a content, the best first; none if it is no classifier's."""
+    """Return the classes in a content, the best first; empty if the model is not a classifier."""
     if not isinstance(content, Classes):
         return ()
     rows = zip(content.class_ids, content.scores, strict=True)

@@ -110,8 +110,17 @@ def to_region(region: Region) -> pb.Region:
     return pb.Region(x=x, y=y, width=width, height=height)
 
 
-Picture: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | npt.NDArray[np.uint8]
-"""A path, the bytes of a JPEG or PNG file, or uint8 pixels: BGR [height, width, 3] or gray [height, width]."""
+class Samples(msgspec.Struct, frozen=True, eq=False):
+    """Consecutive samples of one channel, for a model that takes sound: int16 [n], or floats [n] in -1..1, and the rate
+    in samples a second."""
+
+    data: npt.NDArray[np.int16] | npt.NDArray[np.floating]
+    rate: int
+
+
+Picture: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | npt.NDArray[np.uint8] | Samples
+"""A path, the bytes of a JPEG or PNG file, uint8 pixels (BGR [height, width, 3] or gray [height, width]), or
+`Samples` for a model that takes sound."""
 
 
 class Captured(msgspec.Struct, frozen=True, eq=False):
@@ -194,7 +203,7 @@ def _frame(model: str, camera: str, wanted: FrameOptions) -> pb.Frame:
     )
 
 
-def read_picture(image: str | os.PathLike[str] | bytes | bytearray | memoryview) -> bytes:
+def read_picture(image: str | os.PathLike[str] | bytes | bytearray | memoryview | Samples) -> bytes:
     """Return the bytes of an encoded picture. Raises NotFound if its file does not exist, InvalidInput if it cannot be
     read or is empty."""
     if isinstance(image, (bytes, bytearray, memoryview)):
@@ -219,6 +228,8 @@ def _read(path: Path) -> bytes:
 
 def _with_picture(frame: pb.Frame, image: Picture, sharing: Sharing | None = None) -> bytes:
     """Return a serialized frame with a picture. The picture is copied only once; the rows of an array are packed."""
+    if isinstance(image, Samples):
+        return _joined(frame.SerializeToString(), pb.Frame(samples=_samples(image)).SerializeToString())
     if not isinstance(image, np.ndarray):
         encoded = read_picture(image)
         return _joined(frame.SerializeToString(), _length(pb.Frame.ENCODED_FIELD_NUMBER, len(encoded)), encoded)
@@ -232,6 +243,20 @@ def _with_picture(frame: pb.Frame, image: Picture, sharing: Sharing | None = Non
     about += _length(pb.RawImage.DATA_FIELD_NUMBER, pixels.nbytes)
     start = frame.SerializeToString() + _length(pb.Frame.RAW_FIELD_NUMBER, len(about) + pixels.nbytes)
     return _joined(start, about, np.ascontiguousarray(pixels).data)
+
+
+def _samples(sound: Samples) -> pb.Samples:
+    """Raises InvalidInput if the samples have another shape or dtype, or an invalid rate."""
+    data = np.asarray(sound.data)
+    if data.ndim != 1:
+        raise InvalidInput(f"samples of shape {data.shape} are not one channel; give an array [n]")
+    if not 0 < sound.rate < 2**32:
+        raise InvalidInput(f"rate={sound.rate} is invalid; give samples a second, such as 16000")
+    if data.dtype == np.int16:
+        return pb.Samples(format=pb.Samples.S16, rate=sound.rate, data=data.astype("<i2").tobytes())
+    if data.dtype.kind == "f":
+        return pb.Samples(format=pb.Samples.F32, rate=sound.rate, data=data.astype("<f4").tobytes())
+    raise InvalidInput(f"samples of {data.dtype} are not supported; give int16, or floats in -1..1")
 
 
 def _pixels(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

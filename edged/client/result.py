@@ -62,8 +62,9 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class SecondStep(msgspec.Struct, frozen=True):
-    """The second step of a pipeline for one frame: its model and engine, the number of detections with `nested`, and
-    the number `left_out` although their class is passed on. The times of its engine are sums over the crops."""
+    """The second step of a pipeline for one frame: its model and engine, and the number of `crops`, which are the
+    detections with `nested`. `left_out` counts the detections of the pipeline's classes without a crop. The times of
+    its engine are sums over the crops."""
 
     model: str
     engine: str
@@ -138,7 +139,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def json(self) -> RoboflowResult:
         """Return Roboflow's inference JSON: box centres and sizes in pixels, and new detection ids in each call.
-        Tracked detections have a `tracker_id`; those that a pipeline passed on have `nested`."""
+        Tracked detections have a `tracker_id`; detections with a crop in a pipeline have `nested`."""
         found = self.boxes()
         ids, found = found.tracker_ids, msgspec.structs.replace(found, tracker_ids=None)
         plain = roboflow(found, self.labels(), self.width, self.height)
@@ -153,9 +154,9 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def supervision(self) -> Any:
         """Return the detections as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes.
-        A class map gives a detection for each of its classes, with its mask and without a score, as
-        `Detections.from_transformers` does. If a pipeline answered, `data["nested"]` has the caption of each nested
-        answer, empty without one. Raises Unsupported if supervision is not installed."""
+        For a class map there is a detection for each class, with a mask and without a score, as in
+        `Detections.from_transformers`. If a pipeline answered, `data["nested"]` has the caption of each nested answer,
+        empty without an answer. Raises Unsupported if supervision is not installed."""
         # Not made from Roboflow's JSON: supervision's reader of that JSON loses holes in masks and oriented boxes.
         try:
             supervision: Any = importlib.import_module("supervision")
@@ -211,7 +212,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         return arrays_of(self.detections, self.width, self.height)
 
     def captions(self) -> list[str]:
-        """Return, for each detection, what the second model of a pipeline found, in a few words; empty if nothing."""
+        """Return the caption of each detection's nested answer; empty without an answer."""
         return ["" if found.nested is None else found.nested.caption for found in self.detections]
 
     def labels(self) -> Sequence[str]:

@@ -14,8 +14,8 @@ _MOST_CROPS = 64  # a host gets and answers all crops of a frame in one message
 
 
 class Pipeline(Table, frozen=True):
-    """Two models that answer frames together: the second is shown crops of what the first detects. Clients and cameras
-    name the pipeline as they name a model."""
+    """Two models that answer frames together: the second gets a crop of each detection of the first. Clients and
+    cameras use the name of a pipeline like the name of a model."""
 
     detect: Annotated[str, Meta(description="The detector that gets the frames.", examples=["plates"])]
     then: Annotated[
@@ -30,14 +30,14 @@ class Pipeline(Table, frozen=True):
         ),
     ] = "box"
     margin: Annotated[
-        float, Meta(ge=0, le=2, description="Added on each side of a crop, as a share of its width or height.")
+        float, Meta(ge=0, le=2, description="Added on each side of a box, as a share of its width or height.")
     ] = 0.0
     classes: Annotated[
         tuple[str, ...],
-        Meta(description="Classes of the detector that are passed on; empty for all.", examples=[["plate"]]),
+        Meta(description="Classes whose detections get a crop; empty for all.", examples=[["plate"]]),
     ] = ()
     most: Annotated[
-        int, Meta(ge=1, le=_MOST_CROPS, description="Most crops of a frame; the best scores have priority.")
+        int, Meta(ge=1, le=_MOST_CROPS, description="Most crops for a frame; the best scores have priority.")
     ] = 8
 
     def __post_init__(self) -> None:

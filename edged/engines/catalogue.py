@@ -1,5 +1,5 @@
 """The models of the repository and of the configuration. Children inspect them, and they are planned for the device.
-Ensembles are only noted: the models of their steps do the work."""
+Ensembles are only listed, because they have no engine of their own."""
 
 from __future__ import annotations
 

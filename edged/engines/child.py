@@ -393,8 +393,8 @@ def _reads(job: jobs.Job) -> Iterator[str]:
 
 
 def _packages(job: jobs.Job) -> Iterator[str]:
-    """Yield what is read to import the families of other packages. Most packages are in folders that every child may
-    read; a checkout need not be."""
+    """Yield the files and folders that an import of the families of other packages reads. Most packages are in folders
+    that every child may read, but a checkout may be elsewhere."""
     if isinstance(job, (jobs.Recognise, jobs.LoadFamilies)):
         families = [offer.family for offer in job.families]
     else:

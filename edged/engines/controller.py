@@ -152,7 +152,7 @@ class Controller:
             *(self._prove, self.galleries),
         )
         self.models, self.ensembles = self.catalogue.models, self.catalogue.ensembles
-        self.pipelines = Pipelines(self.models, self.catalogue.find)
+        self.pipelines = Pipelines(self.models, self.catalogue.find, self.ensembles)
         self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts)
         self.learning = Learning(self._planner.book, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed, self.look_at_families)

@@ -1,7 +1,8 @@
-"""Ensembles: models that pass tensors through other models. They have no engine; the models of their steps have.
+"""Ensembles: models that pass tensors through other models. They have no engine; the models of their steps have
+engines.
 
-An ensemble has no state: whether it can be served is found out from the models of its steps, for each request and each
-report. The result is kept as long as the same models answer.
+An ensemble has no state. Each request and each report looks at the models of its steps to find out whether it can be
+served. The result is kept while the same models answer.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class PlannedEnsemble:
         )
 
     def _labels(self, models: list[Model]) -> dict[str, tuple[str, ...]]:
-        """Return the class names of outputs: its own, or else those of the model whose output it is."""
+        """Return the class names of outputs: those of the ensemble, or else those of the model whose output it is."""
         found = dict(self.entry.labels)
         for step, model in zip(self.entry.steps, models, strict=True):
             for name, tensor in step.outputs.items():
@@ -151,7 +152,7 @@ class PlannedEnsemble:
 
 
 def part_of(model: Model) -> Part:
-    """Return a model as an ensemble sees it. Inputs with a default have no batch dimension."""
+    """Return what an ensemble needs to know about a model. Inputs with a default have no batch dimension."""
     declared, rows = model.declared, model.max_batch_size
     unfit = ""
     if model.is_decoupled:
@@ -173,7 +174,7 @@ def _port(spec: TensorSpec, rows: int) -> Port:
     return Port(spec.name, spec.datatype, spec.dims[1:] if rows else spec.dims, rows > 0)
 
 
-# What is wrong with an ensemble whose models are in these states: the first that one of them has.
+# The state of an ensemble with a model that is not ready: the first of these that one of its models has.
 _WORST = (ReadyState.REFUSED, ReadyState.FAILING, ReadyState.LOADING, ReadyState.UNPROVEN)
 
 

@@ -1,11 +1,11 @@
 """Recognition of models with families of other packages.
 
 The daemon recognises edged's own families itself. For other families it starts a child, because their code must not run
-in the daemon. It sends the facts about the model, and gets a `Recognition`, which is plain data. It only asks families
-that the configuration allows.
+in the daemon. It sends the facts about the model, and gets a `Recognition`, which is plain data. The child loads only
+families that the configuration allows.
 
-CACHE/recognitions/DIGEST-KEY.json contains one answer. KEY is a digest of the question, which includes a digest of each
-package's files, so that a changed package is asked again.
+CACHE/recognitions/DIGEST-KEY.json contains one answer. KEY is a digest of the request, which includes a digest of each
+package's files, so a changed package is asked again.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Families:
         self._is_changed = self._is_changed or before != self.allowed
 
     async def look(self) -> bool:
-        """Whether models have to be recognised again, because the allowed families, or the packages that offer them,
-        changed since the last look. Log the allowed families that cannot be used."""
+        """Return whether the allowed families or their packages changed since the last look, so that models must be
+        recognised again. Log the allowed families that cannot be used."""
         before, is_changed = self._seen, self._is_changed
         if not self.allowed and not before and not is_changed:
             return False  # nothing to look at
@@ -69,11 +69,11 @@ class Families:
         return is_changed or (before is not None and self._seen != before)
 
     def folders(self) -> tuple[str, ...]:
-        """Return what a process has to read to import the allowed families. Reads the disk."""
+        """Return the files and folders that a process reads to import the allowed families. Reads the disk."""
         return tuple(path for name in sorted(self.allowed) for path in family_packages.folders(name))
 
     async def load(self, offers: Iterable[Offer]) -> tuple[str, ...]:
-        """Load families in a child. Return for each why it cannot be used; empty if it can."""
+        """Load families in a child. Return for each family why it cannot be used; empty if it can be used."""
         asked = tuple(offers)
         problems = dict[Offer, str]()
         while left := tuple(offer for offer in asked if offer not in problems):
@@ -86,11 +86,11 @@ class Families:
         return tuple(problems[offer] for offer in asked)
 
     async def recognise(self, inspection: Inspection, settings: Mapping[str, str]) -> Recognition | None:
-        """Recognise a model, if a family of another package may decide; otherwise return None.
+        """Recognise a model if a family of another package can decode it; otherwise return None.
 
         A model whose setting names a family that is not allowed is served raw; the reason says how to allow the family.
         Raises ConfigError if the family cannot be used or does not fit the model, FamilyFailed if its code fails,
-        ChildLost if the child exceeds its limits, and Superseded if the package changes meanwhile.
+        ChildLost if the child exceeds its limits, and Superseded if the package changes during the call.
         """
         wanted = settings.get("family")
         if wanted is None:
@@ -124,7 +124,7 @@ class Families:
                 place.unlink()
 
     def obstacle(self, name: str, found: Iterable[Offer]) -> str:
-        """Return why a family of another package cannot be used, whether or not it is allowed; empty if it can."""
+        """Return why a family of another package cannot be used; empty if it can be used. Permission is not checked."""
         offer = next((each for each in found if each.family == name), None)
         if name in FAMILIES or name == RAW:
             return f"{name!r} is a family of edged, which cannot be replaced and needs no permission"
@@ -198,7 +198,7 @@ def _named(offers: tuple[Offer, ...]) -> str:
 
 
 def _not_allowed(offer: Offer, raw: Recognition) -> Recognition:
-    """Return the recognition of a model whose family is installed, but may not run."""
+    """Return the recognition of a model whose family is installed, but not allowed."""
     why = (
         f"family {offer.family} of package {offer.package} is not allowed;"
         f' add "{offer.family}" to families.allow in the configuration'

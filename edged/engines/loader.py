@@ -78,9 +78,9 @@ class Loader:
         await self._finish(self._load(name, config, dict(files or {})))
 
     async def unload(self, name: str, *, with_parts: bool = False) -> None:
-        """Unload a model, and return once earlier requests are answered, after 30 s at the latest. Do nothing if the
-        model is not loaded. `with_parts`: also unload the models that were loaded only for this ensemble. Raises
-        Refused unless the mode is explicit."""
+        """Unload a model or ensemble, and return when earlier requests are answered, after 30 s at the latest. Do
+        nothing if it is not loaded. `with_parts`: also unload the models that were loaded only for this ensemble.
+        Raises Refused unless the mode is explicit."""
         self._require_command(name)
         await self._finish(self._unload(name, with_parts))
 

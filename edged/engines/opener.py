@@ -291,8 +291,8 @@ def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
 
 
 def _kind(model: Model | None, engine: PlannedEngine) -> HostKind:
-    """Return the host for an engine. The code of another package runs in a host of its own: it reaches only frames of
-    its models, harms no other model if it hangs or crashes, and a new version of it gets a new process."""
+    """Return the host for an engine. The code of another package runs in a separate host. So it can read only frames of
+    its models, it affects no other model if it hangs or crashes, and a new version of it gets a new process."""
     backend, package = engine.recipe.backend, model.recognition.package if model is not None else None
     own = f"{engine.apart} {package} {package.digest} " if package is not None else engine.apart
     return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "", own)

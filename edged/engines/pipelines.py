@@ -1,4 +1,4 @@
-"""The pipelines of the configuration: which slots their steps use now, and whether they are ready.
+"""The pipelines of the configuration: the slots that their steps use now, and whether they are ready.
 
 Models come and go, so the models of a pipeline are looked up by name for each frame. A pipeline whose model does not
 exist yet is not ready, and becomes ready with the model.
@@ -23,17 +23,19 @@ _READY = Readiness(ReadyState.READY)
 
 
 class Pipelines:
-    """The slots of pipelines by name. `models` are the plans of all models by name; `find` returns the one of a name or
-    of NAME:VERSION, or raises NotFound or NotReady."""
+    """The slots of pipelines by name. `models` and `ensembles` have the names of all models and ensembles, and change
+    with them; `find` returns the plan of NAME or NAME:VERSION, or raises NotFound or NotReady."""
 
-    def __init__(self, models: Collection[str], find: Callable[[str], PlannedModel]) -> None:
-        self._models, self._find = models, find
+    def __init__(
+        self, models: Collection[str], find: Callable[[str], PlannedModel], ensembles: Collection[str] = ()
+    ) -> None:
+        self._models, self._ensembles, self._find = models, ensembles, find
         self._wanted: Mapping[str, Pipeline] = {}
         self._slots: dict[str, PipelineSlot] = {}
         self._counts: dict[str, PipelineCounts] = {}
 
     def reconfigure(self, wanted: Mapping[str, Pipeline]) -> None:
-        """Set the pipelines. Frames that are on their way finish as they began; counts continue."""
+        """Replace the pipelines. Frames that have begun finish with the old ones; counts continue."""
         changed = {name for name in self._slots if wanted.get(name) != self._wanted.get(name)}
         self._slots = {name: slot for name, slot in self._slots.items() if name not in changed}
         self._counts = {name: self._counts.get(name) or PipelineCounts() for name in wanted}
@@ -49,20 +51,23 @@ class Pipelines:
         return self._counts
 
     def find(self, name: str) -> PipelineSlot | None:
-        """Return the slot of a pipeline; None if no pipeline has this name, or if a model has it too."""
-        return None if name in self._models else self._slots.get(name)
+        """Return the slot of a pipeline; None if no pipeline has this name, or if a model has the same name."""
+        return None if self._is_taken(name) else self._slots.get(name)
 
     def detector(self, name: str) -> str:
-        """Return the model that gets the frames of a pipeline; `name` itself if it is not a pipeline's."""
+        """Return the first model of a pipeline; `name` itself if no pipeline has this name."""
         slot = self.find(name)
         return name if slot is None else slot.rule.detect
 
     def readiness(self, health: Health) -> dict[str, Readiness]:
-        """Return the readiness of each pipeline: that of its first step that is not ready."""
+        """Return the readiness of each pipeline: ready, or the state of its first step that is not ready."""
         return {name: self._readiness(name, health) for name in self._wanted}
 
+    def _is_taken(self, name: str) -> bool:
+        return name in self._models or name in self._ensembles
+
     def _readiness(self, name: str, health: Health) -> Readiness:
-        if name in self._models:
+        if self._is_taken(name):
             return Readiness(ReadyState.REFUSED, "a model has the same name; rename the pipeline")
         try:
             models = self._able(self._slots[name].rule)
@@ -122,13 +127,13 @@ class Pipelines:
 
 
 def rule_of(pipeline: Pipeline) -> PipelineRule:
-    """Return a pipeline as the slot carries it out."""
+    """Return the rule of a pipeline for its slot."""
     crops = CropRule(frozenset(pipeline.classes), pipeline.most, pipeline.margin, pipeline.crop == "corners")
     return PipelineRule(pipeline.detect, pipeline.then, crops)
 
 
 def detect_problem(planned: PlannedModel) -> str:
-    """Return why a model cannot be the first step; empty if it can, or is not read yet."""
+    """Return why a model cannot be the first step; empty if it can, or if edged has not read the model yet."""
     model, name = planned.answering, planned.entry.name
     if model is None:
         return ""
@@ -143,7 +148,7 @@ def detect_problem(planned: PlannedModel) -> str:
 
 
 def then_problem(planned: PlannedModel) -> str:
-    """Return why a model cannot be the second step; empty if it can, or is not read yet."""
+    """Return why a model cannot be the second step; empty if it can, or if edged has not read the model yet."""
     model, name = planned.answering, planned.entry.name
     if model is None:
         return ""

@@ -45,7 +45,7 @@ from edged.store.record import Verdict
 from edged.tensors import Array, TensorSpec, byte_size, numpy_dtype, to_array, to_bytes
 from edged.verification import user_samples
 from edged.verification.golden import Sample, deciding
-from edged.verification.probes import PICTURE, WIDE, Probe, one_by_one
+from edged.verification.probes import PICTURE, SOUND, WIDE, Probe, one_by_one
 from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import Tolerance, coarser, tolerance
 from edged.verification.verify import Pair, judge, matcher_for
@@ -182,7 +182,7 @@ class SessionProbe:
         if known.reference:
             return True
         samples = await asyncio.to_thread(self._recorded, known.model)
-        return any(sample.kind not in (PICTURE, WIDE) for sample in samples)
+        return any(sample.kind not in (PICTURE, SOUND, WIDE) for sample in samples)
 
 
 def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> str:

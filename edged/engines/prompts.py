@@ -18,8 +18,8 @@ _LIMITS = Limits(seconds=120.0, memory_mb=2048)
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files of the tokenizer in a folder, or else in its parent, as on Hugging Face's hub; empty if both
-    have none."""
+    """Return the files of the tokenizer in a folder, or else in its parent, as on the Hugging Face Hub; empty if
+    neither has a tokenizer."""
     for place in (folder, folder.parent):
         for names in _FILES:
             found = tuple((place / name).absolute() for name in names)

@@ -73,7 +73,7 @@ def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shap
 
 
 def _shortened(value: str) -> str:
-    """Return a setting's value as it is reported: a list of thousands of characters would be in every report."""
+    """Return a setting's value for a report. A value of thousands of characters is cut, because every report has it."""
     return value if len(value) <= _MOST_VALUE else f"{value[:_BEGINNING]}... ({len(value)} characters)"
 
 

@@ -41,7 +41,7 @@ SYSTEM_FOLDERS = (
 
 
 class Surveyor:
-    """Keeps the device's facts. `changed` is called with the new facts if engines must be planned again, `looked` after
+    """Keeps the device's facts. Calls `changed` with the new facts if engines must be planned again, and `looked` after
     each look at the disk."""
 
     def __init__(

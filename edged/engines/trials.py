@@ -85,8 +85,8 @@ def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: in
 def lost(
     error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float, runtime: str, family: str = ""
 ) -> Finding:
-    """Return the finding for a child that was lost at a stage. `runtime`: its name, empty for the child that reads.
-    `family`: the family whose code also ran, if it is from another package."""
+    """Return the finding for a child that was lost at a stage. `runtime` is the runtime's name; empty for the child
+    that only reads the model. `family` is the family of another package whose code also ran; empty if none did."""
     where = _WHERE[stage].format(runtime=runtime or "edged")
     if family and stage is Stage.INFERENCE:
         where = f"{where} and reading its outputs with {family}"

@@ -24,7 +24,7 @@ from edged.ipc.arena import SharedView, Span
 from edged.ipc.frames import Bulk
 from edged.models.limits import OUTPUT_MB
 from edged.tensors import Array, to_array, to_bytes
-from edged.vision.content import pack
+from edged.vision.content import Content, pack
 
 T = TypeVar("T")
 
@@ -260,13 +260,24 @@ class EngineThreads:
         if isinstance(outcome, Exception):
             return _unanswered(outcome)
         found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
-        said, after = (None, 0) if outcome.content is None else bulk.put(pack(outcome.content))
         try:
+            said, after = (None, 0) if outcome.content is None else bulk.put(self._packed(outcome.content))
             refs = self._place(outcome.outputs, reply, bulk)  # a model without a family gets one at a time
         except EdgedError as error:
             return _unanswered(error)
         about = (outcome.width, outcome.height, outcome.times)
         return m.Seen(*about, found, said, refs, not_finite=outcome.not_finite, following=following or after)
+
+    def _packed(self, content: Content) -> bytes:
+        """Return the packed content. Raises TooLarge if it is larger than the model's limit: the daemon would end the
+        host."""
+        packed, bounds = pack(content), self._open.bounds
+        if bounds.output_mb and len(packed) > bounds.output_mb << 20:
+            raise TooLarge(
+                f"the answer of model {bounds.model!r} is larger than {bounds.output_mb} MiB; raise {OUTPUT_MB} of the"
+                " model"
+            )
+        return packed
 
     def _place(
         self, outputs: dict[str, Array], reply: Span | None, bulk: Bulk, parts: int = 1

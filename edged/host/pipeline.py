@@ -129,7 +129,7 @@ class Pipeline:
         self._decoders: ThreadPoolExecutor | None = None
         self._further: Array | None = None  # the input tensor of further runs, once a job has needed one
         try:
-            opened = open_family(recognition) if recognition.family else None
+            opened = open_family(recognition) if recognition.reads_pictures else None
             # Once, because an isinstance check takes a while.
             self._detector = opened if isinstance(opened, Family) else None
             self._reader = None if isinstance(opened, Family) else opened
@@ -198,8 +198,8 @@ class Pipeline:
         return outcomes
 
     def _prepare_further(self, shown: Sequence[_Shown]) -> Prepared:
-        """Fit decoded pictures into a tensor that only the inference thread uses. They are not staged: that could wait
-        for the inference that this thread should run."""
+        """Fit decoded pictures into a tensor that only the inference thread uses. Do not stage them: staging could wait
+        for the inference that this thread must run."""
         assert self._preparer is not None
         if self._further is None:
             self._further = np.zeros_like(self._buffers[0])
@@ -236,8 +236,8 @@ class Pipeline:
         self._session.close()
 
     def _decode(self, preparer: Preparer, shots: Sequence[Shot]) -> list[tuple[Image | Decoded, float] | Exception]:
-        """Return the pixels or the error of each shot. A picture of several shots is decoded for the first of them; the
-        time of the others is 0."""
+        """Return the pixels or the error of each shot. A picture of several shots is decoded once: the first shot has
+        the time, the others have 0."""
         pictures: list[list[Shot]] = []
         for shot in shots:
             if pictures and pictures[-1][0].data is shot.data:

@@ -319,8 +319,8 @@ class AskedPicture(msgspec.Struct, frozen=True):
 
 
 class TriedFamily(msgspec.Struct, frozen=True):
-    """What a family finds: the number of detections and the best ones, as texts; or, with `count` None, what it says
-    about the whole picture; or the error in one line."""
+    """What a family finds: the number of detections, and the best ones as texts. If `count` is None: what the family
+    says about the whole picture, or the error in one line."""
 
     count: int | None = None
     best: tuple[str, ...] = ()

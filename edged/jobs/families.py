@@ -15,8 +15,8 @@ Report: TypeAlias = Callable[[jobs.Progress], None]
 
 
 def recognise(job: jobs.Recognise, report: Report) -> jobs.Recognised:
-    """Recognise a model. If the settings name a family, raises what is wrong with that family. Otherwise a family that
-    fails claims nothing, because the model need not be one of its own."""
+    """Recognise a model. If the settings name a family that fails, raise its error. Without the setting, a family that
+    fails claims nothing, because the model may not be of this family."""
     is_set = "family" in job.settings
     usable, problems = list[ThirdParty](), list[str]()
     for _, found in _loaded(job.families, report):

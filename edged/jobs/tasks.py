@@ -27,7 +27,7 @@ from edged.models.identity import require_same
 from edged.models.samples import is_tensors
 from edged.store.record import Verdict
 from edged.verification import golden, user_samples
-from edged.verification.probes import GIVEN, PICTURE, read_sample
+from edged.verification.probes import USED, read_sample
 from edged.verification.verify import Pair, judge, matcher_for
 
 Report: TypeAlias = Callable[[jobs.Progress], None]
@@ -220,7 +220,7 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, report:
 def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
     """Return the sample to time with: one of the user's, or a picture, if there is one, because the time may depend on
     the content; otherwise the first."""
-    return next((sample for sample in samples if sample.kind in (GIVEN, PICTURE)), samples[0])
+    return next((sample for sample in samples if sample.kind in USED), samples[0])
 
 
 def _load(job: jobs.Build | jobs.Verify) -> Backend:

@@ -70,7 +70,7 @@ def load(paths: Iterable[Path]) -> Tokenizer:
 
 
 class Clip:
-    """CLIP's tokenizer. `special` are texts with a meaning of their own, which a prompt must not contain."""
+    """CLIP's tokenizer. `special` are reserved texts, which a prompt must not contain."""
 
     def __init__(
         self, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], special: Iterable[str] = ()
@@ -117,7 +117,7 @@ def _clip_words(text: str) -> Iterator[str]:
 
 
 def _kind(character: str) -> str:
-    """Return L for a letter, N for a number, a space, or an empty text for the rest."""
+    """Return L for a letter, N for a number, a space for a space, and an empty text for any other character."""
     kind = unicodedata.category(character)[0]
     return kind if kind in "LN" else " " if character.isspace() else ""
 
@@ -220,7 +220,7 @@ class _Step(msgspec.Struct):
     handle_chinese_chars: bool = True
 
     def names(self) -> set[str]:
-        """Return the types of its steps, or its own if it is not a sequence."""
+        """Return the types of a component's steps, or its own type if it is not a sequence."""
         return {step.type for step in (*self.normalizers, *self.pretokenizers)} or {self.type}
 
 
@@ -282,7 +282,7 @@ def _bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(
-                f"{path.name} is larger than {_MOST_BYTES >> 20} MiB; tokenizers of CLIP and BERT are not"
+                f"{path.name} is larger than {_MOST_BYTES >> 20} MiB, so it is not a tokenizer of CLIP or BERT"
             )
         return read_regular(path)
     except OSError as error:

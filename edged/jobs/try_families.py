@@ -1,6 +1,6 @@
 """Runs the unoptimised model on one picture and decodes the outputs with several families, to show which one is right.
 
-The model is opened once. It runs once for each way in which families feed it: their colours, scales and fits differ.
+The model is opened once. It runs once for each preprocessing, because the colours, scales and fits of families differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edged.vision.image import Image
 from edged.vision.placement import place
 
 _BEST = 3  # detections that are reported, or lines of a content
-_LONGEST = 120  # characters of an error
+_LONGEST = 120  # characters of an error, or of a line of a content
 _MOST_BYTES = 2 << 20  # of the JPEG, because it is part of a message
 _QUALITIES = (85, 60, 30)
 
@@ -44,7 +44,7 @@ def try_families(job: jobs.TryFamilies) -> jobs.TriedFamilies:
         outputs: Mapping[str, Array] | str
         try:
             outputs = _run(session, job, group[0], pixels)
-        except Exception as error:  # whatever the runtime raises is the result of this way to feed it
+        except Exception as error:  # any error of the runtime is the result for this preprocessing
             outputs = _text(error)
         for number in group:
             found[number] = _tried(outputs, job.candidates[number], small)
@@ -54,10 +54,11 @@ def try_families(job: jobs.TryFamilies) -> jobs.TriedFamilies:
 
 
 def _by_feed(candidates: tuple[Recognition, ...]) -> list[list[int]]:
-    """Return the numbers of the candidates, those that are fed in the same way together."""
+    """Return the numbers of the candidates, in groups with the same preprocessing."""
     groups: dict[Hashable, list[int]] = {}
     for number, each in enumerate(candidates):
-        groups.setdefault((each.preprocess, type(open_family(each)).own_inputs, each.reading.extras), []).append(number)
+        reading, own = each.reading, type(open_family(each)).own_inputs
+        groups.setdefault((each.preprocess, own, reading.extras, reading.constants), []).append(number)
     return list(groups.values())
 
 
@@ -69,7 +70,7 @@ def _run(session: Session, job: jobs.TryFamilies, number: int, pixels: Image) ->
 def _tried(
     outputs: Mapping[str, Array] | str, recognition: Recognition, picture: Image
 ) -> tuple[jobs.TriedFamily, Image]:
-    """Decode the outputs, or return their error, and draw the result on the picture of a tile."""
+    """Decode the outputs and draw the result on the picture of a tile, or return the error."""
     if isinstance(outputs, str):
         return jobs.TriedFamily(error=outputs), picture
     try:
@@ -86,7 +87,7 @@ def _decoded(outputs: Mapping[str, Array], recognition: Recognition, picture: Im
     placement = place(width, height, how.width, how.height, how.fit, how.zoom)
     if not isinstance(family, Family):
         content = family.content(outputs, 0, placement, recognition.thresholds)
-        said = tuple(each.text for each in islice(lines(content, names), _BEST))
+        said = tuple(each.text[:_LONGEST] for each in islice(lines(content, names), _BEST))
         return jobs.TriedFamily(None, said), annotate(picture, Detections.empty(), names, content=content)
     boxes = family.decode(outputs, 0, placement, recognition.thresholds)
     return jobs.TriedFamily(len(boxes), _best(boxes, names)), annotate(picture, boxes, names)
@@ -103,7 +104,7 @@ def _text(error: Exception) -> str:
 
 
 def _encode(sheet: Image) -> bytes:
-    """Encode the sheet as JPEG, as well as the size of a message allows."""
+    """Encode the sheet as JPEG, with the best quality that fits into a message."""
     encoded = (encode_jpeg(sheet, quality) for quality in _QUALITIES)
     small = next((each for each in encoded if len(each) <= _MOST_BYTES), None)
     return small if small is not None else encode_jpeg(sheet[::4, ::4], _QUALITIES[-1])

@@ -67,7 +67,7 @@ PIPELINE_READY = _gauge("edged_pipeline_ready", "1 while both models of a pipeli
 PIPELINE_FRAMES = _counter("edged_pipeline_frames_total", "Frames of a pipeline, by outcome.", "pipeline", "outcome")
 PIPELINE_CROPS = _counter(
     "edged_pipeline_crops_total",
-    "Detections for the second model of a pipeline: answered, failed, or left_out because a frame had too many.",
+    "Detections for a pipeline's second model, by outcome; left_out: a frame had too many, or the box no area.",
     "pipeline",
     "outcome",
 )

@@ -1,8 +1,8 @@
 """The characters of a text recogniser, from a file of PaddleOCR next to the model.
 
-Either a dictionary, a UTF-8 file with a character on each line (ppocr_keys_v1.txt, en_dict.txt, ppocrv5_dict.txt); or
-inference.yml of PaddleOCR 3, which has them as the list `character_dict`, written by PyYAML. Its entries are plain, or
-in single or double quotes, so no YAML library is needed.
+The file is a dictionary, which is a UTF-8 file with a character on each line (ppocr_keys_v1.txt, en_dict.txt,
+ppocrv5_dict.txt); or inference.yml of PaddleOCR 3, which has the characters as the list `character_dict`. PyYAML writes
+its entries plain, or in single or double quotes, so edged needs no YAML library.
 
 Source: ppocr/utils of PaddlePaddle/PaddleOCR, export_model.py of it (commit 00639f6).
 """
@@ -31,7 +31,7 @@ def read_settings(file: Path) -> tuple[str, dict[str, str]]:
     """Return the name of the dictionary of the model in `file`, and the setting `decode.characters`; empty without one.
 
     A dictionary belongs to a model if its name begins with that of the model, or if no other model is in the folder. If
-    several belong to it, none is read. A file that is too large or cannot be read counts as absent.
+    several belong to the model, edged reads none of them. A file that is too large or cannot be read counts as absent.
     """
     try:
         names = sorted(each.name for each in file.parent.iterdir())

@@ -172,7 +172,7 @@ def check_parts(config: TritonConfig, parts: Sequence[Part]) -> None:
             )
         missing = (port.name for port in part.inputs if port.name not in step.inputs and not port.is_optional)
         if (name := next(missing, None)) is not None:
-            raise ConfigError(f"{what}: input {name[:80]!r} is not in its input_map")
+            raise ConfigError(f"{what}: input {name[:80]!r} is not in its input_map; map it")
         _check_maps(what, step, part, producers)
 
 
@@ -187,17 +187,18 @@ def _check_maps(what: str, step: Step, part: Part, known: dict[str, tuple[str, P
             other, before = known.setdefault(tensor, (what, port))
             if port.datatype != before.datatype:
                 raise ConfigError(
-                    f"tensor {tensor[:80]!r} is {before.datatype} for {other} and {port.datatype} for {what}"
+                    f"tensor {tensor[:80]!r} is {before.datatype} for {other} and {port.datatype} for {what};"
+                    " correct the maps, or use another model"
                 )
             if not (_agree(port.dims, before.dims) or _agree(port.whole, before.whole)):
                 raise ConfigError(
                     f"tensor {tensor[:80]!r} is {list(before.whole or ())} for {other} and"
-                    f" {list(port.whole or ())} for {what}"
+                    f" {list(port.whole or ())} for {what}; correct the dims or the maps"
                 )
 
 
 def _agree(one: Dims | None, other: Dims | None) -> bool:
-    """Whether one tensor can have both dims; it is then checked again in each request."""
+    """Whether one tensor can have both dims. Open dimensions are checked again in each request."""
     if one is None or other is None:
         return True
     return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))

@@ -131,7 +131,7 @@ def folder_entries(
 
 
 def _wrong_steps(config: TritonConfig) -> str:
-    """Return why the steps of an ensemble form no pipeline; empty if they do, and for other models."""
+    """Return why the steps of an ensemble are invalid; empty if they are valid, and for other models."""
     if config.steps is None:
         return ""
     try:

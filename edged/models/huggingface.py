@@ -2,9 +2,9 @@
 processor_config.json.
 
 Exports of detectors and image encoders have the same tensors for all kinds of models; only `model_type` in config.json
-says which one it is. Models of segmentation, depth and classes are known by their class in `architectures`, whose
-outputs are all of one form. The files are in the folder of the ONNX file (Optimum) or in its parent (`onnx/model.onnx`
-on the Hub).
+says which kind it is. Models of segmentation, depth and classes are recognised by their class in `architectures`: the
+outputs of such a class have one form. The files are in the folder of the ONNX file (Optimum) or in its parent
+(`onnx/model.onnx` on the Hub).
 
 Source: `configuration_*.py`, `modeling_auto.py` and the image processors of transformers 5.24.0.
 """
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import msgspec
 
 from edged.decoding import ready
 from edged.files import read_regular
 from edged.models import limits
+from edged.vision.preprocess import MAX_SIDE
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 _COMBINED = "processor_config.json"  # instead of the latter, for models with text, as transformers writes from 5.0 on
@@ -69,7 +70,8 @@ class _Config(msgspec.Struct, frozen=True):
 
     @property
     def map_family(self) -> str:
-        """The family of a model of segmentation or depth; empty for another model, and if the unit is unknown."""
+        """The family of a model of segmentation or depth; empty for other models, and if the unit of a depth is
+        unknown."""
         if self.is_class(_SEGMENTATION):
             return "segmentation"
         if not self.is_class(_DEPTH):
@@ -135,7 +137,7 @@ def read_settings(file: Path) -> dict[str, str]:
 
 
 def _of_map_model(config: _Config, processor: _Processor) -> dict[str, str]:
-    """Return the settings for a model of segmentation or depth. It is shown all of the picture, also if its processor
+    """Return the settings for a model of segmentation or depth. The model gets the whole picture, even if its processor
     cuts out the middle."""
     names = _names(config.first_labels) if config.map_family == "segmentation" else {}
     if processor.do_normalize is None and config.model_type in _UNNORMALISED:
@@ -201,7 +203,7 @@ def _cropped(resized: float, kept: int) -> dict[str, str]:
 def _edge(size: object) -> int | None:
     """Return the shortest edge, or the only number of older files; None for another size."""
     edge = size.get("shortest_edge") if isinstance(size, dict) else size
-    return edge if type(edge) is int and edge > 0 else None
+    return edge if _is_side(edge) else None
 
 
 def _size(size: object) -> dict[str, str]:
@@ -209,9 +211,13 @@ def _size(size: object) -> dict[str, str]:
     if isinstance(size, list) and len(size) == 2:  # as early versions write it
         size = {"height": size[0], "width": size[1]}
     sides = {side: size.get(side) if isinstance(size, dict) else None for side in ("width", "height")}
-    if all(type(pixels) is int and pixels > 0 for pixels in sides.values()):  # True is no size
+    if all(map(_is_side, sides.values())):
         return {f"preprocess.{side}": str(pixels) for side, pixels in sides.items()}
     return {}
+
+
+def _is_side(pixels: object) -> TypeGuard[int]:
+    return type(pixels) is int and 0 < pixels <= MAX_SIDE  # True is no size
 
 
 def _square(side: int) -> dict[str, str]:
@@ -223,5 +229,5 @@ def _read(path: Path, kind: type[_T]) -> _T | None:
         if path.stat().st_size > _MOST_BYTES:
             return None
         return msgspec.json.decode(read_regular(path), type=ready(kind))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

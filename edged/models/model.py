@@ -129,7 +129,7 @@ class Model(msgspec.Struct, frozen=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """A line for each field of config.pbtxt without effect, for each TOML file that is not read, and for a family
-        that the settings name, but that may not run."""
+        that the settings name, but that is not allowed."""
         is_asked = self.entry.settings.get("family", RAW) != RAW and self.recognition.family is None
         refused = (f"raw tensors are served: {self.recognition.reason}",) if is_asked else ()
         return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread, *refused)

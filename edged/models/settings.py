@@ -16,7 +16,7 @@ from edged.backends import profile, registry
 from edged.backends.trt import options as trt_options
 from edged.errors import ConfigError
 from edged.models import limits, sequencing, shapes, triton_config
-from edged.vision.settings import KNOWN, UNPREFIXED, integer, nearest, number
+from edged.vision.settings import KNOWN, UNPREFIXED, VISION_PREFIXES, integer, nearest, number
 
 Settings: TypeAlias = dict[str, str]
 Performance = Literal["auto", "latency", "throughput"]
@@ -57,7 +57,6 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "shapes.": shapes.NAMES,
 }
 _PREFIXES = (*_GROUPS, profile.PREFIX, sequencing.PREFIX, trt_options.PREFIX, VERIFY)
-_VISION_PREFIXES = ("decode.", "preprocess.", "thresholds.")
 _MAX_BATCH = 256
 _MAX_WAIT_MS = 1000.0
 
@@ -103,8 +102,8 @@ def _check_name(key: str) -> None:
         raise ConfigError(f"unknown setting {key[:60]!r}; {nearest(key, group)}")
     if key in (*_PLAIN, *UNPREFIXED) or key.startswith(_PREFIXES):
         return
-    if not key.startswith(_VISION_PREFIXES) or key in _VISION_PREFIXES:
-        every = sorted((*_PLAIN, *UNPREFIXED, *(f"{prefix}*" for prefix in (*_PREFIXES, *_VISION_PREFIXES))))
+    if not key.startswith(VISION_PREFIXES) or key in VISION_PREFIXES:
+        every = sorted((*_PLAIN, *UNPREFIXED, *(f"{prefix}*" for prefix in (*_PREFIXES, *VISION_PREFIXES))))
         close = difflib.get_close_matches(key, [*_PLAIN, *KNOWN, "verify.cosine"], n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(every)}"
         raise ConfigError(f"unknown model setting {key!r}; {hint}")

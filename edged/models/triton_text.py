@@ -303,7 +303,7 @@ def _is_ensemble(message: pb.ModelConfig) -> bool:
     return _ENSEMBLE in (message.platform, message.backend)
 
 
-# What an ensemble cannot have, because its models have it. Triton refuses the same fields.
+# Fields that only the models of an ensemble can have. Triton refuses the same fields.
 _OF_PARTS = ("instance_group", "optimization", "model_warmup")
 
 

@@ -28,17 +28,17 @@ from edged.serving.work import (
 )
 from edged.tensors import DATATYPES, byte_size
 from edged.vision.content import Embedding, unpack
+from edged.vision.detections import MOST_DETECTIONS, count_packed
 
 _ALIGNED = 64  # bytes: the host places each output at a multiple of this
 
 Refuse = Callable[[Work, EdgedError], None]
-LookUp = Callable[[EngineRef, Embedding, float], Embedding]
 
 
 class Batch:
-    """Work that runs together: frames, or tensor requests. `spans` hold its bytes in the arena: one span for each
-    frame, or one for each input with the rows of all requests. The host writes outputs into the span `reply` if they
-    fit. A run of the engine has at most `most` pictures."""
+    """Work that runs together: frames, or tensor requests. `spans` are its bytes in the arena: one span for each frame,
+    or one for each input with the rows of all requests. The host writes outputs into the span `reply` if they fit. A
+    run of the engine has at most `most` pictures."""
 
     __slots__ = ("_link", "future", "most", "reply", "sent", "spans", "works")
     future: asyncio.Future[Reply]
@@ -51,8 +51,8 @@ class Batch:
 
     def send(self, session: int, reply_bytes: int, most: int = 1) -> asyncio.Future[Reply]:
         """Send the batch to the host; `reply_bytes` is the expected size of its outputs, `most` the most pictures of
-        one run. Raises EdgedError if it cannot be sent. When no client waits for any part of the batch any more, the
-        host is asked to stop it."""
+        one run. Raises EdgedError if it cannot be sent. When no client waits for any part of the batch, the host is
+        asked to stop it."""
         self.most = 1 if any(work.is_split for work in self.works) else most
         try:
             if reply_bytes:
@@ -173,11 +173,9 @@ def _release(arena: Arena, spans: list[Span]) -> None:
     spans.clear()
 
 
-def answers(
-    batch: Batch, engine: EngineRef, reply: Reply, arena: Arena, look_up: LookUp
-) -> list[Answered | EdgedError]:
-    """Return the result of each piece of work, copied out of the arena because the span is reused. `look_up` names
-    embeddings.
+def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
+    """Return the result of each piece of work, copied out of the arena because the span is reused. Embeddings have no
+    names.
 
     If the outputs are not the requested ones, lie outside the span `reply`, or do not have the rows of the batch,
     EngineUnusable is raised for tensor requests and returned for frames: a hostile model may have taken over the host,
@@ -193,7 +191,7 @@ def answers(
     wanted = sum(work.rows for work in works)
     if len(reply.seen) != wanted:
         return [EngineUnusable(f"the host answered {len(reply.seen)} of {wanted} pictures") for _ in works]
-    seen, read = iter(reply.seen), partial(_answer, batch=batch, engine=engine, arena=arena, look_up=look_up)
+    seen, read = iter(reply.seen), partial(_answer, batch=batch, engine=engine, arena=arena)
     return [
         _crops(tuple(read(each, work) for each in islice(seen, work.rows)), batch, engine)
         if isinstance(work, CropsWork)
@@ -229,11 +227,11 @@ def _answered(
         return error
 
 
-def _answer(
-    seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Arena, look_up: LookUp
-) -> Answered | EdgedError:
+def _answer(seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Arena) -> Answered | EdgedError:
     if seen.error:
         return rebuild(seen.error, seen.message)
+    if seen.detections is not None and (count := count_packed(seen.detections)) > MOST_DETECTIONS:
+        return EngineUnusable(f"the host sent {count} detections of one picture; the most are {MOST_DETECTIONS}")
     outputs: tuple[OutputTensor, ...] = ()
     if seen.outputs:  # raw outputs: the model has no family
         try:
@@ -247,14 +245,13 @@ def _answer(
     except ValueError as error:
         return EngineUnusable(f"the host sent an invalid content: {error}")
     if isinstance(content, Embedding):
-        given = work.thresholds if isinstance(work, FrameWork) else None
-        content = look_up(engine, content, (given or engine.recognition.thresholds).score)
+        content = Embedding(content.data)  # only the daemon gives names
     queue_ms = (batch.sent - work.received) * 1e3
     return Answered(engine, seen.detections, outputs, seen.width, seen.height, queue_ms, seen.times, content)
 
 
 def _crops(found: tuple[Answered | EdgedError, ...], batch: Batch, engine: EngineRef) -> Answered | EdgedError:
-    """Return the answer with those of all regions of a picture, or the error if no region has an answer."""
+    """Return one answer with the answers of all regions of a picture, or the error if no region has an answer."""
     answered = [each for each in found if isinstance(each, Answered)]
     if not answered:
         return next(each for each in found if isinstance(each, EdgedError))

@@ -11,12 +11,12 @@ import logging
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-import msgspec
+from msgspec.structs import replace
 
 from edged.errors import InvalidInput, NotFound
 from edged.files import not_stored, read_regular
 from edged.models.entries import split_name
-from edged.serving.work import EngineRef
+from edged.serving.work import Answered, EngineRef
 from edged.store import atomic, sealed
 from edged.tasks import despite_cancelling
 from edged.vision.content import Embedding
@@ -30,7 +30,7 @@ _LARGEST = MOST_BYTES * 2  # bytes of a file: vectors in base64, and names
 
 
 class Galleries:
-    """The galleries by model. Lookups and changes run on the event loop; threads access the disk."""
+    """The galleries by model. Threads copy vectors and access the disk."""
 
     def __init__(self, folder: Path) -> None:
         """Read the galleries in `folder`, which need not exist."""
@@ -40,18 +40,11 @@ class Galleries:
         self._changing = asyncio.Lock()
         self._read()
 
-    def name(self, model: str, engine: EngineRef, embedding: Embedding, least: float) -> Embedding:
-        """Return an embedding with the nearest name in the gallery of its model, and its similarity.
-
-        The label is empty if the similarity is below `least`. Both are empty without a gallery of the engine's model.
-        A label that the host sent is dropped: a hostile model may have taken over the host.
-        """
-        label, similarity = "", 0.0
-        gallery = self._galleries.get(model)
-        if gallery is not None and gallery.names and gallery.space == space_of(engine.model, engine.recognition):
-            label, similarity = gallery.nearest(embedding)
-        label = label if similarity >= least else ""
-        return msgspec.structs.replace(embedding, label=label, similarity=similarity)
+    def of(self, model: str, engine: EngineRef) -> Gallery | None:
+        """Return the gallery of a model, if the vectors of this engine can be compared with it."""
+        found = self._galleries.get(model)
+        is_same = found is not None and found.space == space_of(engine.model, engine.recognition)
+        return found if is_same else None
 
     def all(self) -> dict[str, Gallery]:
         """Return all galleries, sorted by model."""
@@ -62,13 +55,13 @@ class Galleries:
         return dict(self._damaged)
 
     async def add(self, model: str, space: str, name: str, embeddings: list[Embedding]) -> Gallery:
-        """Add pictures of a name and return the gallery. Vectors of another space are dropped, since they can no longer
-        be compared. Raises InvalidInput if the gallery is full, and the errors of `not_stored`."""
+        """Add pictures of a name and return the gallery. Vectors of another space are dropped, because new vectors
+        cannot be compared with them. Raises InvalidInput if the gallery is full, and the errors of `not_stored`."""
         async with self._changing:
             before = self._galleries.get(model)
             if before is None or before.space != space:
                 before = Gallery(space, len(embeddings[0].vector()), (), b"")
-            gallery = before.with_pictures(name, embeddings)
+            gallery = await asyncio.to_thread(before.with_pictures, name, embeddings)
             others = sum(len(each.vectors) for key, each in self._galleries.items() if key != model)
             if others + len(gallery.vectors) > _MOST_BYTES:
                 raise InvalidInput(f"all galleries together may have {_MOST_BYTES >> 20} MiB; remove a name first")
@@ -84,7 +77,7 @@ class Galleries:
             if name and gallery is not None:
                 if name not in gallery.names:
                     raise NotFound(f"no {name[:80]!r} in the gallery of {model}; see: edged gallery list {model}")
-                gallery = gallery.without(name)
+                gallery = await asyncio.to_thread(gallery.without, name)
             left = gallery if name and gallery is not None and gallery.names else None
             await self._replace(model, left)
             return left
@@ -96,8 +89,8 @@ class Galleries:
                 await self.remove(each, "")
 
     async def _replace(self, model: str, gallery: Gallery | None) -> None:
-        """Replace the gallery of a model on disk and in memory, or delete it. Both agree even if the caller is
-        cancelled."""
+        """Replace the gallery of a model on disk and in memory, or delete it. Disk and memory agree even if the caller
+        is cancelled."""
         path = self._path(model)
 
         async def change() -> None:
@@ -133,3 +126,20 @@ class Galleries:
             except (OSError, sealed.Damaged) as error:
                 _LOG.error("gallery %s cannot be used: %s; restore it or add the pictures again", path, error)
                 self._damaged[model] = str(error)
+
+
+def embeddings_of(answer: Answered) -> list[Embedding]:
+    """Return the embeddings in an answer, also those of the regions of a picture."""
+    inner = [found for each in answer.crops if isinstance(each, Answered) for found in embeddings_of(each)]
+    return [answer.content, *inner] if isinstance(answer.content, Embedding) else inner
+
+
+def named(answer: Answered, gallery: Gallery, least: float) -> Answered:
+    """Return an answer in which each embedding has the nearest name and its similarity. The name is empty if the
+    similarity is below `least`."""
+    crops = tuple(named(each, gallery, least) if isinstance(each, Answered) else each for each in answer.crops)
+    content = answer.content
+    if isinstance(content, Embedding):
+        label, similarity = gallery.nearest(content)
+        content = replace(content, label=label if similarity >= least else "", similarity=similarity)
+    return replace(answer, content=content, crops=crops)

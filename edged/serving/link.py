@@ -75,7 +75,7 @@ class HostSession:
 
     A session runs at most `instances` jobs at a time, in order. The time of a waiting job begins when a running job
     ends. A job that reaches its limit is stopped. If it still runs after a grace period, its runtime cannot stop it,
-    and the host is replaced. The limit of a job for which the engine runs several times is as many times as long.
+    and the host is replaced. If the engine runs several times for a job, its limit is as many times as long.
     """
 
     __slots__ = (
@@ -128,7 +128,7 @@ class HostSession:
         return self.stopped.pop(job, None) is not None
 
     def late(self, now: float) -> float:
-        """Return the seconds by which a running job exceeds its limit, the most of all; negative if none does."""
+        """Return the most seconds by which a running job exceeds its limit; negative if no job exceeds it."""
         return max((now - began - self._allowed(job) for job, began in self.jobs.items()), default=-math.inf)
 
     def overdue(self, now: float, grace: float) -> tuple[Literal["", "stop", "hopeless"], int]:
@@ -490,7 +490,7 @@ def _too_long(session: HostSession) -> DeadlineExceeded:
 
 
 def _by(session: HostSession) -> str:
-    """Return the end of an error: whose code also ran, if that is another package's."""
+    """Return the end of an error: the family and package whose code also ran; empty if only edged's code ran."""
     return f"; its outputs are decoded by {session.tenant.family}" if session.tenant.family else ""
 
 

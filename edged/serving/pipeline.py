@@ -2,10 +2,10 @@
 
 A step starts once its inputs are known, so steps that do not depend on each other run at the same time. The outputs of
 a step are copied out of the arena once, and freed when the last step that uses them has ended. The outputs of the last
-step are not copied: they are passed on where they lie.
+step are not copied: the sink reads them in the arena.
 
-Nothing in an arena is held between two steps. A request gets its share of the memory before its first step, and never
-waits for memory later; so requests cannot block each other.
+Nothing in an arena is held between two steps. A request gets its share of the memory before its first step and never
+waits for memory after that, so requests cannot block each other.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from edged.models.triton_config import Step
 from edged.serving.work import Answered, Blob, InputTensor, OutputView, Sink
 
 _CAPACITY = 128 << 20
-_DECAY = 0.9  # of the expected size, for each request: one large request does not count for ever
+_DECAY = 0.9  # of the expected size with each request, so that one large request has no lasting effect
 _WAITING = 64  # requests that wait for memory; more are refused
 _RUNNING = 64  # each request gets at least this part of the memory, so at most so many run
-_UNKNOWN = 8  # the part of the memory that a request gets while no request has been answered
+_UNKNOWN = 8  # a request gets this part of the memory until a request has been answered
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -55,20 +55,20 @@ class Infer(Protocol):
 
 
 class RowsSink(Protocol):
-    """Takes the outputs of a step, whose memory is reused afterwards, and the rows of its request."""
+    """Takes the outputs of a step and the rows of its request. The memory of the outputs is reused when it returns."""
 
     def __call__(self, outputs: tuple[OutputView, ...], rows: int) -> None: ...
 
 
 class Reservation:
-    """A request's share of a budget. `held` are the bytes that it uses, `most` the most that it has used."""
+    """A request's share of a budget. `held` is the number of bytes that the request uses, `most` its maximum so far."""
 
     def __init__(self, budget: Budget, size: int) -> None:
         self._budget, self.size = budget, size
         self.held = self.most = 0
 
     def hold(self, size: int) -> None:
-        """Count bytes that are in use from now on. Raises Overloaded if they are more than the budget has left."""
+        """Count bytes that are in use from now on. Raises Overloaded if the budget does not have them."""
         self.held += size
         self.most = max(self.most, self.held)
         if self.held > self.size:
@@ -79,8 +79,8 @@ class Reservation:
 
 
 class Budget:
-    """The memory that the requests of one ensemble share, in bytes. Requests enter in order of arrival, each with as
-    much for each of its rows as the latest ones took. A request alone may exceed the capacity."""
+    """The memory that the requests of one ensemble share, in bytes. Requests enter in order of arrival. Each reserves
+    for each of its rows as much as the latest requests took. A request that runs alone may exceed the capacity."""
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self.capacity = capacity
@@ -90,7 +90,7 @@ class Budget:
 
     @property
     def requests(self) -> int:
-        """How many requests run or wait."""
+        """The number of requests that run or wait."""
         return self.running + len(self._waiting)
 
     @contextlib.asynccontextmanager
@@ -172,8 +172,9 @@ class PipelineRun:
         collect: Sink,
         memory: Reservation,
     ) -> None:
-        """`inputs` has the ports of each step's model. `wanted` are the ensemble's outputs in the request. `given` are
-        its inputs, None for an optional one that the request leaves out. `collect` gets the outputs of the ensemble."""
+        """`inputs` has the ports of each step's model. `wanted` are the outputs of the ensemble that the request needs.
+        `given` are its inputs, None for an optional input that the request leaves out. `collect` gets the outputs of
+        the ensemble."""
         self.times = Times()
         self._steps, self._inputs, self._infer, self._collect = steps, inputs, infer, collect
         self._wanted = {port.name: port for port in wanted}
@@ -185,8 +186,8 @@ class PipelineRun:
         self._memory = memory
 
     async def run(self) -> None:
-        """Run the steps that the request needs; return once `collect` has the outputs. If a step fails, the others are
-        cancelled, and its error is raised."""
+        """Run the steps that the request needs; return when `collect` has the outputs. If a step fails, cancel the
+        others and raise its error."""
         running: dict[asyncio.Task[Answered], int] = {}
         try:
             while self._waiting or running:

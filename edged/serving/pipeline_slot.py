@@ -1,23 +1,25 @@
-"""A pipeline's place in the daemon: frames go to the slot of one model, and crops of what it found to that of another.
+"""The slot of a pipeline: frames go to the slot of the first model, and crops of its detections to the slot of the
+second.
 
-Streams use it as they use a model's slot. The first model treats a frame like any frame: a newer one replaces it while
-it waits. Once the first model has answered, the frame is no longer replaced: its crops wait in the second model's
-schedule, in a queue of the camera's own and with the camera's weight and priority. A stream limits its frames that are
-on their way, in both steps together, so that queue is short.
+Streams use it like a model's slot. The first model treats a frame like any frame: a newer frame replaces it while it
+waits. After the first model has answered, no newer frame replaces it: its crops wait in the second model's schedule, in
+a separate queue of the camera and with the camera's weight and priority. That queue is short, because a stream limits
+the number of its frames in both steps together.
 
 All crops of a frame are one piece of work: the second host gets the picture once, and decodes it once. Measured on one
 core, a JPEG of 1920x1080 takes 8.6 ms to decode and eight crops take 1.1 ms to fit into an input of 224x224: decoding
-the picture for each crop would cost 69 ms. If the first host cut out the crops, the second decoding would be saved too,
-but that host would have to keep the pixels of every picture until its answer, and to know the rule of each pipeline.
+the picture for each crop would cost 69 ms. The first host does not cut out the crops. That would save the second
+decoding, but the first host would have to keep the pixels of every picture until its answer, and to know the rule of
+each pipeline.
 
 How frames end:
 
 - If the first step fails, the frame fails with its error.
-- If the frame becomes too old in the second step, or there is no room for it, it is skipped or fails as a whole: the
-  client can send it again.
+- If the frame becomes too old in the second step, or the second step has no room for it, the whole frame is skipped or
+  fails: the client can send it again.
 - If the second step fails otherwise (the model was removed, or cannot read the crop), the frame has its detections, and
   those with a crop have the error.
-- If the client leaves, whatever waits or runs for the frame is dropped.
+- If the client disconnects, the work for the frame is dropped, whether it waits or runs.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _EQUAL = Share()
 
 
 class PipelineRule(msgspec.Struct, frozen=True):
-    """The models of a pipeline, and the crops of what `detect` finds that `then` is shown."""
+    """The models of a pipeline, and which detections of `detect` get a crop for `then`."""
 
     detect: str
     then: str
@@ -125,7 +127,7 @@ class PipelineSlot:
         return given
 
     def _end(self, state: _Frame) -> None:
-        """Forget a frame that is answered, skipped, or unwanted."""
+        """Forget a frame that was answered or skipped, or that no client waits for."""
         del self._frames[state.frame]
         state.first.future.cancel()
         if state.second is not None:
@@ -155,7 +157,7 @@ class PipelineSlot:
         """Give the crops of a frame to the second model."""
         try:
             crops = self._crops(answer, state.frame)
-        except ValueError:  # a hostile model may have taken the host over, which then answers anything
+        except ValueError:  # a hostile model may have taken over the host
             what = f"model {self.rule.detect!r} answered with invalid detections; see the daemon's log"
             state.frame.future.set_exception(EngineUnusable(what))
             return
@@ -200,7 +202,7 @@ class PipelineSlot:
         state.frame.future.set_result(replace(answer, second=second))
 
 
-# What answers frames: a model's slot, or a pipeline.
+# A slot that answers frames: of a model, or of a pipeline.
 FrameSlot: TypeAlias = "Slot | PipelineSlot"
 
 
@@ -225,7 +227,7 @@ class _FirstStep(FrameWork):
 
 
 class _Frame:
-    """A frame on its way: its picture, its first step in `slot`, and its second step once it began."""
+    """A frame in the pipeline: its picture, its first step in `slot`, and its second step after that has begun."""
 
     __slots__ = ("data", "first", "frame", "give_crops", "second", "slot")
 
@@ -237,8 +239,8 @@ class _Frame:
 
 
 class _Kept:
-    """A picture outside the daemon's memory, and a copy of it once it was read: the client may then reuse its place,
-    but the second model needs it too."""
+    """A picture outside the daemon's memory, and a copy after the first reading: the client may then reuse the memory,
+    but the second model also needs the picture."""
 
     __slots__ = ("_copy", "_source", "size")
 
@@ -256,7 +258,7 @@ class _Kept:
 
 
 def _is_of_frame(error: BaseException, frame: FrameWork) -> bool:
-    """Whether an error of the second step is the error of the whole frame: sent again, the frame may succeed."""
-    if isinstance(error, DeadlineExceeded):  # also a crop that takes the model too long
+    """Whether an error of the second step fails the whole frame, because the frame may succeed if it is sent again."""
+    if isinstance(error, DeadlineExceeded):  # also raised if a crop takes the model too long
         return frame.expires <= time.monotonic()
     return isinstance(error, FrameSkipped | Overloaded)

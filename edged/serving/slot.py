@@ -32,18 +32,18 @@ from edged.errors import (
 from edged.ipc import messages as m
 from edged.ipc.finite import Finiteness
 from edged.serving.batch import Batch, answers, reply_bytes, stage, times_of
-from edged.serving.galleries import Galleries
+from edged.serving.galleries import Galleries, embeddings_of, named
 from edged.serving.link import HostLink, Reply
 from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
 from edged.serving.session import Demand, ServingSession
 from edged.serving.statistics import Statistics
-from edged.serving.work import Answered, EngineRef, TensorWork, Work
-from edged.vision.content import Embedding
+from edged.serving.work import Answered, EngineRef, FrameWork, TensorWork, Work
 
 _LOG = logging.getLogger("edged.serving")
 _WAITING = 64  # requests
 _EQUAL = Share()
 _LOSSES = 5  # hosts killed from outside: after losing this many, a request is suspected of causing the next loss
+_COMPARED_AT_ONCE = 4 << 20  # bytes of vectors: about half a millisecond
 _LAST = -(1 << 31)  # the priority of late work with the delay policy
 
 
@@ -294,7 +294,7 @@ class Slot:
     def _settle(self, session: ServingSession, batch: Batch, reply: Reply) -> EdgedError | None:
         """Answer the work of a batch; return an error if the whole reply is invalid."""
         try:
-            results = answers(batch, session.engine, reply, session.link.arena, self._look_up)
+            results = answers(batch, session.engine, reply, session.link.arena)
         except EdgedError as error:
             return error
         now = time.monotonic()
@@ -307,15 +307,24 @@ class Slot:
                 continue
             session.health.answered(now)
             if work.is_wanted:
-                work.future.set_result(result)
+                self._deliver(work, result)
                 self.answered += 1
         return None
 
-    def _look_up(self, engine: EngineRef, embedding: Embedding, least: float) -> Embedding:
-        """Return an embedding with its name in the model's gallery."""
-        if self._galleries is None:
-            return Embedding(embedding.data)
-        return self._galleries.name(self.model, engine, embedding, least)
+    def _deliver(self, work: Work, answer: Answered) -> None:
+        """Answer work. Embeddings get their names first; in a thread if the event loop would have to wait for that."""
+        gallery = None if self._galleries is None else self._galleries.of(self.model, answer.engine)
+        found = [] if gallery is None else embeddings_of(answer)
+        if gallery is None or not found:
+            work.future.set_result(answer)
+            return
+        given = work.thresholds if isinstance(work, FrameWork) else None
+        least = (given or answer.engine.recognition.thresholds).score
+        if len(found) * len(gallery.vectors) <= _COMPARED_AT_ONCE:
+            work.future.set_result(named(answer, gallery, least))
+            return
+        naming = asyncio.get_running_loop().run_in_executor(None, named, answer, gallery, least)
+        naming.add_done_callback(partial(_end, work))
 
     def _count(
         self,
@@ -413,6 +422,17 @@ class Slot:
             self._answer_error(work, self._refused())
         else:
             self._schedule.retry(work)
+
+
+def _end(work: Work, naming: asyncio.Future[Answered]) -> None:
+    """Answer work whose embeddings were named in a thread."""
+    if not work.is_wanted:
+        return
+    if naming.cancelled() or naming.exception() is not None:
+        work.future.set_exception(EngineUnusable("the embedding could not be looked up; see the daemon's log"))
+        naming.result()  # the event loop's exception handler logs the error
+    else:
+        work.future.set_result(naming.result())
 
 
 def _is_divisible(batch: Batch) -> bool:

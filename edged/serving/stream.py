@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from edged.errors import EdgedError, FrameSkipped, Overloaded
 from edged.serving.camera import Cameras, StreamOptions
-from edged.serving.pipeline_slot import FrameSlot
+from edged.serving.sound import AnySlot
 from edged.serving.stream_camera import EVERY_IN_FLIGHT, FULL, OVERTAKEN, RATE, Entry, Skips, StreamCamera
 from edged.serving.tracking import Tracking
 from edged.serving.work import Answered, FrameWork
@@ -88,7 +88,7 @@ class Stream(Generic[Tag]):
         camera: str,
         tag: Tag,
         work: FrameWork,
-        slot: FrameSlot | EdgedError,
+        slot: AnySlot | EdgedError,
         *,
         sequence: int = 0,
         captured_ns: int = 0,

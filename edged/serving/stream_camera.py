@@ -12,7 +12,7 @@ import msgspec
 
 from edged.errors import EdgedError, InvalidInput
 from edged.serving.camera import CameraRecord, Cameras, Limit, StreamOptions
-from edged.serving.pipeline_slot import FrameSlot
+from edged.serving.sound import AnySlot
 from edged.serving.work import FrameWork
 
 # Why a frame is skipped. Reasons found when the frame's turn comes are in subclasses of `errors.FrameSkipped`.
@@ -75,7 +75,7 @@ class Entry(Generic[Tag]):
 
     tag: Tag
     work: FrameWork
-    slot: FrameSlot | EdgedError  # what answers it, or the error that is its answer
+    slot: AnySlot | EdgedError  # what answers it, or the error that is its answer
     place: int  # among all frames of its camera
     sequence: int
     captured_ns: int
@@ -135,7 +135,7 @@ class StreamCamera(Generic[Tag]):
             self.limit = Limit(options.max_fps)
         self.options = options
 
-    def record(self, slot: FrameSlot | EdgedError, known: Cameras, protocol: str) -> CameraRecord | None:
+    def record(self, slot: AnySlot | EdgedError, known: Cameras, protocol: str) -> CameraRecord | None:
         """Return the record that counts a frame for a slot. A frame without a slot is counted with the latest model."""
         if isinstance(slot, EdgedError):
             return next(reversed(self.records.values()), None)

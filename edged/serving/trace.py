@@ -278,8 +278,8 @@ class Trace:
         return Trace(self.owner, self.settings, self.owner.number(), model, version, self.request, self.number)
 
     def end_ensemble(self, received: float, inputs: Sequence[InputTensor], outputs: Sequence[OutputTensor]) -> None:
-        """End the trace of an ensemble's request, which arrived at `received` in seconds of time.monotonic(). The
-        traces of its steps have their times."""
+        """End the trace of an ensemble's request, which arrived at `received` in seconds of time.monotonic(). The times
+        of the steps are in the traces of the steps."""
         self._take([("QUEUE_START", round(received * 1e9))], inputs, outputs)
 
     def end(self, work: TensorWork, answer: Answered | None) -> None:

@@ -102,8 +102,8 @@ Sink: TypeAlias = Callable[[tuple[OutputView, ...]], None]
 class Answered(msgspec.Struct, frozen=True):
     """An answer: packed detections, or the content, of a frame (None if the model has no family); or output tensors.
 
-    `crops` has the answer or the error of each region of a `CropsWork`. `second` is what the second model of a pipeline
-    answered.
+    `crops` has the answer or the error of each region of a `CropsWork`. `second` has the answers of a pipeline's second
+    model.
     """
 
     engine: EngineRef
@@ -119,10 +119,10 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class SecondStep(msgspec.Struct, frozen=True):
-    """What the second model of a pipeline answered about crops of a frame.
+    """The answers of a pipeline's second model about the crops of a frame.
 
-    `answers` has, for each of the detections in `rows`, the second model's answer, or why it has none. `left_out` is
-    the number of detections that got no crop although their class gets one. `engine` is None if no crop was answered.
+    `answers` has the answer or the error for each of the detections in `rows`. `left_out` counts the detections of the
+    pipeline's classes that got no crop. `engine` is None if no crop was answered.
     """
 
     model: str
@@ -206,7 +206,7 @@ class FrameWork(Work):
         return (self.data,)
 
     def pictures(self, span: Span) -> tuple[m.Picture, ...]:
-        """Return the picture as the host gets it, once for each row; `span` is its place in the arena."""
+        """Return the picture in the form for the host, once for each row; `span` is its place in the arena."""
         about = (span, self.pixel_format, self.width, self.height, self.stride)
         return (m.Picture(*about, self.roi, self.thresholds),)
 

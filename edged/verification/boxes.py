@@ -66,7 +66,7 @@ class Matcher:
     sorted scores (`scores`) can be compared element by element. If the graph also suppresses boxes, the last bit of a
     score can add or remove a detection, so not even the sorted scores can be compared.
 
-    Without a family, because its code does not run in this process, only outputs that are no lists are compared.
+    If the family's code does not run in this process, only outputs that are not lists are compared.
     """
 
     def __init__(self, recognition: Recognition, family: Family | None, slack: float) -> None:
@@ -158,7 +158,7 @@ def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
 
     Empty if they can be, or if the model's family has no boxes.
     """
-    family = open_family(recognition) if recognition.family else None
+    family = open_family(recognition) if recognition.reads_pictures else None
     if not isinstance(family, Family):
         return ""
     size = np.array((family.preprocess.width, family.preprocess.height), np.float32)

@@ -1,6 +1,6 @@
 """Compares the contents that an engine and the reference give for a picture. Pure: outputs in, a figure out.
 
-What the figures mean is in `edged.verification.standard.Tolerance`.
+`edged.verification.standard.Tolerance` says what the figures mean.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from edged.errors import EngineUnusable
 from edged.tensors import Array
 from edged.vision.content import Anomaly, Classes, ClassMap, Content, Depth, Embedding, Text
 from edged.vision.families.contract import Classifier
-from edged.vision.family import ContentFamily, Recognition
+from edged.vision.family import ContentFamily, Recognition, SoundFamily
 from edged.vision.placement import Fit, Placement, place
 
-# A class with less of both maps does not count, since a few cells decide its IoU.
+# A class with a smaller share of both maps does not count, because a few cells decide its IoU.
 _LEAST_SHARE, _LEAST_CELLS = 0.005, 32
-_LEGIBLE = 0.8  # a text that both sides read with a lower score is not there: rounding decides its characters
+_LEGIBLE = 0.8  # not compared if both sides read with a lower score: rounding decides the characters
 _TINY = 1e-6
 
 
@@ -40,13 +40,30 @@ class ContentMatcher:
         self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement | None
     ) -> tuple[str, float] | None:
         """Return the name and the value of the figure for one picture; None if an output is left out because it differs
-        between runs, or if a recogniser finds no text. Without a placement the whole input is the picture."""
+        between runs, or if a recogniser finds no text. Without a placement, the whole input is the picture."""
         if not self._read <= expected.keys():
             return None
         where = placement or self._whole
         ours, theirs = (self._family.content(outputs, 0, where, self._thresholds) for outputs in (expected, found))
         if isinstance(ours, Text) and isinstance(theirs, Text) and max(ours.score, theirs.score) < _LEGIBLE:
             return None
+        return compare(ours, theirs)
+
+
+class SoundMatcher:
+    """Compares the classes of a model that takes sound. Every class counts, also those that clients do not get."""
+
+    def __init__(self, recognition: Recognition, family: SoundFamily) -> None:
+        self._family, self._read = family, frozenset(recognition.reading.outputs)
+        self._every = msgspec.structs.replace(recognition.thresholds, score=0.0, max_detections=1 << 20)
+
+    def figure(
+        self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement | None
+    ) -> tuple[str, float] | None:
+        """Like `ContentMatcher.figure`, for one window of sound."""
+        if not self._read <= expected.keys():
+            return None
+        ours, theirs = (self._family.classes(self._family.scores(each), self._every) for each in (expected, found))
         return compare(ours, theirs)
 
 
@@ -75,8 +92,8 @@ def _class_score(expected: Classes, found: Classes) -> float:
 
 
 def _mean_iou(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> float:
-    """Return the mean IoU over the classes of two maps. If one is coarser, since `ClassMap.of` thins noise, the cells
-    that both have are compared; maps of other sizes share no cell."""
+    """Return the mean IoU over the classes of two maps. If one map is coarser, because `ClassMap.of` thins noise,
+    compare the cells that both maps have. Maps of any other sizes share no cell."""
     expected, found = _thinned(expected, found.shape), _thinned(found, expected.shape)
     if expected.shape != found.shape:
         return 0.0
@@ -90,15 +107,15 @@ def _mean_iou(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> 
 
 
 def _thinned(cells: npt.NDArray[np.int32], shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
-    """Return every second cell, every fourth, and so on, as long as these are no fewer than a map of `shape` has."""
+    """Return every second cell, every fourth, and so on, while these are at least as many as in a map of `shape`."""
     while (coarser := cells[::2, ::2]).size < cells.size and np.all(np.array(coarser.shape) >= shape):
         cells = coarser
     return cells
 
 
 def _depth_error(expected: npt.NDArray[np.float32], found: npt.NDArray[np.float32], *, has_scale: bool) -> float:
-    """Return the RMS difference over the reference's standard deviation. A depth without a scale is only known up to a
-    positive factor and an offset, so the difference is that after those that fit best."""
+    """Return the RMS difference over the reference's standard deviation. A depth without a scale is known only up to a
+    positive factor and an offset, so the factor and offset that fit best are applied first."""
     if expected.shape != found.shape:
         return 1.0
     ours, theirs = expected.astype(np.float64).ravel(), found.astype(np.float64).ravel()

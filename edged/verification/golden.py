@@ -27,7 +27,7 @@ from edged.store import atomic, sealed
 from edged.tensors import Array
 from edged.verification import noise, user_samples
 from edged.verification.noise import Noise
-from edged.verification.probes import GIVEN, PICTURE, WIDE, Pictures, Probe, edges, tensors
+from edged.verification.probes import USED, WIDE, Pictures, Probe, edges, made_sounds, tensors
 from edged.verification.shape_range import ShapeRange
 from edged.vision.family import Recognition
 from edged.vision.placement import Placement
@@ -68,12 +68,12 @@ def deciding(samples: Sequence[Sample], arithmetic: str) -> list[Sample]:
     engine's and its model's.
 
     A precision below float32 is good enough for the values that the model is used with. Other values may exceed the
-    precision's range, and int8 is calibrated on pictures and saturates outside their range. So only the user's samples
-    and the pictures decide, or, without any, the samples without wide values.
+    precision's range, and int8 is calibrated on pictures and saturates outside their range. So only the user's samples,
+    pictures and sounds decide, or, without any, the samples without wide values.
     """
     if arithmetic == "fp32":
         return list(samples)
-    used = [sample for sample in samples if sample.kind in (GIVEN, PICTURE)]
+    used = [sample for sample in samples if sample.kind in USED]
     return used or [sample for sample in samples if sample.kind != WIDE] or list(samples)
 
 
@@ -108,6 +108,8 @@ def make(
     if own is not None:
         for drawn in own.drawn():
             reference.ask_within_limits(drawn)
+    for made in made_sounds(recognition):
+        reference.ask_within_limits(made)
     if not reference.samples:
         raise reference.first_error or EngineUnusable("no golden input fits the model's declared shapes")
     return Golden(with_least_noise(reference.samples), tuple(skipped))
@@ -168,7 +170,7 @@ class _Reference:
         """Run a probe; return why it has no answer, empty if it has. Outputs that differ between runs are excluded."""
         self._notify()
         try:
-            is_wide, is_own = probe.kind == WIDE, probe.kind in (GIVEN, PICTURE)
+            is_wide, is_own = probe.kind == WIDE, probe.kind in USED
             with self._patience(is_bounded=is_wide or (self._is_timed and not is_own)):
                 answer = _copy(self._session.infer(probe.inputs))
                 again = _copy(self._session.infer(probe.inputs)) if twice else answer
@@ -179,7 +181,7 @@ class _Reference:
             return str(error)
         differing = {name for name, array in answer.items() if not _same(array, again[name])}
         self._random |= differing
-        left_out = self._random if probe.kind in (GIVEN, PICTURE) else differing
+        left_out = self._random if probe.kind in USED else differing
         outputs = {name: array for name, array in answer.items() if name not in left_out}
         own = noise.measured(outputs, moved)
         self.samples.append(Sample(probe.inputs, outputs, probe.kind, probe.name, probe.placement, own))

@@ -1,5 +1,5 @@
 """Probes that an engine must answer before it may serve: seeded tensors of several kinds, the user's pictures and
-tensors (`user_samples.py`), and drawn pictures.
+tensors (`user_samples.py`), drawn pictures, and made sounds (`sounds.py`).
 
 Pictures are prepared as in serving. They are needed because errors of engines show at such values: a detector hardly
 ever detects anything in noise.
@@ -21,10 +21,11 @@ from edged.errors import EdgedError, InvalidInput, Superseded
 from edged.files import read_regular
 from edged.models.samples import check_size
 from edged.tensors import Array, TensorSpec, numpy_dtype
-from edged.verification import pictures
+from edged.verification import pictures, sounds
 from edged.verification.shape_range import ShapeRange, Shapes
 from edged.vision.family import Recognition, is_decoded_here, open_family
 from edged.vision.placement import Fit, Placement, place
+from edged.vision.sound import Sound
 
 if TYPE_CHECKING:
     from edged.vision.image import Image
@@ -38,6 +39,8 @@ _LARGEST = 1 << 28  # elements of one golden input
 WIDE = "wide"  # the kind with values far outside the range that a model is made for
 PICTURE = "picture"
 GIVEN = "given"  # the user's tensors
+SOUND = "sound"
+USED = (GIVEN, PICTURE, SOUND)  # kinds with values that a model is used with
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -120,10 +123,18 @@ class Pictures:
         return Probe(inputs, PICTURE, name, placement)
 
 
+def made_sounds(recognition: Recognition) -> Iterator[Probe]:
+    """Yield probes of the sounds that edged makes, each a window with the states of a new source; nothing if the model
+    takes no sound."""
+    if (sound := recognition.sound) is not None:
+        for name, samples in sounds.made(sound.context + sound.window, sound.rate):
+            yield Probe(sound.inputs(samples, {}), SOUND, name)
+
+
 class _Companions:
     """The inputs other than the picture that a model's family fills (`Family.extra_inputs`), such as the size of the
-    picture. They cannot be random, except in the daemon if the family is from another package: the engine may then
-    refuse the probe, as it may refuse any probe."""
+    picture. They must not be random. Only the daemon fills them randomly if the family is from another package: the
+    engine may then refuse the probe, like any probe."""
 
     def __init__(self, recognition: Recognition) -> None:
         self._family = open_family(recognition) if is_decoded_here(recognition) else None
@@ -177,7 +188,14 @@ def _tensors(signature: Signature, recognition: Recognition, shapes: Shapes, kin
         size = recognition.preprocess.width, recognition.preprocess.height
         filled = place(*size, *size, Fit.STRETCH)
         inputs |= _Companions(recognition).of([filled] * len(inputs[recognition.input]))
+    if recognition.sound is not None and recognition.sound.rate_input:
+        inputs[recognition.sound.rate_input] = _rate(recognition.sound, shapes)
     return Probe(inputs, kind)
+
+
+def _rate(sound: Sound, shapes: Shapes) -> Array:
+    """Return the sample rate that the model is used with: another one would choose another branch of the graph."""
+    return np.full(shapes[sound.rate_input], sound.rate, np.int64)
 
 
 def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:
@@ -187,6 +205,8 @@ def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:
     candidates fill the unnamed dimensions of only one input; in the other inputs these dimensions are 1.
     """
     preprocess = recognition.preprocess
+    if recognition.sound is not None:
+        yield recognition.sound.shapes
     inputs = [_with_channels(spec, recognition) for spec in signature.inputs]
     own = [(preprocess.width, preprocess.height)] if preprocess else []
     sizes = [*own, *((size, size) for size in _SIZES)]

@@ -183,6 +183,7 @@ def _golden(model: Model) -> str:
     reading, package = model.recognition.reading, model.recognition.package
     made_of: list[object] = [_QUESTIONS, model.recognition.preprocess, samples, shapes]
     made_of += [reading.constants] if reading.constants else []
+    made_of += [model.recognition.sound] if model.recognition.sound is not None else []
     made_of += [package] if package and reading.extras else []  # the package's code fills these inputs
     return f"{model.digest}-{_short(made_of)}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -13,12 +14,12 @@ import numpy.typing as npt
 from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification.boxes import Agreement, Matcher
-from edged.verification.contents import ContentMatcher
+from edged.verification.contents import ContentMatcher, SoundMatcher
 from edged.verification.golden import Sample
 from edged.verification.noise import Noise, without
 from edged.verification.probes import WIDE
 from edged.verification.standard import DECODED, Tolerance
-from edged.vision.family import Family, Recognition, is_decoded_here, open_family
+from edged.vision.family import Family, Recognition, is_decoded_here, open_family, open_sound
 from edged.vision.placement import Placement
 
 _Floats = npt.NDArray[np.float64]
@@ -28,6 +29,9 @@ _TINY = 1e-12  # tolerated in a row or column of zeros
 FLOORS = frozenset(("finite", "cosine", "top1", "boxes", "class_map", "embedding", "text"))
 # The figures that decide, in the order in which a verdict gives reasons. p99_abs does not decide; it informs people.
 _DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", *DECODED)
+
+
+AnyMatcher: TypeAlias = Matcher | ContentMatcher | SoundMatcher
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -52,7 +56,7 @@ class Pair(msgspec.Struct, frozen=True):
         return cls(sample.outputs, answer, sample.name, sample.placement, extreme, sample.noise)
 
 
-def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | ContentMatcher | None = None) -> Verdict:
+def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: AnyMatcher | None = None) -> Verdict:
     """Return the verdict over the answers to all probes. `matcher` compares detections or contents of pictures."""
     tally = _Tally(tolerance, matcher)
     for pair in pairs:
@@ -62,10 +66,12 @@ def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | Conten
     return tally.verdict()
 
 
-def matcher_for(recognition: Recognition, slack: float) -> Matcher | ContentMatcher | None:
+def matcher_for(recognition: Recognition, slack: float) -> AnyMatcher | None:
     """Return the matcher for a model; None for a model without a family. `slack` is that of `Matcher`."""
     if recognition.family is None:
         return None
+    if recognition.sound is not None:
+        return SoundMatcher(recognition, open_sound(recognition))
     family = open_family(recognition) if is_decoded_here(recognition) else None
     if family is None or isinstance(family, Family):
         return Matcher(recognition, family, slack)
@@ -75,9 +81,9 @@ def matcher_for(recognition: Recognition, slack: float) -> Matcher | ContentMatc
 class _Tally:
     """The figures over all probes so far."""
 
-    def __init__(self, tolerance: Tolerance, matcher: Matcher | ContentMatcher | None) -> None:
+    def __init__(self, tolerance: Tolerance, matcher: AnyMatcher | None) -> None:
         self._tolerance = tolerance
-        self._contents = matcher if isinstance(matcher, ContentMatcher) else None
+        self._contents = matcher if isinstance(matcher, ContentMatcher | SoundMatcher) else None
         self._matcher = matcher if isinstance(matcher, Matcher) else None
         self._worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
         self._worst |= dict.fromkeys(("relative_l2", "p99_abs", "outliers", "unequal"), 0.0)

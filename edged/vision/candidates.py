@@ -14,21 +14,9 @@ from edged.tensors import TensorSpec
 from edged.vision.comparison import best
 from edged.vision.family import FAMILIES, Recognition, evidence_of, recognise
 from edged.vision.metadata import read_metadata
-from edged.vision.nearest import accepts
+from edged.vision.nearest import VARIANTS, accepts
 
 _MOST = 48  # candidates; all families together have fewer forms
-# Settings that are tried if a family needs one of them. The anchors are those of YOLOv5's and YOLOv7's own models, in
-# models/yolov5s.yaml of ultralytics/yolov5 and cfg/deploy/yolov7.yaml of WongKinYiu/yolov7.
-_VARIANTS: tuple[Mapping[str, str], ...] = (
-    {"decode.boxes": "grid"},
-    {"decode.boxes": "pixels"},
-    {"decode.boxes": "corners"},
-    {"decode.boxes": "offsets"},
-    {"decode.scores": "best"},
-    {"decode.scores": "each"},
-    {"decode.anchors": "10,13,16,30,33,23; 30,61,62,45,59,119; 116,90,156,198,373,326"},
-    {"decode.anchors": "12,16,19,36,40,28; 36,75,76,55,72,146; 142,110,192,243,459,401"},
-)
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -69,7 +57,7 @@ def candidates(
 
     def forms(name: str) -> Iterator[Candidate]:
         alone = recognised({"family": name})
-        choices = (recognised({"family": name, **variant}) for variant in _VARIANTS) if alone is None else (alone,)
+        choices = (recognised({"family": name, **variant}) for variant in VARIANTS) if alone is None else (alone,)
         yield from (each for each in choices if each is not None)
 
     return tuple(each for name in names for each in forms(name))[:_MOST]

@@ -1,4 +1,4 @@
-"""The characters that a text recogniser tells apart, in the order of its classes.
+"""The characters of a text recogniser, in the order of its classes.
 
 They come from the metadata `character` that RapidOCR writes into PP-OCR's models, from a dictionary file of PaddleOCR
 (`ppocr_keys_v1.txt`), or from the setting `decode.characters`: a character on each line, or all on one line.
@@ -18,10 +18,10 @@ _NOTHING = ""  # the class that stands for no character: the blank, or the end o
 
 @functools.lru_cache(4)  # models are recognised again with each change; PP-OCR has 18,708 characters
 def parse(text: str) -> tuple[str, ...]:
-    """Return the entries of a list: its lines if there are several, else its characters; empty if it is too long.
+    """Return the entries of a list: its lines if it has several, otherwise its characters; empty if it is too long.
 
-    An empty line is the class that stands for no character. Control characters become U+FFFD, because texts appear in
-    terminals and log lines.
+    An empty line is the class that stands for no character. Control characters become U+FFFD, because terminals and log
+    lines show texts.
     """
     if len(text) > MOST_LISTED:
         return ()
@@ -32,9 +32,9 @@ def parse(text: str) -> tuple[str, ...]:
 def by_class(listed: tuple[str, ...], classes: int | None, *, nothing_last: bool) -> tuple[str, ...] | None:
     """Return the character of each class; empty text for the one class that stands for no character.
 
-    That class is added, before all others or, with `nothing_last`, after them, unless the list has an empty entry. If
-    the model has one class more, this is the space, after the other characters, as in PaddleOCR. `classes` is the
-    model's number of classes, None if unknown. Returns None if the list does not fit.
+    If the list has no empty entry, this class is added before all others, or with `nothing_last` after them. If the
+    model then has one class more, that class is the space, after the other characters, as in PaddleOCR. `classes` is
+    the model's number of classes, None if unknown. Returns None if the list does not fit.
     """
     if not listed or listed.count(_NOTHING) > 1:
         return None

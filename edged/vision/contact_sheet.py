@@ -35,7 +35,7 @@ def fit(picture: Image) -> Image:
 
 
 def contact_sheet(tiles: Sequence[Tile]) -> Image:
-    """Return the tiles, at least one, in rows of about as many as there are rows, the first at the top left."""
+    """Return one or more tiles in a grid with about as many rows as columns, the first tile at the top left."""
     columns = math.ceil(math.sqrt(len(tiles)))
     rows = math.ceil(len(tiles) / columns)
     tallest = max(tile.picture.shape[0] for tile in tiles)
@@ -53,7 +53,7 @@ def contact_sheet(tiles: Sequence[Tile]) -> Image:
 
 
 def _write(sheet: Image, text: str, left: int, baseline: int, color: tuple[int, int, int]) -> None:
-    """Write one line; what does not fit into the tile is cut."""
+    """Write one line, and cut it at the edge of the tile."""
     text = "".join(char if " " <= char <= "~" else "?" for char in text)
     while text and cv2.getTextSize(text, _FONT, _SCALE, 1)[0][0] > SIDE:
         text = text[:-1]

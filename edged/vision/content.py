@@ -7,7 +7,6 @@ over the host that sends it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -15,12 +14,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edged.vision.detections import class_name
+from edged.vision.detections import MOST_DETECTIONS, class_name
 
 MOST_SIDE = 8192  # the largest width or height of a map
-_MOST_RUNS = 1 << 15  # of a class map: the daemon decodes them on its event loop
+_MOST_CELLS = 1 << 22  # of a map of values: 8 MiB
+# Of a class map. The daemon decodes the runs, and names the areas, on its event loop.
+_MOST_RUNS, MOST_AREAS = 1 << 15, 1000
 MOST_TEXT = 4096  # characters
+MOST_VALUES = 1 << 16  # of an embedding: JSON has them as text
+_MOST_PACKED = 9 << 20  # bytes: the largest map of values, and some more
 _STEPS = 65535  # of a value in a `ValueMap`
+LARGEST = float(np.finfo(np.float32).max)  # messages have numbers as float32
+_TOLERANCE = 1e-3  # of the length of an embedding
 
 Box: TypeAlias = tuple[int, int, int, int]  # x1, y1, x2, y2 in pixels of the picture as sent
 _LEVEL = np.dtype("<u2")
@@ -34,7 +39,9 @@ class Classes(msgspec.Struct, frozen=True, array_like=True, tag="classes", forbi
     scores: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.class_ids) != len(self.scores) or not all(map(math.isfinite, self.scores)):
+        if len(self.class_ids) > MOST_DETECTIONS:
+            raise ValueError(f"{len(self.class_ids)} classes; at most {MOST_DETECTIONS} are possible")
+        if len(self.class_ids) != len(self.scores) or not _are_float32(*self.scores):
             raise ValueError(
                 f"{len(self.class_ids)} classes with {len(self.scores)} scores, or a score that is not finite"
             )
@@ -64,12 +71,12 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
         if len(self.class_ids) != len(self.lengths) or min(self.lengths, default=0) < 1 or sum(self.lengths) != cells:
             raise ValueError(f"the runs of a class map do not add up to {self.width}x{self.height} cells")
         if len(self.lengths) > _MOST_RUNS or min(self.class_ids) < 0 or max(self.class_ids) >= 1 << 31:
-            raise ValueError(f"a class map of {len(self.lengths)} runs, or with a class id that is no class")
+            raise ValueError(f"a class map of {len(self.lengths)} runs, or with an invalid class id")
 
     @classmethod
     def of(cls, cells: npt.NDArray[np.integer], box: Box | None = None) -> ClassMap:
-        """Encode class ids [height, width]. Noise has too many runs; it is encoded with half the width and height, or
-        a quarter, and so on. So is a map with a side above `MOST_SIDE`."""
+        """Encode class ids [height, width]. A map with too many runs (noise), or with a side above `MOST_SIDE`, is
+        encoded with half the width and height, or a quarter, and so on."""
         while True:
             flat = np.ascontiguousarray(cells).reshape(-1)
             starts = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
@@ -91,10 +98,11 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
         return resized
 
     def shares(self) -> list[tuple[int, float]]:
-        """Return (class id, share of the map in 0..1) of each class in the map, the largest first."""
+        """Return (class id, share of the map in 0..1) of each class in the map, the largest first; at most
+        `MOST_AREAS`, since only noise has more."""
         ids, index = np.unique(self.class_ids, return_inverse=True)
         areas = np.bincount(index, weights=self.lengths) / (self.width * self.height)
-        order = np.argsort(-areas, kind="stable")
+        order = np.argsort(-areas, kind="stable")[:MOST_AREAS]
         return list(zip(ids[order].tolist(), areas[order].tolist(), strict=True))
 
 
@@ -115,19 +123,22 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
 
     def __post_init__(self) -> None:
         _check_sides(self.width, self.height, self.box)
+        if self.width * self.height > _MOST_CELLS:
+            raise ValueError(f"a map of {self.width}x{self.height} values; at most {_MOST_CELLS} are possible")
         if len(self.data) != self.width * self.height * _LEVEL.itemsize:
             raise ValueError(f"{len(self.data)} bytes for a map of {self.width}x{self.height} levels of 2 bytes")
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
+        if not (_are_float32(self.low, self.high) and self.low <= self.high):
             raise ValueError(f"a map from {self.low} to {self.high}")
 
     @classmethod
     def of(cls, values: npt.NDArray[np.floating], box: Box | None = None) -> ValueMap:
-        """Encode values [height, width]. Values that are not finite become the lowest value; 0 if none is finite. A map
-        with a side above `MOST_SIDE` is encoded with half the width and height, or a quarter, and so on."""
-        while max(values.shape) > MOST_SIDE:
+        """Encode values [height, width]. Values that are not finite as float32 become the lowest value; 0 if there are
+        no others. A map with a side above `MOST_SIDE`, or more than 4 million cells, is encoded with half the width and
+        height, or a quarter, and so on."""
+        while max(values.shape) > MOST_SIDE or values.size > _MOST_CELLS:
             values = values[::2, ::2]
         height, width = values.shape
-        known = np.isfinite(values)
+        known = np.abs(values) <= LARGEST
         if not known.all():
             values = np.where(known, values, values.min(initial=np.inf, where=known) if known.any() else 0)
         low, high = float(values.min()), float(values.max())
@@ -166,11 +177,12 @@ class Depth(msgspec.Struct, frozen=True, array_like=True, tag="depth", forbid_un
 
 
 class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", forbid_unknown_fields=True):
-    """A vector that is near the vectors of similar pictures. `data` has little-endian float32 values of length 1.
+    """A vector that is near the vectors of similar pictures. `data` has little-endian float32 values of length 1, or
+    zeros, which are similar to nothing.
 
-    The daemon looks it up in the model's gallery: `similarity` is that of the nearest picture, -1..1, and `label` is
-    the name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery both are
-    empty.
+    The daemon looks it up in the model's gallery. `similarity` is that of the nearest picture, -1..1. `label` is the
+    name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery `label` is
+    empty and `similarity` 0.
     """
 
     data: bytes
@@ -178,15 +190,21 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
     similarity: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.data or len(self.data) % _FLOAT.itemsize or not np.isfinite(self.vector()).all():
-            raise ValueError(f"{len(self.data)} bytes are no finite float32 vector")
-        if not math.isfinite(self.similarity):
+        values, rest = divmod(len(self.data), _FLOAT.itemsize)
+        if rest or not 1 <= values <= MOST_VALUES:
+            raise ValueError(f"{len(self.data)} bytes are not 1 to {MOST_VALUES} values of an embedding")
+        length = float(np.linalg.norm(self.vector().astype(np.float64)))
+        if length and not abs(length - 1) < _TOLERANCE:  # also true for NaN
+            raise ValueError(f"an embedding of length {length:g}")
+        if not _are_float32(self.similarity):
             raise ValueError(f"a similarity of {self.similarity}")
 
     @classmethod
     def of(cls, values: npt.ArrayLike) -> Embedding:
-        """Normalise a vector [n] to length 1; a vector of zeros stays as it is."""
+        """Normalise a vector [n] to length 1; a vector of zeros stays as it is. Raises ValueError for more than
+        `MOST_VALUES` values, and for NaN and infinity."""
         vector = np.asarray(values, np.float64).reshape(-1)
+        vector = vector / (np.abs(vector).max(initial=0.0) or 1.0)  # squares of the values stay in range
         length = float(np.linalg.norm(vector))
         return cls((vector / (length or 1.0)).astype(_FLOAT).tobytes())
 
@@ -200,26 +218,26 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag="text", forbid_unknown_fields=True):
-    """The text in the picture, and its score in 0..1. An empty text means that the model has read none."""
+    """The text in the picture, and its score in 0..1. The text is empty if the model has found no text."""
 
     text: str
     score: float
 
     def __post_init__(self) -> None:
-        if len(self.text) > MOST_TEXT or not math.isfinite(self.score):
+        if len(self.text) > MOST_TEXT or not _are_float32(self.score):
             raise ValueError(f"a text of {len(self.text)} characters with score {self.score}")
 
 
 class Anomaly(msgspec.Struct, frozen=True, array_like=True, tag="anomaly", forbid_unknown_fields=True):
     """How unusual the picture is. `score` is in the model's own scale; `is_anomalous` says whether it is at least the
-    model's threshold. `map` has the score of each place; None if the model has no map."""
+    model's threshold. `map` has the score of each cell; None if the model has no map."""
 
     score: float
     is_anomalous: bool
     map: ValueMap | None = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.score):
+        if not _are_float32(self.score):
             raise ValueError(f"an anomaly score of {self.score}")
 
 
@@ -233,20 +251,22 @@ def pack(content: Content) -> bytes:
 
 
 def unpack(packed: bytes | memoryview) -> Content:
-    """Reverse `pack`. Raises ValueError if the bytes are no valid content."""
+    """Reverse `pack`. Raises ValueError if the bytes are not a valid content."""
+    if len(packed) > _MOST_PACKED:
+        raise ValueError(f"a content of {len(packed)} bytes; at most {_MOST_PACKED} are possible")
     content: Content = _DECODER.decode(packed)
     return content
 
 
 class Line(NamedTuple):
-    """One line about a content for people. `class_id` chooses its colour; -1 if it is about no class."""
+    """One line about a content for people. `class_id` chooses its colour; -1 if the line is not about a class."""
 
     text: str
     class_id: int = -1
 
 
 def lines(content: Content, names: Sequence[str]) -> Iterator[Line]:
-    """Yield what a content says, the most important first, for pictures and terminals."""
+    """Yield lines about a content for pictures and terminals, the most important first."""
     if isinstance(content, Classes):
         for number, score in zip(content.class_ids, content.scores, strict=True):
             yield Line(f"{class_name(names, number)} {score:.0%}", number)
@@ -267,11 +287,16 @@ def lines(content: Content, names: Sequence[str]) -> Iterator[Line]:
         yield Line(f"{'anomaly' if content.is_anomalous else 'normal'} {content.score:.3g}")
 
 
+def _are_float32(*numbers: float) -> bool:
+    """Whether numbers are finite, also as float32."""
+    return all(abs(number) <= LARGEST for number in numbers)
+
+
 def _check_sides(width: int, height: int, box: Box | None) -> None:
     if not (1 <= width <= MOST_SIDE and 1 <= height <= MOST_SIDE):
         raise ValueError(f"a map of {width}x{height} cells; each side must be 1 to {MOST_SIDE}")
     if box is not None and not (0 <= box[0] < box[2] < 1 << 31 and 0 <= box[1] < box[3] < 1 << 31):
-        raise ValueError(f"a map of {box}, which is no part of a picture")
+        raise ValueError(f"a map of {box}, which is not a part of a picture")
 
 
 def _nearest(count: int, cells: int) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Chooses the crops of a picture that a pipeline's second model is shown: one for each detection of the first. Pure."""
+"""Chooses the crops of a picture for a pipeline's second model: one for each detection of the first model. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CropRule(msgspec.Struct, frozen=True):
 class Crops(msgspec.Struct, frozen=True):
     """The crops of one picture: the row of the detection for each, in decreasing order of scores, and its region.
 
-    `left_out` is the number of detections of the rule's classes that have no crop: too many, or without an area in the
+    `left_out` counts the detections of the rule's classes that have no crop: they are too many, or have no area in the
     picture.
     """
 
@@ -44,46 +44,50 @@ class Crops(msgspec.Struct, frozen=True):
 def choose(
     found: Detections, names: Sequence[str], rule: CropRule, width: int, height: int, rotation: int = 0
 ) -> Crops:
-    """Choose the crops of a picture of width x height pixels, which models are shown rotated clockwise by `rotation`
-    degrees. `names` are those of the detector's classes.
+    """Choose the crops of a picture of width x height pixels. Models get it rotated clockwise by `rotation` degrees.
+    `names` are those of the detector's classes.
 
-    Boxes and size come from a process that may be hostile: boxes that are not finite get no crop. Raises ValueError if
+    Boxes and size come from a process that may be hostile. Boxes that are not finite get no crop. Raises ValueError if
     the size is impossible.
     """
     if min(width, height) < 1 or width * height > _MOST_PIXELS:
         raise ValueError(f"a picture of {width}x{height} pixels")
     scores = np.nan_to_num(found.scores, nan=-math.inf)
-    wanted = [row for row in np.argsort(-scores, kind="stable").tolist() if _is_wanted(found, row, names, rule)]
-    rows, regions = list[int](), list[Roi]()
-    for row in wanted:
-        if len(rows) == rule.most:
-            break
-        region = _region(found, row, rule, width, height, rotation)
-        if region is not None:
-            rows.append(row)
-            regions.append(region)
-    return Crops(tuple(rows), tuple(regions), len(wanted) - len(rows))
+    wanted = np.argsort(-scores, kind="stable")
+    if rule.classes:
+        passed = [number for number in set(found.class_ids.tolist()) if class_name(names, number) in rule.classes]
+        wanted = wanted[np.isin(found.class_ids[wanted], passed)]
+    boxes = _whole_pixels(found.boxes, rule.margin, width, height)
+    rows = wanted[(boxes[wanted, :2] < boxes[wanted, 2:]).all(axis=1)][: rule.most].tolist()
+    regions = tuple(_region(found, row, boxes[row], rule, width, height, rotation) for row in rows)
+    return Crops(tuple(rows), regions, len(wanted) - len(rows))
 
 
-def _is_wanted(found: Detections, row: int, names: Sequence[str], rule: CropRule) -> bool:
-    return not rule.classes or class_name(names, int(found.class_ids[row])) in rule.classes
+def _whole_pixels(boxes: npt.NDArray[np.float32], margin: float, width: int, height: int) -> npt.NDArray[np.float64]:
+    """Return the regions of whole pixels, xyxy [n, 4], that contain the enlarged boxes as far as they are in the
+    picture; NaN for a box that is not finite."""
+    exact = boxes.astype(np.float64)
+    exact[~np.isfinite(exact).all(axis=1)] = np.nan
+    more, limit = (exact[:, 2:] - exact[:, :2]) * margin, (width, height)
+    low, high = np.clip(exact[:, :2] - more, 0, limit), np.clip(exact[:, 2:] + more, 0, limit)
+    return np.concatenate((np.floor(low), np.ceil(high)), axis=1)
 
 
-def _region(found: Detections, row: int, rule: CropRule, width: int, height: int, rotation: int) -> Roi | None:
-    """Return the crop of a detection; None if no part of it is in the picture."""
+def _region(
+    found: Detections,
+    row: int,
+    box: npt.NDArray[np.float64],
+    rule: CropRule,
+    width: int,
+    height: int,
+    rotation: int,
+) -> Roi:
+    """Return the crop of a detection; `box` is its region of whole pixels."""
     if rule.is_upright and found.corners is not None:
         corners = _tilted(found.corners[row], rule.margin, width, height, rotation)
         if corners is not None:
             return Roi(corners=corners)
-    box = found.boxes[row].astype(np.float64)
-    if not np.isfinite(box).all():
-        return None
-    x1, y1, x2, y2 = box.tolist()
-    across, along = (x2 - x1) * rule.margin, (y2 - y1) * rule.margin
-    left, top = math.floor(_within(x1 - across, width)), math.floor(_within(y1 - along, height))
-    right, bottom = math.ceil(_within(x2 + across, width)), math.ceil(_within(y2 + along, height))
-    if right <= left or bottom <= top:
-        return None
+    left, top, right, bottom = map(int, box.tolist())
     return Roi(Region(left, top, right - left, bottom - top), rotation)
 
 
@@ -100,7 +104,3 @@ def _tilted(corners: npt.NDArray[np.float32], margin: float, width: int, height:
     if not is_inside or sides.min() < 1 or across * along > 2 * width * height:
         return None
     return upright(larger.astype(np.float32), rotation)
-
-
-def _within(value: float, limit: int) -> float:
-    return min(max(value, 0.0), float(limit))

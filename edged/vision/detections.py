@@ -21,6 +21,7 @@ from edged.vision.masks import Counts
 
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice
 
+MOST_DETECTIONS = 4096  # of a picture
 RECORD = np.dtype([("box", "<f4", (4,)), ("score", "<f4"), ("class_id", "<i4")])
 
 _MAGIC = b"\xed\x9e\xff\x7f"
@@ -145,6 +146,13 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         masks = _unpack_masks(reader, n, runs) if flags & _MASKS else None
         reader.end()
         return cls(boxes, scores, class_ids, masks, points, corners, tracker_ids)
+
+
+def count_packed(packed: bytes | memoryview) -> int:
+    """Return the number of packed detections, without reading them."""
+    if packed[:4] == _MAGIC and len(packed) >= _HEADER.size:
+        return int(_HEADER.unpack_from(packed)[2])
+    return len(packed) // RECORD.itemsize
 
 
 def class_name(names: Sequence[str], class_id: int) -> str:

@@ -20,7 +20,8 @@ from edged.tensors import TensorSpec
 from edged.vision import nearest
 from edged.vision import settings as keys
 from edged.vision.comparison import Tensors, nearest_form, shown
-from edged.vision.families import embedding
+from edged.vision.detections import MOST_DETECTIONS
+from edged.vision.families import embedding, text_lines
 from edged.vision.families.ambiguous import ambiguous_shape
 from edged.vision.families.anomaly import Anomalib, AnomalibV1
 from edged.vision.families.centerface import CenterFace
@@ -41,6 +42,7 @@ from edged.vision.families.paddle import PicoDet, PpYoloEPlus
 from edged.vision.families.prompted import GroundingDino, OwlV2, OwlVit
 from edged.vision.families.scrfd import Scrfd
 from edged.vision.families.segmentation import PaddleSeg, Segmentation
+from edged.vision.families.sound import SOUND_FAMILIES, SoundEvidence, SoundFamily
 from edged.vision.families.ssd import Ssd
 from edged.vision.families.text_lines import Ctc, Parseq, PpOcrCls
 from edged.vision.families.third_party import RULES, ThirdParty
@@ -55,8 +57,19 @@ from edged.vision.families.yunet import YuNet
 from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import Preprocess, find_picture, input_size, preprocess_for
 from edged.vision.signatures import needs
+from edged.vision.sound import Sound
 
-__all__ = ["ContentFamily", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
+__all__ = [
+    "ContentFamily",
+    "Family",
+    "Reading",
+    "Recognition",
+    "SoundFamily",
+    "Thresholds",
+    "open_family",
+    "open_sound",
+    "recognise",
+]
 
 
 RAW = "raw"  # the setting `family` of a model that serves raw tensors
@@ -66,7 +79,8 @@ class Recognition(msgspec.Struct, frozen=True):
     """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to hosts.
 
     If `family` is None, only raw tensors are served. If `preprocess` is None, the model takes no pictures; `picture`
-    says why. `reason` says why the family was recognised or not, and is cut to fit in a few lines.
+    says why. `sound` is set if the model takes sound: hosts then get tensors, and the daemon decodes the outputs.
+    `reason` says why the family was recognised or not, and is cut to fit in a few lines.
 
     Without a family: `between` are the families that accept the tensors and may be right, the most likely first; `kind`
     is the kind of a model whose tensors are not decoded, see `kinds`.
@@ -84,10 +98,16 @@ class Recognition(msgspec.Struct, frozen=True):
     package: Package | None = None  # the other package that the family is from; None for a family of edged
     between: tuple[str, ...] = ()
     kind: str = ""
+    sound: Sound | None = None
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether the model has a family that takes pictures."""
+        return self.family is not None and self.sound is None
 
     @property
     def other_family(self) -> str:
-        """Words for the family and its package if it is from another package; otherwise empty."""
+        """A text that names the family and its package, if it is from another package; otherwise empty."""
         return f"family {self.family} of package {self.package}" if self.package is not None else ""
 
     @property
@@ -222,6 +242,7 @@ _RULES: tuple[Rule, ...] = (
     Classification.by_shape,
     Segmentation.by_shape,
     Ultralytics.by_shape,
+    text_lines.by_height,
 )
 
 
@@ -243,6 +264,8 @@ def recognise(
     """
     keys.check(settings)
     exported = read_metadata(metadata)
+    if (heard := _claim_sound(SoundEvidence(inputs, outputs, settings))) is not None:
+        return _of_sound(heard, settings, exported)
     evidence = evidence_of(inputs, outputs, exported, settings, operators, heads)
     claim = readable(_claim(evidence, inputs, outputs, settings, others), outputs)
     other = next((each for each in others if each.name == claim.family), None)
@@ -275,6 +298,45 @@ def recognise(
     )
 
 
+def _claim_sound(evidence: SoundEvidence) -> Claim | None:
+    """Return the claim of a family of sound; None if the setting names another family, or if no rule applies. Raises
+    ConfigError if the family that the setting names does not accept the model."""
+    wanted = evidence.settings.get("family")
+    if wanted is None:
+        if find_picture(evidence.inputs)[0] is not None:
+            return None
+        claims = (family.by_rule(evidence) for family in SOUND_FAMILIES.values())
+        return next((claim for claim in claims if claim is not None), None)
+    family = SOUND_FAMILIES.get(wanted)
+    if family is None:
+        return None
+    claim = family.claim(evidence, f"the setting family={wanted}")
+    if claim is None:
+        form = nearest_form(family.signatures, Tensors.of(evidence.inputs, evidence.outputs, None))
+        raise ConfigError(f"family={wanted} needs tensors like {needs(form)}; set family=raw")
+    if claim.family is None:
+        raise ConfigError(claim.reason)
+    return claim
+
+
+def _of_sound(claim: Claim, settings: Mapping[str, str], exported: ExportMetadata) -> Recognition:
+    """Return the recognition of a model of a family of sound."""
+    assert claim.family is not None
+    assert claim.sound is not None
+    names = _names(settings, exported, claim)
+    return Recognition(
+        family=claim.family,
+        reason=nearest.cut(f"{claim.reason}{exported.remark}"),
+        preprocess=None,
+        picture=f"it takes {claim.sound}",
+        names=names,
+        thresholds=_thresholds(settings, SOUND_FAMILIES[claim.family].thresholds, (0.0, 1.0)),
+        reading=msgspec.structs.replace(claim.reading, classes=claim.classes or len(names)),
+        is_set="family" in settings,
+        sound=claim.sound,
+    )
+
+
 def is_decoded_here(recognition: Recognition) -> bool:
     """Whether `open_family` can open the model's family in this process: it has one, and the daemon runs no code of
     other packages."""
@@ -289,7 +351,7 @@ def evidence_of(
     operators: Iterable[str] | None = None,
     heads: Mapping[str, str] | None = None,
 ) -> Evidence | None:
-    """Return what rules get, see `recognise`; None if the model takes no picture."""
+    """Return the evidence for rules (see `recognise`); None if the model takes no picture."""
     picture, _ = find_picture(inputs)
     if picture is None:
         return None
@@ -306,6 +368,13 @@ def open_family(recognition: Recognition) -> Family | ContentFamily:
         raise Unsupported(f"no family decodes this model: {recognition.reason}")
     about = preprocess, recognition.names, recognition.reading
     return FAMILIES[family](*about) if package is None else ThirdParty.load(family, package).open(*about)
+
+
+def open_sound(recognition: Recognition) -> SoundFamily:
+    """Return the decoder of a recognised model that takes sound. Raises Unsupported if it takes none."""
+    if recognition.sound is None or recognition.family not in SOUND_FAMILIES:
+        raise Unsupported(f"this model takes no sound: {recognition.reason}")
+    return SOUND_FAMILIES[recognition.family](recognition.sound, recognition.names, recognition.reading)
 
 
 def _claim(
@@ -340,7 +409,8 @@ def _claim_by_setting(
     other = next((each for each in others if each.name == wanted), None)
     family = FAMILIES.get(wanted) if other is None else other.kind
     if family is None:
-        raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*FAMILIES, RAW))}")
+        known = (*FAMILIES, *SOUND_FAMILIES, RAW)
+        raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], known)}")
     claim = None if evidence is None else (other or family).claim(evidence, f"the setting family={wanted}")
     if claim is None:
         wants = "one picture input" if evidence is None else _needs(family, evidence)
@@ -352,7 +422,7 @@ def _claim_by_setting(
 
 
 def _needs(family: type[Family] | type[ContentFamily], evidence: Evidence) -> str:
-    """Return the tensors of a family in words, in the form that is nearest to the model's."""
+    """Describe the tensors of a family, in the form that is nearest to the model's."""
     return f"tensors like {needs(nearest_form(family.signatures, evidence.tensors))}"
 
 
@@ -379,7 +449,7 @@ def _thresholds(settings: Mapping[str, str], base: Thresholds, score_range: tupl
     given = {
         "score": keys.number(settings, keys.THRESHOLD, *score_range),
         "iou": keys.number(settings, "thresholds.iou", 0, 1),
-        "max_detections": keys.integer(settings, "thresholds.max_detections", 1, 4096),
+        "max_detections": keys.integer(settings, "thresholds.max_detections", 1, MOST_DETECTIONS),
         "class_agnostic": keys.boolean(settings, "thresholds.class_agnostic"),
     }
     return msgspec.structs.replace(base, **{key: value for key, value in given.items() if value is not None})

@@ -1,7 +1,7 @@
 """A gallery: named vectors of pictures, among which the nearest one of an embedding is found. Pure.
 
-Vectors can be compared only if the same model made them from pictures that were prepared in the same way. This is their
-*space*; a gallery of another space is not used.
+Vectors can be compared only if the same model made them from pictures that were prepared in the same way: they have the
+same *space*. A gallery of another space is not used.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _DEFAULTS = Preprocess(0, 0)
 def space_of(digest: str, recognition: Recognition) -> str:
     """Return the space of the vectors of a model, hexadecimal. `digest` is that of the model and its weights.
 
-    Engines of one model share it: they are verified to agree. Names and thresholds do not change vectors. A field of
-    `Preprocess` counts only if it differs from its default, so that a new field does not invalidate galleries.
+    All engines of a model have the same space, because they are verified to agree. Names and thresholds do not change
+    vectors. A field of `Preprocess` counts only if it differs from its default, so that a new field does not invalidate
+    galleries.
     """
     fed = msgspec.to_builtins(recognition.preprocess) if recognition.preprocess is not None else {}
     usual: Mapping[str, object] = msgspec.to_builtins(_DEFAULTS)
@@ -73,10 +74,11 @@ class Gallery(msgspec.Struct, frozen=True):
         return dict(sorted(Counter(self.names).items()))
 
     def nearest(self, embedding: Embedding) -> tuple[str, float]:
-        """Return the name of the nearest picture and its similarity, -1..1; an empty name if there is none.
+        """Return the name of the nearest picture and its similarity, -1..1. Return an empty name and 0 if no vector can
+        be compared with the embedding.
 
-        The time is about 1 ms for 10,000 vectors of 512 values. It is not a matrix product, because BLAS would share
-        it among threads, for which the event loop waits long if the box is busy.
+        The time is about 1 ms for 10,000 vectors of 512 values. This is not a matrix product: BLAS would share it among
+        threads, and on a busy box the event loop would wait long for these threads.
         """
         vector = embedding.vector()
         if not self.names or len(vector) != self.size or not vector.any():

@@ -7,7 +7,8 @@ Sources: the Open Model Zoo's models/public and models/intel (README.md of each 
 each), optimum-onnx (commit 1939f27, `model_configs.py` and `_TASK_TO_COMMON_OUTPUTS`), OpenCV's model zoo (the script
 of each model), airockchip/rknn_model_zoo (README.md of YOLOv5, YOLOv6 and YOLOv8), facebookresearch/segment-anything
 (`export_onnx_model.py`), snakers4/silero-vad (`OnnxWrapper`), biubug6/Pytorch_Retinaface (`convert_to_onnx.py`),
-fabio-sim/LightGlue-ONNX (`cli.py`). The signatures are read there; only those of silero-vad 6 and of the models in
+fabio-sim/LightGlue-ONNX (`cli.py`), argman/EAST (`model.py`, commit 21d68e7), clovaai/CRAFT-pytorch (`craft.py`, commit
+60fbdb0). The signatures are read there; only those of silero-vad 6 and of the models in
 rapidocr-onnxruntime are verified on files.
 """
 
@@ -149,29 +150,14 @@ KINDS = (
         patterns("[N, 1, H, W] -> [N, 2, H, W]"),
     ),
     Kind(
-        "depth",
-        "a model of depth: the output is a distance for each pixel",
-        patterns("predicted_depth|inverse_depth|depth [N, H, W]", "predicted_depth|inverse_depth|depth [N, 1, H, W]"),
+        "east",
+        "EAST, a detector of text: maps of scores, and of distances to the sides of boxes with angles",
+        patterns("[N, 1, H/4, W/4], [N, 5, H/4, W/4]", "[N, H/4, W/4, 1], [N, H/4, W/4, 5]"),
     ),
     Kind(
-        "map",
-        "a model that returns one value for each pixel, such as a mask, a class, edges, text or depth",
-        patterns("[N, 1, H, W]", "[N, H, W]", "[N, H, W, 3] -> [N, H, W, 1]"),
-    ),
-    Kind(
-        "semantic-segmentation",
-        "a model of classes of pixels: the output has a map for each class",
-        patterns(
-            "[N, classes, H, W]",
-            "out? [N, classes, H, W], aux? [N, classes, H, W]",
-            "logits [N, classes, H/4, W/4]",
-            "[N, H, W, 3] -> [N, H, W, classes]",
-        ),
-    ),
-    Kind(
-        "text-recognition",
-        "a reader of one line of text",
-        patterns("[N, 3, 48, W] -> [N, T, C]", "[N, 3, 32, W] -> [N, T, C]", "[N, 1, 32, W] -> [T, B, C]"),
+        "craft",
+        "CRAFT, a detector of text: maps of characters and of the links between them, and features",
+        patterns("[N, H/2, W/2, 2], [N, 32, H/2, W/2]"),
     ),
     Kind(
         "text-detection",
@@ -261,19 +247,10 @@ KINDS = (
             "[N, K, 4], [N, K], [N, K]",
         ),
     ),
-    # Numbers about the whole picture, and features.
+    # Numbers about the whole picture.
     Kind(
         "attributes",
         "a model of attributes, such as age or angles: each output has numbers about the whole picture",
         patterns("[N, a, 1, 1], [N, b, 1, 1]", "[N, a, 1, 1], [N, b, 1, 1], [N, c, 1, 1]", "[N, 1], [N, 1], [N, 1]"),
-    ),
-    Kind(
-        "features",
-        "a model of features: the output is made for another model, or for comparing pictures",
-        patterns(
-            "last_hidden_state [N, T, D], ...",
-            "image_embeds [N, D], ...",
-            "pooler_output [N, D], ...",
-        ),
     ),
 )

@@ -1,4 +1,5 @@
-"""Reads the metadata that Ultralytics' exporter, and for characters RapidOCR, write into a model; untrusted input.
+"""Reads the metadata that Ultralytics' exporter writes into a model, and the characters that RapidOCR writes.
+Untrusted.
 
 Every value of Ultralytics is Python's `str()` of the original: `{0: 'person', ...}`, `[640, 640]`, `True`.
 `ast.literal_eval` parses it, but a hostile text can exhaust the parser's stack or time, so only short texts of literals

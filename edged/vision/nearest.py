@@ -17,6 +17,18 @@ from edged.vision.families.contract import Claim, Evidence, Opened, readable, un
 from edged.vision.kinds import identify
 
 TRY_ALL = "edged inspect FILE --draw PICTURE --try-all"
+# Settings that are tried if a family needs one of them. The anchors are those of YOLOv5's and YOLOv7's own models, in
+# models/yolov5s.yaml of ultralytics/yolov5 and cfg/deploy/yolov7.yaml of WongKinYiu/yolov7.
+VARIANTS: tuple[Mapping[str, str], ...] = (
+    {"decode.boxes": "grid"},
+    {"decode.boxes": "pixels"},
+    {"decode.boxes": "corners"},
+    {"decode.boxes": "offsets"},
+    {"decode.scores": "best"},
+    {"decode.scores": "each"},
+    {"decode.anchors": "10,13,16,30,33,23; 30,61,62,45,59,119; 116,90,156,198,373,326"},
+    {"decode.anchors": "12,16,19,36,40,28; 36,75,76,55,72,146; 142,110,192,243,459,401"},
+)
 
 _UNKNOWN = "metadata, names and shapes match nothing that edged knows; raw tensors are served"
 _LONGEST_REASON = 1000
@@ -56,12 +68,15 @@ def explain_without_picture(tensors: Tensors) -> Claim:
 
 def advise(claim: Claim, evidence: Evidence, families: Families) -> Claim:
     """Return the claim of a rule; if it is undecided, with those of its families that accept the model, the most likely
-    first, with the settings that select them in its reason, and with the model's kind."""
+    first, with the settings that select them in its reason, and with the model's kind if this is nearer."""
     if not claim.between:
         return claim
-    found = identify(evidence.tensors)
-    kind = claim.kind or (found[0].name if found is not None else "")
-    return _with_advice(msgspec.structs.replace(claim, kind=kind), evidence, families)
+    accepting = [families[name] for name in claim.between if accepts(families[name], evidence)]
+    tensors, found = evidence.tensors, identify(evidence.tensors)
+    if found is not None and all(found[1].score > best(each.signatures, tensors).score for each in accepting):
+        reason = f"{claim.reason}; looks like {found[0].text}"
+        claim = msgspec.structs.replace(claim, reason=reason, kind=found[0].name)
+    return _with_advice(claim, evidence, families)
 
 
 def accepts(family: type[Opened], evidence: Evidence) -> bool:
@@ -88,10 +103,25 @@ def _with_advice(claim: Claim, evidence: Evidence, families: Families) -> Claim:
     accepting.sort(key=lambda name: -best(families[name].signatures, tensors).score)
     if accepting:
         choices = ", ".join(f"family={name}" for name in accepting)
-        advice = f": set {choices} or family=raw; {TRY_ALL} shows what each finds"
+        is_tried = any(_is_tried(families[name], evidence) for name in accepting)
+        advice = f": set {choices} or family=raw" + f"; {TRY_ALL} shows what each finds" * is_tried
     else:
         advice = "; raw tensors are served"
     return msgspec.structs.replace(claim, reason=claim.reason + advice, between=tuple(accepting))
+
+
+def _is_tried(family: type[Opened], evidence: Evidence) -> bool:
+    """Whether `TRY_ALL` tries a family: it needs no further setting, or one of `VARIANTS`."""
+    if evidence.size is None and family.open_size is None:
+        return False  # the size of the input must be set first
+    for variant in ({}, *VARIANTS):
+        try:
+            claim = family.claim(msgspec.structs.replace(evidence, settings={**evidence.settings, **variant}), "")
+        except ConfigError:
+            continue
+        if claim is not None and claim.family is not None:
+            return True
+    return False
 
 
 def _likeness(near: list[str], compared: Mapping[str, Comparison]) -> str:

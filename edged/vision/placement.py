@@ -49,7 +49,7 @@ class Roi(msgspec.Struct, frozen=True, array_like=True):
 _SIGNS = {0: (1, 1), 90: (1, -1), 180: (-1, -1), 270: (-1, 1)}
 
 
-class CropWindow(msgspec.Struct, frozen=True, tag="crop"):
+class CropWindow(msgspec.Struct, frozen=True):
     """The part of a picture that is cut out, and its rotation.
 
     `left`, `top`, `width` and `height` are the part that the model is shown. `region` (x1, y1, x2, y2) is the requested
@@ -166,18 +166,25 @@ class Placement(msgspec.Struct, frozen=True):
     pad_y: int
     width: int
     height: int
-    window: CropWindow | TiltedWindow | None = None
+    window: CropWindow | None = None
+    # Instead of `window`. It is a field of its own, because stored placements have no tags.
+    tilted: TiltedWindow | None = None
+
+    @property
+    def shown(self) -> CropWindow | TiltedWindow | None:
+        """The part of the picture that is shown; None for all of it."""
+        return self.window if self.tilted is None else self.tilted
 
     @property
     def inner(self) -> tuple[int, int]:
         """(width, height) of the picture inside the input, in input pixels."""
-        width, height = (self.width, self.height) if self.window is None else self.window.turned
+        width, height = (self.width, self.height) if self.shown is None else self.shown.turned
         return round(width * self.scale_x), round(height * self.scale_y)
 
     @property
     def edges(self) -> tuple[int, int, int, int]:
         """x1, y1, x2, y2 of the part of the picture that is shown, in picture pixels."""
-        return (0, 0, self.width, self.height) if self.window is None else self.window.region
+        return (0, 0, self.width, self.height) if self.shown is None else self.shown.region
 
     def to_original(self, boxes: Boxes) -> Boxes:
         """Convert xyxy boxes, float32 [n, 4], from input to picture pixels, clipped to `edges`; a new array."""
@@ -186,8 +193,8 @@ class Placement(msgspec.Struct, frozen=True):
         edge = np.array((self.width, self.height, self.width, self.height), np.float32)
         original: Boxes = np.subtract(boxes, pad, dtype=np.float32)
         original /= scale
-        if self.window is not None:
-            return self.window.boxes_to_picture(original)
+        if self.shown is not None:
+            return self.shown.boxes_to_picture(original)
         np.clip(original, np.float32(0), edge, out=original)
         return original
 
@@ -197,11 +204,11 @@ class Placement(msgspec.Struct, frozen=True):
         scale = np.array((self.scale_x, self.scale_y), np.float32)
         original: Points = np.subtract(points, pad, dtype=np.float32)
         original /= scale
-        return original if self.window is None else self.window.to_picture(original)
+        return original if self.shown is None else self.shown.to_picture(original)
 
     def to_input(self) -> npt.NDArray[np.float64]:
         """Return the affine matrix from picture to input, float64 [2, 3]: input x, y = matrix @ (x, y, 1)."""
-        upright = np.eye(2, 3) if self.window is None else self.window.from_picture()
+        upright = np.eye(2, 3) if self.shown is None else self.shown.from_picture()
         matrix: npt.NDArray[np.float64] = upright * np.array(((self.scale_x,), (self.scale_y,)))
         matrix[:, 2] += self.pad_x, self.pad_y
         return matrix
@@ -259,8 +266,9 @@ def place_window(
     fitted = place(region_w, region_h, input_width, input_height, fit, zoom)
     inner_w, inner_h = fitted.inner
     turned_w, turned_h = window.turned
+    shown = {"tilted": window} if isinstance(window, TiltedWindow) else {"window": window}
     return msgspec.structs.replace(
-        fitted, scale_x=inner_w / turned_w, scale_y=inner_h / turned_h, width=width, height=height, window=window
+        fitted, scale_x=inner_w / turned_w, scale_y=inner_h / turned_h, width=width, height=height, **shown
     )
 
 

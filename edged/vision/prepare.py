@@ -65,8 +65,8 @@ class Preparer:
         columns = slice(placement.pad_x, placement.pad_x + width)
         if self.preprocess.antialias and self.preprocess.fit is Fit.CENTER_CROP:
             scaled = self._middle(image, placement, step, roi)
-        elif isinstance(placement.window, TiltedWindow):
-            scaled = self._resize(_upright(image, placement.window, step), width, height)
+        elif placement.tilted is not None:
+            scaled = self._resize(_upright(image, placement.tilted, step), width, height)
         elif placement.window is None:
             scaled = self._resize(image, width, height)
         else:
@@ -114,7 +114,7 @@ class Preparer:
         return placement
 
     def _window(self, width: int, height: int, step: int, roi: Roi | None) -> CropWindow | TiltedWindow | None:
-        """Return the part of a picture that the model is shown; None for all of it."""
+        """Return the part of a picture that the model gets; None for the whole picture."""
         wanted = self.preprocess
         if roi is not None and roi.corners is not None:
             tilted = TiltedWindow.of(roi.corners, width, height)

@@ -3,8 +3,8 @@
     prompts = "a cat [49406 320 2368 49407], a photo of a dog [49406 320 1125 539 320 1929 49407]"
 
 Users write the texts alone. `edged models add`, `edged models set` and `edged inspect` add the ids from the tokenizer
-next to the model (`edged.engines.prompts`). So a served model needs no tokenizer, and ids can never belong to another
-text than the one in front of them.
+next to the model (`edged.engines.prompts`). So a served model needs no tokenizer, and the setting always shows the text
+of its ids.
 """
 
 from __future__ import annotations

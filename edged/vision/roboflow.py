@@ -42,8 +42,8 @@ _Prediction = TypedDict(
 
 
 class RoboflowPrediction(_Prediction, total=False):
-    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners. `nested` is not of
-    Roboflow: it has the fields of what the second model of a pipeline found in the box."""
+    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners. `nested` is edged's:
+    the fields of a pipeline's second model about this prediction."""
 
     points: list[RoboflowPoint]
     keypoints: list[RoboflowKeypoint]

@@ -1,7 +1,7 @@
-"""A model's settings for pictures and detections, and typed readers of setting values.
+"""A model's settings for pictures, sound and detections, and typed readers of setting values.
 
-Other keys are ignored. An unknown key under `preprocess.`, `thresholds.` or `decode.` raises a ConfigError that
-suggests the closest known key.
+Other keys are ignored. An unknown key under `preprocess.`, `thresholds.`, `decode.` or `sound.` raises a
+ConfigError that suggests the closest known key.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ DECODE = tuple(
     f"decode.{k}"
     for k in ("activation", "anchors", "background", "blank", "boxes", "characters", "layout", "scores", "unclip")
 )
+SOUND = tuple(f"sound.{k}" for k in ("rate", "window", "hop"))
 UNPREFIXED = ("family", "names", "prompts")
-KNOWN = (*UNPREFIXED, *PREPROCESS, *THRESHOLDS, *DECODE)
+KNOWN = (*UNPREFIXED, *PREPROCESS, *THRESHOLDS, *DECODE, *SOUND)
 
-_PREFIXES = ("preprocess.", "thresholds.", "decode.")
+VISION_PREFIXES = ("preprocess.", "thresholds.", "decode.", "sound.")
 _MOST_UNKNOWN, _MOST_SHOWN = 5, 60  # the most unknown keys that an error names, and the most characters of a value
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def check(settings: Mapping[str, str]) -> None:
     """Raise ConfigError if keys under the prefixes of this module are unknown; the message names them in one line."""
-    unknown = [key[:_MOST_SHOWN] for key in settings if key.startswith(_PREFIXES) and key not in KNOWN]
+    unknown = [key[:_MOST_SHOWN] for key in settings if key.startswith(VISION_PREFIXES) and key not in KNOWN]
     if len(unknown) == 1:
         raise ConfigError(f"unknown setting {unknown[0]}; {nearest(unknown[0], KNOWN)}")
     if unknown:

@@ -65,7 +65,7 @@ class DimPattern(msgspec.Struct, frozen=True):
             return 0
         known = self.value(values)
         if known is not None:
-            is_grid = self.symbol in ("H", "W") or self.symbol in _STRIDES
+            is_grid = known > 1 and (self.symbol in ("H", "W") or self.symbol in _STRIDES)
             return (_GRID if is_grid else _NUMBER) if actual == known else None
         word, part = self.symbol, self.times
         if self.scale:

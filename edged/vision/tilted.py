@@ -1,4 +1,4 @@
-"""A tilted rectangle of a picture that is shown upright, and how points are mapped between the two.
+"""A tilted rectangle of a picture that a model gets upright, and the mapping of points between the two.
 
 Coordinates are continuous, in pixels of the picture as sent: 0 is the left edge of the first pixel.
 """
@@ -19,8 +19,8 @@ Corners: TypeAlias = tuple[Corner, Corner, Corner, Corner]
 _Points: TypeAlias = npt.NDArray[np.float32]
 
 
-class TiltedWindow(msgspec.Struct, frozen=True, tag="tilted"):
-    """A tilted rectangle of a picture, which the model is shown upright.
+class TiltedWindow(msgspec.Struct, frozen=True):
+    """A tilted rectangle of a picture. The model gets it upright.
 
     `left` and `top` are its upper left corner in the picture, `right` and `down` the steps in the picture for one pixel
     to the right and one pixel down in the upright window of `width` x `height` pixels. `picture` is the width and

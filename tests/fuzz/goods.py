@@ -108,6 +108,7 @@ def good(method: Method) -> list[Message]:
     shared.inputs[0].parameters["shared_memory_region"].string_param = "region"
     shared.inputs[0].parameters["shared_memory_byte_size"].int64_param = 16
     pixels = cameras.RawImage(format=cameras.BGR, width=16, height=12, data=bytes(16 * 12 * 3))
+    sound = cameras.Samples(format=cameras.Samples.S16, rate=16000, data=bytes(1024))
     ring = cameras.SharedImage(segment=SEGMENT, offset=64, stamp=1, size=len(PICTURE))
     options = cameras.StreamOptions(max_fps=1000, weight=2, mode=cameras.StreamOptions.EVERY_FRAME, track=False)
     setting = inference.TraceSettingRequest(model_name=NUMBERS)
@@ -122,6 +123,7 @@ def good(method: Method) -> list[Message]:
         cameras.Frame(camera="yard", model=SHAPES, sequence=2, raw=pixels, options=options, rotation=90),
         cameras.Frame(camera="door", model=SHAPES, shared=ring, region=cameras.Region(width=10, height=10)),
         cameras.Frame(camera="door", model=NUMBERS, encoded=PICTURE, thresholds=cameras.Thresholds(score=0.5)),
+        cameras.Frame(camera="door", model=NUMBERS, samples=sound),
         operations.AddModelRequest(header=operations.ModelHeader(name="added")),
         operations.AddModelRequest(file=operations.ModelFile(path="model.onnx", size=64)),
         operations.AddModelRequest(chunk=bytes(64)),

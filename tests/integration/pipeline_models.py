@@ -24,13 +24,13 @@ _GRAPH = """(float[{batch},3,32,32] images) => (float[{batch},3] probabilities) 
 
 
 def colors(path: Path, batch: int | str = "N", contrast: float = 10.0) -> Path:
-    """Save a classifier that finds the strongest color of a picture; a higher contrast makes it surer."""
+    """Save a classifier that finds the strongest color of a picture; the score grows with the contrast."""
     graph = _GRAPH.format(batch=batch)
     return models.save(models.parse(graph, {"ten": np.array(contrast, np.float32)}), path)
 
 
 def settings() -> str:
-    """Return the settings of the classifier, as the file beside the model has them."""
+    """Return the settings of the classifier, as in the file next to the model."""
     return "".join(f'{key} = "{value}"\n' for key, value in COLORS.items())
 
 

@@ -1,5 +1,5 @@
-"""Ensembles on a real daemon: chains, branches, batches, faults between the steps, and models that come, go and
-change."""
+"""Ensembles on a real daemon: chains, branches, batches, faults between the steps, and models that are
+added, removed and changed."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_ensemble_that_cannot_be_served_is_unavailable_with_the_reason(daemon: H
         assert kinds == {"lost", "unlike"}
 
 
-def test_ensemble_cannot_be_used_where_an_engine_is_needed(daemon: HttpDaemon) -> None:
+def test_ensemble_command_that_needs_an_engine_is_refused(daemon: HttpDaemon) -> None:
     with daemon.client() as client:
 
         def stream(client: Client) -> None:
@@ -228,7 +228,7 @@ def test_ensemble_deadline_in_the_second_step_ends_the_request(daemon: HttpDaemo
 
 
 class Asking:
-    """Asks an ensemble all the time; use it in a `with`."""
+    """Sends requests to an ensemble without a pause; use it in a `with`."""
 
     def __init__(self, daemon: Daemon, model: str) -> None:
         self._daemon, self._model, self._stop = daemon, model, threading.Event()

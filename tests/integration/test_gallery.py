@@ -1,4 +1,4 @@
-"""Galleries in a real daemon: names of embeddings by every way of asking, other versions, restarts, access."""
+"""Galleries in a real daemon: names in every interface, other versions of a model, restarts, roles."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_gallery_takes_large_pictures(client: Client) -> None:
     assert client.add_to_gallery("faces", "Rosa", [large] * 3).names == {"Rosa": 3}
 
 
-def test_gallery_of_one_bad_picture_adds_none(client: Client) -> None:
+def test_gallery_add_with_one_bad_picture_adds_none(client: Client) -> None:
     with pytest.raises(InvalidInput, match="picture 2"):
         client.add_to_gallery("faces", "Rosa", [jpeg(RED), b"no picture"])
     assert client.galleries() == []
@@ -178,6 +178,17 @@ def test_gallery_survives_a_restart_and_is_deleted_with_its_model() -> None:
             client.remove_model("faces", delete=True)
             assert client.galleries() == []
             assert not list((daemon.state / "gallery").iterdir())
+
+
+def test_gallery_of_the_default_version_is_the_same_under_both_names(box: Daemon, client: Client) -> None:
+    version = box.models / "versioned" / "1"
+    version.mkdir(parents=True)
+    write(version / "model.onnx", GRAPH)
+    box.ready("versioned")
+    assert client.add_to_gallery("versioned:1", "Rosa", [jpeg(RED)]).model == "versioned"
+    assert seen(client, RED, "versioned").label == "Rosa"
+    assert client.remove_from_gallery("versioned:1", "Rosa").model == "versioned"
+    assert client.galleries() == []
 
 
 def test_gallery_command_line(box: Daemon, client: Client, tmp_path: Path) -> None:

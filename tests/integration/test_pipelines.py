@@ -1,4 +1,4 @@
-"""Pipelines through a real daemon: two models answer a frame as two calls of a client would, and every frame counts."""
+"""Pipelines in a real daemon: answers equal those of two calls of a client, and every frame is answered or skipped."""
 
 from __future__ import annotations
 

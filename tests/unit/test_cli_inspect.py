@@ -145,7 +145,7 @@ def test_try_all_family_that_fails_has_its_error(folder: Path) -> None:
     assert all(line and "\n" not in line for line in failed)
 
 
-def test_try_all_without_a_family_says_so_in_one_line(folder: Path) -> None:
+def test_try_all_without_an_accepting_family_says_so_in_one_line(folder: Path) -> None:
     specs = (TensorSpec("y", "FP32", (1, 7, 9, 11, 2)),)
     answer = {"y": np.zeros((1, 7, 9, 11, 2), np.float32)}
     path = graph(Export("ssd", specs, lambda _: answer), answer, folder / "five.onnx")
@@ -154,6 +154,20 @@ def test_try_all_without_a_family_says_so_in_one_line(folder: Path) -> None:
     assert "no family" in rows(result)["tried"]
     assert not list(folder.glob("*.jpg"))
     assert json.loads(call(path, "--draw", "street.png", "--try-all", "--json").stdout)["tried"]["families"] == []
+
+
+@pytest.mark.parametrize("name", ["transformers, owlvit", "transformers, grounding dino"])
+def test_try_all_of_prompted_model_asks_for_the_prompts(folder: Path, name: str) -> None:
+    export = EXPORTS[name]
+    path = graph(export, export.encode([[Planted((20, 30, 120, 90), 1, 0.9)]]), folder / "prompted.onnx")
+    result = call(path, "--draw", "street.png", "--try-all", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    assert told["tried"]["families"] == []
+    assert "set prompts, for example prompts = " in json.dumps(told)
+    shown = " ".join(call(path, "--draw", "street.png", "--try-all").stdout.split())
+    assert "no family can be tried: " in shown
+    assert "set prompts, for example" in shown.partition("no family can be tried: ")[2]
 
 
 def test_draw_nothing_found_names_a_setting(folder: Path) -> None:

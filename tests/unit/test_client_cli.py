@@ -76,7 +76,7 @@ def test_infer_pipeline_prints_what_the_second_model_found(running: Running, pic
     printed = call("infer", "pipeline", picture, "--target", running.target).stdout
     assert "READER" in printed.upper()
     assert "AB 123 50%" in printed
-    assert "1 not passed on to reader" in printed
+    assert "1 left out: no crop for reader" in printed
 
 
 def test_pipelines_prints_a_row_for_each_or_json(running: Running) -> None:

@@ -47,7 +47,7 @@ def test_pipeline_from_a_variable_is_accepted() -> None:
         (GOOD.replace('"reader"', '"b"') + '[pipelines.b]\ndetect = "cars"\nthen = "plates"\n', "names a pipeline"),
     ],
 )
-def test_pipeline_with_a_mistake_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:
+def test_pipeline_with_an_invalid_key_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match="pipelines") as caught:
         load(written(tmp_path, text))
     assert words in str(caught.value)

@@ -20,7 +20,9 @@ from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb
 from edged.verification.contents import compare
 from edged.vision.content import (
+    MOST_AREAS,
     MOST_SIDE,
+    MOST_VALUES,
     Anomaly,
     Classes,
     ClassMap,
@@ -82,6 +84,8 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
     [
         ["classes", [1], []],
         ["classes", [1], [float("nan")]],
+        pytest.param(["classes", [1] * 5000, [0.5] * 5000], id="many classes"),
+        pytest.param(["text", "a" * (10 << 20), 0.5], id="a large content"),
         ["class-map", 2, 2, [0], [3]],
         ["class-map", 2, 2, [0, 1], [5, -1]],
         ["class-map", 2, 2, [-1], [4]],
@@ -93,15 +97,21 @@ def test_content_packed_and_sent_stays_equal(content: Content) -> None:
         ["class-map", 1, 1, [0], [1], [1, 2, 3]],
         ["depth", ["values", 2, 2, 0.0, 1.0, bytes(7)], True, "m"],
         ["depth", ["values", 2, 2, 1.0, 0.0, bytes(8)], True, "m"],
+        pytest.param(["depth", ["values", 4096, 2048, 0.0, 1.0, bytes(1 << 24)], True, "m"], id="a large map"),
         ["depth", ["values", 2, 2, 0.0, float("inf"), bytes(8)], True, "m"],
+        ["depth", ["values", 2, 2, 0.0, 1e39, bytes(8)], True, "m"],
         ["embedding", b""],
         ["embedding", b"123"],
         ["embedding", np.array([np.nan], np.float32).tobytes()],
+        ["embedding", np.array([3e38, -3e38], np.float32).tobytes()],
+        ["embedding", np.array([0.5], np.float32).tobytes()],
+        pytest.param(["embedding", bytes(4 * (MOST_VALUES + 1))], id="a long embedding"),
         ["embedding", bytes(4), "Ada", float("nan")],
         ["embedding", bytes(4), 5],
         ["text", "a" * 5000, 0.5],
         ["text", "a", float("nan")],
         ["anomaly", float("inf"), True, None],
+        ["anomaly", 1e39, True, None],
         ["other"],
         {},
     ],
@@ -164,6 +174,20 @@ def test_maps_with_a_long_side_are_made_coarser(shape: tuple[int, int], coarse: 
     assert ValueMap.of(np.zeros(shape)).values().shape == coarse
 
 
+def test_value_map_of_very_many_cells_is_made_coarser() -> None:
+    values = np.zeros((4096, 4096), np.float32)
+    values[2, 4] = 1
+    found = ValueMap.of(values)
+    assert (found.width, found.height) == (2048, 2048)
+    assert found.levels()[1, 2] == found.levels().max()
+
+
+def test_class_map_with_very_many_classes_has_the_areas_of_the_largest() -> None:
+    found = ClassMap.of(np.concatenate((np.arange(5000), [7] * 9))[None])
+    assert len(found.shares()) == MOST_AREAS
+    assert found.shares()[0] == (7, pytest.approx(10 / 5009))
+
+
 @given(arrays.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9))), st.integers(1, 20), st.integers(1, 20))
 def test_class_map_resized_has_the_class_of_the_nearest_cell(cells: np.ndarray, width: int, height: int) -> None:
     found = ClassMap.of(cells).resized(width, height)
@@ -200,6 +224,7 @@ def test_value_map_is_exact_to_half_a_level(values: np.ndarray) -> None:
 
 def test_value_map_of_equal_or_no_finite_values() -> None:
     assert ValueMap.of(np.full((2, 3), 7.0)).values().tolist() == [[7.0] * 3] * 2
+    assert ValueMap.of(np.array([[1e39, 2, 1]])).values().tolist() == [[1, 2, 1]]
     assert ValueMap.of(np.full((1, 2), np.nan)).values().tolist() == [[0.0, 0.0]]
 
 
@@ -209,6 +234,18 @@ def test_embedding_has_length_one_and_cosine_similarity() -> None:
     assert one.cosine(other) == pytest.approx(0, abs=1e-7)
     assert one.cosine(Embedding.of([30, 40])) == pytest.approx(1)
     assert Embedding.of([0, 0]).vector().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-170, 1e170, 1e300])
+def test_embedding_of_values_whose_squares_are_out_of_range_has_length_1(scale: float) -> None:
+    assert Embedding.of(np.array([3, 4]) * scale).vector().tolist() == pytest.approx([0.6, 0.8], rel=1e-2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_embedding_of_values_that_are_not_finite_raises_value_error(bad: float) -> None:
+    with pytest.raises(ValueError, match="length"):
+        Embedding.of([1, bad])
 
 
 # -- for people and programs ----------------------------------------------------------------------------------------

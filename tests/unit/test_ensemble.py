@@ -1,4 +1,4 @@
-"""The graph of an ensemble: which configurations are pipelines, and how tensors pass from step to step."""
+"""The graph of an ensemble: which configurations are valid, and how tensors pass from step to step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ensembles in the catalogue: what they can answer follows from the models of their steps."""
+"""Ensembles in the catalogue: the models of their steps decide whether they are ready."""
 
 from __future__ import annotations
 

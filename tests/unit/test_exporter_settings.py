@@ -66,6 +66,7 @@ def test_settings_of_a_detector(tmp_path: Path, file: str) -> None:
         ({"size": [640, 512]}, {"preprocess.height": "640", "preprocess.width": "512"}),
         ({"size": [640]}, {}),
         ({"size": [640, True]}, {}),
+        pytest.param({"size": [640, 10**400]}, {}, id="a size beyond floats"),
         ({"image_mean": "grey"}, {}),
         ([], {}),
     ],
@@ -122,8 +123,9 @@ def test_other_files_give_no_settings(tmp_path: Path, config: object) -> None:
 
 def test_files_that_cannot_be_read_give_no_settings(tmp_path: Path) -> None:
     assert read_settings(tmp_path / "model.onnx") == {}
-    (tmp_path / CONFIG).write_bytes(b"\xff{")
-    assert read_settings(tmp_path / "model.onnx") == {}
+    for damaged in (b"\xff{", b'{"nested":' + b"[" * 100_000):
+        (tmp_path / CONFIG).write_bytes(damaged)
+        assert read_settings(tmp_path / "model.onnx") == {}
     (tmp_path / CONFIG).unlink()
     os.mkfifo(tmp_path / CONFIG)
     assert read_settings(tmp_path / "model.onnx") == {}
@@ -260,6 +262,9 @@ def test_classifier_of_a_model_type_of_encoders_is_a_classifier(tmp_path: Path) 
         {"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
         {"size": 224, "crop_pct": "much"},
         {"size": True},
+        pytest.param(
+            {"size": {"shortest_edge": 10**400}, "do_center_crop": True, "crop_size": 224}, id="a size beyond floats"
+        ),
         {},
     ],
     ids=str,

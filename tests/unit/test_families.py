@@ -1,4 +1,4 @@
-"""Recognition with families of other packages, in real children: what is asked, what is cached, and what fails."""
+"""Recognition with families of other packages, in real children: their requests, the cached answers, and failures."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_recognise_family_that_does_not_fit_says_what_it_needs(site: Path,
     install(site, NAME)
     other = inspect(save_model(tmp_path / "other.onnx", ("a", "b", "c")))
     families = Families(tmp_path, [NAME])
-    with pytest.raises(ConfigError, match=f"family={NAME} needs outputs centres"):
+    with pytest.raises(ConfigError, match=f"family={NAME} needs tensors like centres"):
         await families.recognise(other, {"family": NAME})
     found = await families.recognise(other, {})
     assert found is not None

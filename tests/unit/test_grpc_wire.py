@@ -107,12 +107,14 @@ def raw_image(data: bytes = PIXELS) -> cameras.RawImage:
 
 def same_frame(found: wire.FrameRequest, message: cameras.Frame) -> None:
     """Check that `found` has the picture of the message, and equals the message in all other fields."""
-    assert bytes(found.picture) == (message.encoded or message.raw.data)
+    assert bytes(found.picture) == (message.encoded or message.raw.data or message.samples.data)
     for each in (found.message, message):
         if each.WhichOneof("image") == "encoded":
             each.encoded = b""
         elif each.WhichOneof("image") == "raw":
             each.raw.data = b""
+        elif each.WhichOneof("image") == "samples":
+            each.samples.data = b""
     assert found.message == message
     assert found.message.WhichOneof("image") == message.WhichOneof("image")
 
@@ -124,6 +126,7 @@ def tagged(number: int, contents: bytes) -> bytes:
 
 
 _RAW = raw_image().SerializeToString()
+_SOUND = cameras.Samples(format=cameras.Samples.S16, rate=16000, data=PIXELS)
 _FRAMES = {
     "no picture": frame().SerializeToString(),
     "small": frame(encoded=b"jpeg").SerializeToString(),
@@ -132,6 +135,9 @@ _FRAMES = {
     "raw without pixels": frame(raw=raw_image(b"")).SerializeToString(),
     "shared": frame(shared=cameras.SharedImage(segment="/s", size=3)).SerializeToString(),
     "raw twice is merged": frame(raw=raw_image()).SerializeToString() + tagged(7, b"\x10\x07") + tagged(7, _RAW),
+    "samples": frame(samples=_SOUND).SerializeToString(),
+    "samples without data": frame(samples=cameras.Samples(rate=8000)).SerializeToString(),
+    "raw, then samples": tagged(7, _RAW) + cameras.Frame(samples=_SOUND).SerializeToString(),
     "pixels twice": tagged(7, _RAW + tagged(5, PIXELS[:-1])),
     "raw, then a JPEG": frame(raw=raw_image()).SerializeToString() + tagged(6, PIXELS),
     "a JPEG, then raw": tagged(6, PIXELS) + tagged(7, _RAW),
@@ -149,7 +155,7 @@ def test_read_frame_equals_protobufs(data: bytes) -> None:
     same_frame(wire.read_frame(data), cameras.Frame.FromString(data))
 
 
-@pytest.mark.parametrize("kind", ["large JPEG", "raw"])
+@pytest.mark.parametrize("kind", ["large JPEG", "raw", "samples"])
 def test_read_frame_large_picture_is_a_view_of_the_message(kind: str) -> None:
     picture = wire.read_frame(_FRAMES[kind]).picture
     assert isinstance(picture, memoryview)

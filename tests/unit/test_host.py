@@ -20,11 +20,14 @@ from edged.host.engine import CancellableJobs, EngineThreads
 from edged.host.pipeline import Pipeline
 from edged.ipc import messages as m
 from edged.ipc.arena import SharedView, Span
+from edged.models.limits import Bounds
 from edged.tensors import Array, TensorSpec
 from edged.vision.family import Recognition, Thresholds, recognise
 from edged.vision.preprocess import Preprocess
 
 _SIGNATURE = Signature((TensorSpec("x", "UINT8", ("n",)),), (TensorSpec("y", "FP32", (1, 2)),))
+
+_UNLIMITED = Bounds()
 
 
 class Session:
@@ -63,14 +66,19 @@ def opened(
     signature: Signature = _SIGNATURE,
     recognition: Recognition | None = None,
     shared: Any = None,
+    bounds: Bounds = _UNLIMITED,
 ) -> tuple[EngineThreads, Callable[[], m.FromHost]]:
     """Return threads that open a session, and a function that returns their next message."""
     sent: queue.SimpleQueue[m.FromHost] = queue.SimpleQueue()
     recognition = recognition or recognise(signature.inputs, signature.outputs, {}, {})
     parallelism = Parallelism(instances, 1)
-    order = m.Open(1, Order("/nowhere", signature, Recipe("null"), parallelism=parallelism), recognition)
+    order = m.Open(1, Order("/nowhere", signature, Recipe("null"), parallelism=parallelism), recognition, bounds=bounds)
     backend: Any = Backend(session)
-    return EngineThreads(order, backend, shared, sent.put), lambda: sent.get(timeout=20)
+
+    def send(message: m.FromHost, pieces: Sequence[bytes | memoryview] = ()) -> None:
+        sent.put(message)
+
+    return EngineThreads(order, backend, shared, send), lambda: sent.get(timeout=20)
 
 
 @pytest.mark.parametrize(("wrong", "error"), [("nodes", "EngineUnusable"), ("disk", "DiskFailing")])
@@ -321,3 +329,30 @@ def test_pipeline_that_cannot_be_created_closes_its_session(wrong: str, family: 
     with pytest.raises(EngineUnusable if wrong else Unsupported):
         Pipeline(session, PICTURES, msgspec.structs.replace(RECOGNITION, family=family))
     assert session.closed == 1
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+class Depths(Session):
+    """A session that answers every picture with a depth map of 1024 x 1024 cells."""
+
+    def infer(self, inputs: Any, outputs: Any = None) -> dict[str, Any]:
+        return {"predicted_depth": np.zeros((1, 1024, 1024), np.float32)}
+
+
+@pytest.mark.parametrize(("output_mb", "error"), [(1, "TooLarge"), (3, ""), (0, "")])
+def test_content_larger_than_the_limit_is_an_error_of_the_picture(
+    shared: SharedView, output_mb: int, error: str
+) -> None:
+    inputs, outputs = TensorSpec("x", "FP32", (1, 3, 4, 4)), TensorSpec("predicted_depth", "FP32", ("n", "h", "w"))
+    signature = Signature((inputs,), (outputs,))
+    depth = recognise((inputs,), (outputs,), {}, {"family": "depth"})
+    threads, received = opened(Depths(), 1, signature, depth, shared, Bounds("depths", output_mb=output_mb))
+    assert isinstance(received(), m.Opened)
+    threads.submit(m.Detect(1, 1, (m.Picture(Span(0, 48), "rgb", 4, 4, 12),), None))
+    answer = received()
+    assert isinstance(answer, m.Detected)
+    (seen,) = answer.seen
+    assert seen.error == error
+    assert not error or "limits.output_mb" in seen.message

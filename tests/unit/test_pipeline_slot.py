@@ -7,9 +7,11 @@ import gc
 import time
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ from edged.serving.slot import Slot
 from edged.serving.stream import Delivery, Stream
 from edged.serving.work import Answered, FrameWork, SecondStep
 from edged.vision.crops import CropRule
-from edged.vision.detections import Detections
+from edged.vision.detections import MOST_DETECTIONS, Detections
 from edged.vision.placement import Region, Roi
 from tests.fake_link import FakeLink, turn
 from tests.waiting import run
@@ -229,6 +231,17 @@ async def test_pipeline_invalid_answer_of_the_detector_fails_the_frame(found: by
     work = world.push()
     number, (_, future) = world.first.jobs.popitem()
     future.set_result(m.Detected(number, (m.Seen(0, -7, m.Times(), found),)))
+    await turn()
+    assert isinstance(work.future.exception(), EngineUnusable)
+
+
+@pytest.mark.parametrize("more", [{}, {"corners": np.zeros((MOST_DETECTIONS + 1, 4, 2))}], ids=["boxes", "corners"])
+async def test_pipeline_detector_that_finds_more_than_a_family_can_fails_the_frame(more: Mapping[str, Any]) -> None:
+    world, n = World(), MOST_DETECTIONS + 1
+    work = world.push()
+    number, (_, future) = world.first.jobs.popitem()
+    found = Detections.of(np.zeros((n, 4)), np.zeros(n), np.zeros(n), **more).pack()
+    future.set_result(m.Detected(number, (m.Seen(4, 3, m.Times(), found),)))
     await turn()
     assert isinstance(work.future.exception(), EngineUnusable)
 

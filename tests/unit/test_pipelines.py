@@ -1,4 +1,4 @@
-"""Pipelines of the configuration: their slots, readiness, and what clients are told about them."""
+"""Pipelines of the configuration: their slots, their readiness, and the reports about them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class World:
 
     def __init__(self, **wanted: Pipeline) -> None:
         self.models: dict[str, PlannedModel] = {}
-        self.pipelines = Pipelines(self.models, self.find)
+        self.ensembles: set[str] = set()
+        self.pipelines = Pipelines(self.models, self.find, self.ensembles)
         self.pipelines.reconfigure(wanted or {"plates": PLATES})
 
     def find(self, name: str) -> PlannedModel:
@@ -132,7 +133,7 @@ def test_pipeline_of_a_model_that_is_being_loaded_accepts_frames() -> None:
     world.slot().require_ready()
 
 
-def test_pipeline_with_the_name_of_a_model_gives_way_to_it() -> None:
+def test_pipeline_with_the_name_of_a_model_is_not_used() -> None:
     world = World(cars=Pipeline(detect="reader", then="reader"))
     world.add("cars", "detector")
     assert world.pipelines.find("cars") is None
@@ -140,7 +141,7 @@ def test_pipeline_with_the_name_of_a_model_gives_way_to_it() -> None:
     assert world.state("cars")[0] is ReadyState.REFUSED
 
 
-def test_pipeline_detector_is_the_model_that_thresholds_are_for() -> None:
+def test_pipeline_thresholds_apply_to_the_detector() -> None:
     world = World()
     assert world.pipelines.detector("plates") == "cars"
     assert world.pipelines.detector("other") == "other"
@@ -264,3 +265,10 @@ async def test_supervision_of_a_pipeline_has_captions() -> None:
     pytest.importorskip("supervision")
     found = (await as_result(ANSWERS["classes"], ANSWERS["text"])).supervision()
     assert found.data["nested"].tolist() == ["c 75%", "AB 123 50%", ""]
+
+
+def test_pipeline_with_the_name_of_an_ensemble_is_refused() -> None:
+    world = World()
+    world.ensembles.add("plates")
+    assert world.pipelines.find("plates") is None
+    assert "same name" in world.pipelines.readiness(HEALTH)["plates"].reason

@@ -1,7 +1,8 @@
-"""A model on one picture, decoded by several families: how often it runs, and what a failure means."""
+"""A model on one picture, decoded by several families: the number of runs, and the results of failures."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,11 @@ from edged.backends import registry
 from edged.backends.contract import REFERENCE, Order, Signature
 from edged.errors import EngineUnusable, InvalidInput
 from edged.ipc import job_messages as jobs
+from edged.jobs import try_families as job_module
 from edged.jobs.try_families import try_families
-from edged.tensors import Array
+from edged.tensors import Array, TensorSpec
 from edged.vision.candidates import candidates
+from edged.vision.contact_sheet import Tile, contact_sheet
 from tests.vision_encoders import HEIGHT, WIDTH, Planted
 from tests.vision_exports import EXPORTS, Export
 
@@ -40,8 +43,8 @@ class Backend:
         return self.outputs
 
 
-def job_of(export: Export, picture: Path) -> jobs.TryFamilies:
-    found = candidates(export.inputs, export.outputs, {}, {}, export.operators)
+def job_of(export: Export, picture: Path, **settings: str) -> jobs.TryFamilies:
+    found = candidates(export.inputs, export.outputs, {}, settings, export.operators)
     order = Order("model.onnx", Signature(export.inputs, export.outputs), REFERENCE, None)
     titles = tuple(each.settings["family"] for each in found)
     return jobs.TryFamilies(order, tuple(each.recognition for each in found), titles, str(picture))
@@ -112,6 +115,85 @@ def test_try_families_without_a_picture_or_runtime_fails(monkeypatch: pytest.Mon
     load(monkeypatch, Backend(export.encode(PLANTED)))
     with pytest.raises(InvalidInput, match=r"missing\.png"):
         try_families(job_of(export, picture.with_name("missing.png")))
+
+
+NUMBERS = np.random.default_rng(7)
+MAP = NUMBERS.random((1, 1, 64, 96), np.float32)
+LETTERS = "abcdefghi"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "settings", "wanted"),
+    [
+        (
+            (1, 3, 64, 96),
+            MAP,
+            {"thresholds.score": "0.5"},
+            {
+                "depth": r"inverse depth \S+ to \S+",
+                "depth-metric": r"depth \S+ to \S+ m",
+                "segmentation": r"(back|fore)ground \d+%",
+                "dbnet": r"\d+ found.*",
+                "anomalib-v1": "anomaly .*",
+            },
+        ),
+        ((1, 3, 64, 96), NUMBERS.random((1, 21, 16, 24), np.float32), {}, {"segmentation": r"\d+ \d+%, .*"}),
+        (
+            (1, 3, 112, 112),
+            NUMBERS.random((1, 512), np.float32),
+            {},
+            {"arcface": "embedding of 512 values", "classification": r"\d+ \d+%, .*"},
+        ),
+        (
+            (1, 3, 48, 320),
+            NUMBERS.random((1, 20, 10), np.float32),
+            {"decode.characters": LETTERS},
+            {"ctc": rf"[{LETTERS}]+ \d+%"},
+        ),
+    ],
+    ids=["one map", "maps of classes", "a vector", "a line of text"],
+)
+def test_try_families_contents_are_said_and_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+    picture: Path,
+    inputs: tuple[int, ...],
+    output: Array,
+    settings: dict[str, str],
+    wanted: dict[str, str],
+) -> None:
+    def sheet(tiles: list[Tile]) -> Array:
+        drawn.extend(tiles)
+        return contact_sheet(tiles)
+
+    drawn: list[Tile] = []
+    monkeypatch.setattr(job_module, "contact_sheet", sheet)
+    load(monkeypatch, Backend({"y": output}))
+    specs = (TensorSpec("input", "FP32", inputs),), (TensorSpec("y", "FP32", output.shape),)
+    export = Export("", specs[1], lambda _: {}, inputs=specs[0])
+    job = job_of(export, picture, **settings)
+    found = dict(zip(job.titles, try_families(job).families, strict=True))
+    for family, line in wanted.items():
+        assert re.fullmatch(line, found[family].line), found[family]
+        (tile,) = (each for each in drawn if each.title == family)
+        assert family == "dbnet" or (tile.picture != 90).any(), "a plain picture has something on it"
+
+
+@pytest.mark.parametrize("name", ["transformers, owlvit", "transformers, grounding dino"])
+def test_try_families_prompted_model_gets_its_texts(monkeypatch: pytest.MonkeyPatch, picture: Path, name: str) -> None:
+    export = EXPORTS[name]
+    backend, fed = Backend(export.encode(PLANTED)), list[Mapping[str, Array]]()
+
+    def infer(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        fed.append(inputs)
+        return backend.outputs
+
+    monkeypatch.setattr(backend, "infer", infer)
+    load(monkeypatch, backend)
+    job = job_of(export, picture, prompts=export.settings["prompts"])
+    answer = try_families(job)
+    assert len(fed) == len(job.candidates) >= 1
+    assert all(each.keys() == {spec.name for spec in export.inputs} for each in fed)
+    assert dict(zip(job.titles, answer.families, strict=True))[export.family].count == 1
 
 
 def test_tried_family_line_has_count_and_best_or_the_error() -> None:

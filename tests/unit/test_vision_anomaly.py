@@ -133,10 +133,11 @@ def test_anomaly_of_version_1_without_a_map() -> None:
     assert judge(found, {"output": np.array([7, 40], np.float32)}, 1) == Anomaly(40, True)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_anomaly_that_is_not_finite_has_score_0(bad: float) -> None:
-    heat = np.full((1, 1, 4, 8), bad, np.float32)
-    content = judge(see((SCORE, MAP)), {SCORE: np.array([bad], np.float32), MAP: heat})
+    heat = np.full((1, 1, 4, 8), bad, np.float64)
+    content = judge(see((SCORE, MAP)), {SCORE: np.array([bad], np.float64), MAP: heat})
     assert (content.score, content.is_anomalous) == (0, False)
     assert judge(see((MAP,)), {MAP: heat}).score == 0
 

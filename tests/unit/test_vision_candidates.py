@@ -18,7 +18,8 @@ def tried(export: Export, **settings: str) -> tuple[Candidate, ...]:
 @pytest.mark.parametrize("name", EXPORTS)
 def test_candidates_of_export_contain_its_family(name: str) -> None:
     export = EXPORTS[name]
-    found = [each for each in tried(export) if each.recognition.family == export.family]
+    given = {key: value for key, value in export.settings.items() if key == "prompts"}  # only the user knows them
+    found = [each for each in tried(export, **given) if each.recognition.family == export.family]
     assert found, name
     assert all(each.settings["family"] == each.recognition.family for each in found)
     assert all(each.recognition.preprocess is not None for each in found)
@@ -40,6 +41,24 @@ def test_candidates_that_need_a_setting_are_tried_with_each_value() -> None:
     assert of_rtdetr == [{"family": "rtdetr-ultralytics", "decode.scores": each} for each in ("best", "each")]
     heads = [each.settings["family"] for each in tried(EXPORTS["yolov7, raw heads"])]
     assert heads == ["yolov7", "yolov7"], "the anchors of YOLOv5 and of YOLOv7"
+
+
+@pytest.mark.parametrize("name", ["transformers, owlvit", "transformers, owlv2", "transformers, grounding dino"])
+def test_candidates_of_prompted_model_need_the_prompts(name: str) -> None:
+    export = EXPORTS[name]
+    assert tried(export) == ()
+    assert tried(export, prompts="a cat") == (), "without token ids"
+    found = {each.settings["family"] for each in tried(export, prompts=export.settings["prompts"])}
+    assert found == ({"grounding-dino"} if export.family == "grounding-dino" else {"owlvit", "owlv2"})
+
+
+def test_candidates_of_anomaly_model_need_the_threshold() -> None:
+    inputs, outputs = EXPORTS["ultralytics"].inputs, (TensorSpec("output", "FP32", ("n", 1, "h", "w")),)
+
+    def families(**settings: str) -> set[str]:
+        return {each.settings["family"] for each in candidates(inputs, outputs, {}, settings)}
+
+    assert families(**{"thresholds.score": "0.5"}) - families() == {"anomalib-v1"}
 
 
 def test_candidates_keep_the_given_settings_except_family() -> None:

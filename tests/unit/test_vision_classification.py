@@ -63,7 +63,7 @@ def test_recognise_classifier_by_any_evidence(
     ("columns", "settings", "size", "families"),
     [
         (512, {}, 224, "family=classification, family=embedding or"),
-        (512, {}, 112, "family=classification, family=arcface, family=sface or"),
+        (512, {}, 112, "family=arcface, family=sface, family=classification or"),
         (4, {}, 224, "family=classification or"),
         (4, {"names": "a,b,c"}, 224, "family=classification or"),
         ("c", {}, 224, "family=classification, family=embedding or"),

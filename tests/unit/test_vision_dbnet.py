@@ -296,6 +296,13 @@ def test_recognise_sides_that_are_no_multiples_of_32_are_refused(size: tuple[str
         recognise(PADDLE, MAP, {}, {"family": "dbnet", **sides})
 
 
+def test_recognise_fixed_sides_that_are_no_multiples_of_32_do_not_name_the_family() -> None:
+    inputs, outputs = (spec("image", 1, 3, 360, 640),), (spec("y", 1, 1, 360, 640),)
+    assert "dbnet" not in see(inputs, outputs).reason
+    with pytest.raises(ConfigError, match="family=dbnet needs"):
+        recognise(inputs, outputs, {}, {"family": "dbnet"})
+
+
 @pytest.mark.parametrize(
     "settings", [{"decode.unclip": "-1"}, {"decode.unclip": "wide"}, {"decode.activation": "softmax"}]
 )
@@ -308,7 +315,7 @@ def test_recognise_invalid_settings_are_refused(settings: dict[str, str]) -> Non
 # -- the whole path --------------------------------------------------------------------------------------------------
 
 
-def test_doubt_has_none_about_a_picture_without_text() -> None:
+def test_doubt_picture_without_text_is_not_doubted() -> None:
     assert doubt(recognised(), {"map": np.zeros((1, 1, HEIGHT, WIDTH), np.float32)}) == ""
 
 

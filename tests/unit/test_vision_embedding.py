@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from edged.errors import ConfigError, EngineUnusable
 from edged.tensors import Dim, TensorSpec
-from edged.vision.content import Embedding
+from edged.vision.content import MOST_VALUES, Embedding
 from edged.vision.families.contract import ContentFamily
 from edged.vision.family import Recognition, open_family, recognise
 from edged.vision.placement import Fit, place
@@ -171,6 +171,13 @@ def test_embedding_of_wrong_tensor_is_an_error(rows: np.ndarray) -> None:
     found = see({"embedding": ("n", 8)})
     with pytest.raises(EngineUnusable, match="output embedding is"):
         embed(found, {"embedding": rows})
+
+
+def test_embedding_of_very_many_values_is_an_error() -> None:
+    found = see({"embedding": ("n", "values")})
+    assert len(embed(found, {"embedding": np.ones((1, MOST_VALUES), np.float32)}).vector()) == MOST_VALUES
+    with pytest.raises(EngineUnusable, match="family=raw"):
+        embed(found, {"embedding": np.ones((1, MOST_VALUES + 1), np.float32)})
 
 
 # -- preprocessing --------------------------------------------------------------------------------------------------

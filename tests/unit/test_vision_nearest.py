@@ -82,12 +82,14 @@ def test_recognise_random_tensors_names_only_families_that_accept_them(seed: int
 
 
 def _assert_accepts(family: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-    """Assert that the setting selects the family, or that the error names a further setting."""
+    """Assert that the setting selects the family, or that the answer names a further setting."""
     try:
-        chosen, problem = recognise(inputs, outputs, {}, {"family": family}, {"Conv"}).family, ""
+        found = recognise(inputs, outputs, {}, {"family": family}, {"Conv"})
+        chosen, problem = found.family, found.reason
     except ConfigError as error:
         chosen, problem = None, str(error)
-    assert chosen == family or re.search(r"set (decode\.\w+|names)", problem), (family, chosen, problem)
+    further = r"set (decode\.\w+|names|prompts|thresholds\.score|preprocess\.width)"
+    assert chosen == family or re.search(further, problem), (family, chosen, problem)
 
 
 # -- signatures -----------------------------------------------------------------------------------------------------
@@ -96,8 +98,15 @@ SIZE = (640, 480)  # width, height
 NUMBERS = {"K": 20, "M": 20, "P": 17640, "Q": 300, "R": 300, "A": 100, "rows": 2000, "T": 50, "values": 51}
 
 
+INPUTS = {
+    "orig_target_sizes": TensorSpec("orig_target_sizes", "INT64", (1, 2)),
+    "input_ids": TensorSpec("input_ids", "INT64", (1, 16)),
+    "attention_mask": TensorSpec("attention_mask", "INT64", (1, 16)),
+}
+
+
 def example(signature_text: str, family: str) -> tuple[TensorSpec, ...]:
-    """Return tensors as a signature writes them, for an input of `SIZE`."""
+    """Return outputs as a signature writes them, for an input of `SIZE`."""
     known = next(each for each in FAMILIES[family].signatures if each.text == signature_text)
     numbers = {**dict.fromkeys(re.findall(r"[A-Za-z]+", signature_text), 7), **NUMBERS, "N": 1, "split": 2}
     if family == "ultraface":
@@ -106,7 +115,8 @@ def example(signature_text: str, family: str) -> tuple[TensorSpec, ...]:
     made = []
     for number, tensor in enumerate(known.outputs):
         shape = tuple(dim.value(numbers) for dim in tensor.dims or ())
-        made.append(TensorSpec(tensor.names[0] if tensor.names else f"t{number}", "FP32", shape))
+        name = tensor.names[0] if tensor.names else f"t{number}"
+        made.append(TensorSpec(name, "FP32", tuple(size for size in shape if size is not None)))
     return tuple(made)
 
 
@@ -116,8 +126,7 @@ FORMS = [(name, known.text) for name, family in FAMILIES.items() for known in fa
 @pytest.mark.parametrize(("family", "form"), FORMS, ids=[f"{name} {text[:40]}" for name, text in FORMS])
 def test_signature_of_family_is_accepted_by_its_claim(family: str, form: str) -> None:
     inputs = [TensorSpec("images", "FP32", (1, 3, SIZE[1], SIZE[0]))]
-    if "orig_target_sizes" in form:
-        inputs.append(TensorSpec("orig_target_sizes", "INT64", (1, 2)))
+    inputs += (spec for name, spec in INPUTS.items() if name in form)
     _assert_accepts(family, tuple(inputs), example(form, family))
 
 

@@ -60,8 +60,8 @@ def test_decode_tensor_with_one_value_more_or_less_is_refused(name: str) -> None
     export = EXPORTS[name]
     for output in export.recognition.reading.outputs:
         axis = 1 if export.family == "ultralytics" else -1
-        if export.encode(BOTH)[output].ndim < 3:
-            continue
+        if export.encode(BOTH)[output].ndim < 3 or (export.family, output) == ("grounding-dino", "logits"):
+            continue  # the columns after those of the prompts' tokens do not matter
         for change in (lambda t, a: np.delete(t, -1, a), lambda t, a: np.concatenate([t, t.take([0], a)], a)):
             outputs = export.encode(BOTH)
             outputs[output] = change(outputs[output], axis)

@@ -216,7 +216,7 @@ def test_recognise_invalid_claim_names_the_package(make: Callable[[], object]) -
         assert caught.value.family == "good"
 
 
-def test_recognise_invalid_setting_that_a_package_reads_is_the_users() -> None:
+def test_recognise_invalid_setting_of_a_package_is_a_config_error() -> None:
     def claim(cls: type[Any], evidence: Evidence, reason: str) -> Claim | None:
         raise ConfigError("decode.boxes=x is invalid")
 
@@ -391,7 +391,7 @@ def test_recognise_own_input_is_filled_if_the_reading_has_it() -> None:
         FamilyTest(changed(own_inputs=("sizes",)), inputs, OUTPUTS)
 
 
-def test_family_test_of_a_model_that_is_not_recognised_says_why() -> None:
+def test_family_test_unrecognised_model_says_why() -> None:
     test = FamilyTest(changed(by_shape=None), INPUTS, OUTPUTS, settings={})
     with pytest.raises(AssertionError, match="not recognised"):
         test.detect({}, width=64, height=64)

@@ -22,16 +22,17 @@ from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.status import status_of
 from edged.api.grpc.wire import FrameRequest, read_frame
 from edged.engines.controller import Controller
-from edged.errors import EdgedError, InvalidImage, InvalidInput, Refused
+from edged.errors import EdgedError, InvalidImage, InvalidInput, NotReady, Refused
 from edged.ipc.messages import Times
 from edged.proto import cameras_pb2 as pb
 from edged.serving.camera import Cameras, Mode, StreamOptions
 from edged.serving.pipeline_slot import FrameSlot, PipelineSlot
+from edged.serving.sound import AnySlot, SoundSource, SoundSources, SoundWork
 from edged.serving.stream import Delivery, SkipReport, Stream
 from edged.serving.stream_camera import Skips
 from edged.serving.tracking import Tracking
 from edged.serving.work import Answered, Blob, FrameWork, SecondStep
-from edged.vision.detections import Detections, class_name
+from edged.vision.detections import MOST_DETECTIONS, Detections, class_name
 from edged.vision.family import Thresholds
 from edged.vision.placement import Region, Roi
 
@@ -64,9 +65,14 @@ class CameraService:
         shared memory of `client`."""
         received_ns, frame = time.time_ns(), request.message
         slot = self._controller.slot(frame.model)
-        require_pictures(self._controller, slot)
-        work = work_of(request, self._controller, slot.model, seconds, must_answer=True, client=client)
-        slot.push(work)
+        if frame.HasField("samples"):
+            source = _source(self._controller, SoundSources(), frame, slot)
+            work: FrameWork = sound_work(request, self._controller, source, seconds, is_whole=True)
+            source.push(work)
+        else:
+            require_pictures(self._controller, slot)
+            work = work_of(request, self._controller, slot.model, seconds, must_answer=True, client=client)
+            slot.push(work)
         try:
             answer = await work.future
         except BaseException:
@@ -82,8 +88,8 @@ class CameraService:
     async def detect_bytes(self, frames: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
         """Answer a stream of frames of one or more cameras; protos/cameras.proto describes its guarantees."""
         stream: Stream[Tag] = Stream(self._cameras, self._tracking)
-        segments = Segments(client=partial(identity.current, context.peer))
-        reader = asyncio.create_task(self._read(frames, stream, segments))
+        segments, sources = Segments(client=partial(identity.current, context.peer)), SoundSources()
+        reader = asyncio.create_task(self._read(frames, stream, segments, sources))
         self._readers.add(reader)
         try:
             async with aclosing(stream.results()) as results:
@@ -99,15 +105,18 @@ class CameraService:
             stream.close()
             segments.close()
 
-    async def _read(self, frames: AsyncIterator[bytes], stream: Stream[Tag], segments: Segments) -> None:
-        """Put the received frames into the stream. If the model of a frame does not exist or takes no images, or if the
-        frame needs tracking that is not installed, the first frame ends the call; a later frame gets the error as its
-        result. An error of the stream itself, such as too many cameras, ends the call too."""
+    async def _read(
+        self, frames: AsyncIterator[bytes], stream: Stream[Tag], segments: Segments, sources: SoundSources
+    ) -> None:
+        """Put the received frames into the stream. If the model of a frame does not exist or does not take pictures or
+        sound as sent, or if the frame needs tracking that is not installed, the first frame ends the call; a later
+        frame gets the error as its result. An error of the stream itself, such as too many cameras, ends the call
+        too."""
         failure: BaseException | None = None
         first = True
         try:
             async for data in frames:
-                camera = self._put(read_frame(data), stream, segments, first)
+                camera = self._put(read_frame(data), stream, segments, sources, first)
                 first = False
                 del data  # the frame may be large, and the next one may take long to arrive
                 await stream.room(camera)
@@ -116,23 +125,31 @@ class CameraService:
         finally:
             stream.end(failure)
 
-    def _put(self, request: FrameRequest, stream: Stream[Tag], segments: Segments, first: bool) -> str:
+    def _put(
+        self, request: FrameRequest, stream: Stream[Tag], segments: Segments, sources: SoundSources, first: bool
+    ) -> str:
         """Put a frame into the stream; return its camera."""
         frame = request.message
         tag = Tag(frame, frame.model)
         options: StreamOptions | None = None
-        place: FrameSlot | EdgedError
+        place: AnySlot | EdgedError
         is_hopeless = True  # whether the error would also occur for all later frames
         try:
             slot = self._controller.slot(frame.model)
             tag.model = slot.model
-            require_pictures(self._controller, slot)
+            source = _source(self._controller, sources, frame, slot) if frame.HasField("samples") else None
+            if source is None:
+                require_pictures(self._controller, slot)
             if frame.options.track and self._tracking is not None and self._tracking.missing:
                 raise Refused(f"cannot track objects: {self._tracking.missing}")
             is_hopeless = False
             options = options_of(frame)
-            work = work_of(request, self._controller, slot.model, segments=segments)
-            place = slot
+            if source is not None:
+                work: FrameWork = sound_work(request, self._controller, source)
+                place = source
+            else:
+                work = work_of(request, self._controller, slot.model, segments=segments)
+                place = slot
         except EdgedError as error:
             if first and is_hopeless:
                 raise
@@ -189,16 +206,62 @@ def work_of(
     )
 
 
+_FORMS = {pb.Samples.S16: "s16", pb.Samples.F32: "f32"}
+
+
+def _source(controller: Controller, sources: SoundSources, frame: pb.Frame, slot: FrameSlot) -> SoundSource:
+    """Return the source of sound that a frame continues. Raises InvalidInput if each such frame would fail, and
+    NotReady while the model is read."""
+    if isinstance(slot, PipelineSlot):
+        raise InvalidInput(f"pipeline {slot.model!r} takes pictures, not sound")
+    answering = controller.find(slot.model).answering
+    if answering is None:
+        raise NotReady(f"model {slot.model!r} is not read yet; send the frame again in a moment")
+    recognition = answering.recognition
+    if recognition.sound is None:
+        raise InvalidInput(f"model {slot.model!r} takes no sound; see docs/sound.md for the models that do")
+    if frame.samples.rate != recognition.sound.rate:
+        wanted, how = recognition.sound.rate, "ffmpeg -i IN -ac 1 -ar"
+        raise InvalidInput(
+            f"model {slot.model!r} takes sound at {wanted} Hz, not {frame.samples.rate} Hz; resample it, such as with"
+            f" {how} {wanted} OUT.wav"
+        )
+    if frame.HasField("region") or frame.rotation or frame.options.track:
+        raise InvalidInput("region, rotation and track are for pictures; leave them out with samples")
+    return sources.of(frame.camera, slot, recognition, answering.digest)
+
+
+def sound_work(
+    request: FrameRequest,
+    controller: Controller,
+    source: SoundSource,
+    seconds: float | None = None,
+    is_whole: bool = False,
+) -> SoundWork:
+    """Return the work for a frame of samples, which expires after `seconds`. Raises InvalidInput. `is_whole`: the frame
+    is a whole recording."""
+    frame, place = request.message, source.take_place()
+    if frame.samples.format not in _FORMS:
+        raise InvalidInput("the samples have no format; set S16 or F32")
+    thresholds = None
+    if frame.HasField("thresholds"):
+        given = {field.name: value for field, value in frame.thresholds.ListFields()}
+        thresholds = thresholds_of(controller, source.model, given)
+    expires = math.inf if seconds is None else time.monotonic() + seconds
+    return SoundWork(request.picture, _FORMS[frame.samples.format], place, thresholds, expires, is_whole)
+
+
 def require_pictures(controller: Controller, slot: FrameSlot) -> None:
-    """Raise an error if each frame would fail: InvalidInput if a model is known to take only tensors, or cannot do its
-    step of a pipeline; NotReady if a model of a pipeline does not exist."""
+    """Raise the error with which every frame would fail: InvalidInput if the model takes only tensors, or if a model
+    cannot do its step of a pipeline; NotReady if a model of a pipeline does not exist."""
     if isinstance(slot, PipelineSlot):
         slot.require_ready()
         return
     answering = controller.find(slot.model).answering
     if answering is not None and answering.recognition.preprocess is None:
         why = answering.recognition.picture
-        raise InvalidInput(f"model {slot.model!r} takes no pictures ({why}); send tensors instead")
+        instead = "tensors" if answering.recognition.sound is None else "samples"
+        raise InvalidInput(f"model {slot.model!r} takes no pictures ({why}); send {instead} instead")
 
 
 def options_of(frame: pb.Frame) -> StreamOptions | None:
@@ -248,8 +311,8 @@ def _roi(frame: pb.Frame) -> Roi | None:
 
 
 def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) -> Thresholds:
-    """Return the thresholds of a model, or of a pipeline's detector, with those in `given` replaced. Raises
-    InvalidInput."""
+    """Return the thresholds of a model, or of a pipeline's first model, with those in `given` replaced. Raises
+    InvalidInput if one is out of range."""
     known = controller.find(controller.pipelines.detector(model)).model if model else None
     base = known.recognition.thresholds if known is not None else Thresholds()
     # The model's own score is not checked: an anomaly score may have any scale. This form also refuses NaN.
@@ -257,7 +320,7 @@ def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) 
     if wrong:
         raise InvalidInput(f"thresholds {' '.join(wrong)} must be between 0 and 1")
     found: Thresholds = replace(base, **given)
-    most: Thresholds = replace(found, max_detections=max(1, min(found.max_detections, 4096)))
+    most: Thresholds = replace(found, max_detections=max(1, min(found.max_detections, MOST_DETECTIONS)))
     return most
 
 
@@ -317,7 +380,7 @@ def _timings(queue_ms: float, times: Times, total_ms: float = 0.0) -> pb.Timings
 
 
 def _add_second(result: pb.Result, second: SecondStep) -> None:
-    """Add what a pipeline's second model answered to a result that has the first one's detections."""
+    """Add the answers of a pipeline's second model to a result that has the detections of the first model."""
     result.second.model, result.second.left_out = second.model, second.left_out
     result.second.crops = len(second.rows)
     if second.engine is not None:

@@ -1,4 +1,4 @@
-"""Contents of pictures as messages."""
+"""Converts contents of pictures to messages."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from edged.api.grpc.cameras import require_pictures
 from edged.api.grpc.rpc import Context
 from edged.engines import gallery_report
 from edged.engines.controller import Controller
-from edged.errors import InvalidInput, Refused
+from edged.errors import EdgedError, InvalidInput, Refused
 from edged.message_mapper import to_message
 from edged.proto import operations_pb2 as pb
 from edged.serving.pipeline_slot import PipelineSlot
@@ -23,7 +23,7 @@ _MOST_PICTURES = 32  # of one call
 
 
 class GalleryHandlers:
-    """Adds, lists and removes names. Pictures are answered by the model's engine as any frame, and not kept."""
+    """Adds, lists and removes names. The model's engine answers the pictures like any frame. They are not kept."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller, self._galleries = controller, controller.galleries
@@ -48,7 +48,9 @@ class GalleryHandlers:
             spaces.add(space_of(answer.engine.model, answer.engine.recognition))
             embeddings.append(embedding)
         if len(spaces) > 1:
-            raise Refused(f"model {slot.model!r} was replaced meanwhile; nothing was added; add the pictures again")
+            raise Refused(
+                f"model {slot.model!r} was replaced during the call; nothing was added; add the pictures again"
+            )
         await self._galleries.add(slot.model, spaces.pop(), name, embeddings)
         return self._report(slot.model)
 
@@ -59,8 +61,17 @@ class GalleryHandlers:
     async def remove_from_gallery(self, request: pb.RemoveFromGalleryRequest, context: Context) -> pb.Gallery:
         if bool(request.name) == request.everything:
             raise InvalidInput("give a name, or `everything` to remove the whole gallery")
-        await self._galleries.remove(request.model, request.name)
-        return self._report(request.model)
+        model = self._kept_as(request.model)
+        await self._galleries.remove(model, request.name)
+        return self._report(model)
+
+    def _kept_as(self, model: str) -> str:
+        """Return the name under which the gallery of a model is kept: NAME for the default version, even if
+        NAME:VERSION is given. A gallery may outlive its model."""
+        try:
+            return self._controller.slot(model).model
+        except EdgedError:
+            return model
 
     def _report(self, model: str) -> pb.Gallery:
         found = self._galleries.all().get(model)
@@ -70,7 +81,8 @@ class GalleryHandlers:
 
 
 async def _embed(slot: Slot, picture: pb.GalleryPicture, expires: float) -> tuple[Answered, Embedding]:
-    """Return a model's answer to a picture, and the embedding in it. Raises InvalidInput if it is none."""
+    """Return a model's answer to a picture, and the embedding in it. Raises InvalidInput if the answer is not an
+    embedding."""
     whole = not (picture.x or picture.y or picture.width or picture.height)
     roi = None if whole else Roi(Region(picture.x, picture.y, picture.width, picture.height))
     work = FrameWork(picture.encoded, roi=roi, expires=expires, must_answer=True)

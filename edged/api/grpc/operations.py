@@ -183,8 +183,8 @@ class OperationsService:
         return to_message(await self._read_again(name), pb.ModelStatus)
 
     async def _entry(self, name: str) -> ModelEntry | None:
-        """Return the repository's entry of a model; None if the repository does not have it. Raises InvalidInput if the
-        model is in the configuration, or is an ensemble."""
+        """Return the repository's entry of a model; None if the repository does not have the model. Raises InvalidInput
+        if the model is in the configuration, or is an ensemble."""
         if self._controller.is_configured(name):
             raise InvalidInput(f"model {name!r} is in the daemon's configuration; change it there")
         there = (await asyncio.to_thread(self._controller.repository.entries)).get(name)
@@ -229,7 +229,7 @@ class OperationsService:
             return answer
         answer.family, answer.family_reason = examined.recognition.family or "", examined.recognition.reason
         answer.score = examined.recognition.thresholds.score
-        if admission.finding is None and examined.recognition.family is not None:
+        if admission.finding is None and examined.recognition.reads_pictures:
             asked = await ask_picture(builder, admission, model, picture)
             answer.width, answer.height, answer.picture = asked.width, asked.height, asked.picture
             answer.detections.extend(to_message(each, pb.TriedDetection) for each in asked.boxes)

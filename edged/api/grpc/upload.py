@@ -83,8 +83,8 @@ async def receive_upload(
     taken: Mapping[str, PlannedModel],
     pipelines: Collection[str] = (),
 ) -> tuple[pb.ModelHeader, Upload]:
-    """Write an upload into `folder`; its first file is the model. Raises AlreadyExists if its name is that of a model
-    or pipeline, InvalidInput if the parts are out of order, another EdgedError if they cannot be written."""
+    """Write an upload into `folder`; its first file is the model. Raises AlreadyExists if a model or pipeline has this
+    name, InvalidInput if the parts are out of order, another EdgedError if they cannot be written."""
     header = pb.ModelHeader()
     try:
         async with contextlib.aclosing(Upload(folder)) as upload:

@@ -34,6 +34,7 @@ ContentFields: TypeAlias = "Mapping[int, float | ContentFields]"
 
 _FREE, _PARSED = 0.0, 1 / 32  # for fields that protobuf copies, and for fields that it parses number by number
 _RAW: ContentFields = {cameras.RawImage.DATA_FIELD_NUMBER: _FREE}
+_SOUND: ContentFields = {cameras.Samples.DATA_FIELD_NUMBER: _FREE}
 _VALUES = pb.InferTensorContents
 _COPIED = (_VALUES.FP32_CONTENTS_FIELD_NUMBER, _VALUES.FP64_CONTENTS_FIELD_NUMBER, _VALUES.BYTES_CONTENTS_FIELD_NUMBER)
 _TENSOR: ContentFields = {
@@ -43,7 +44,11 @@ _TENSOR: ContentFields = {
 }
 _FILE: ContentFields = {2: {pb.ModelRepositoryParameter.BYTES_PARAM_FIELD_NUMBER: _FREE}}  # the value in a map
 CONTENT_FIELDS: Mapping[type[Message], ContentFields] = {
-    cameras.Frame: {cameras.Frame.ENCODED_FIELD_NUMBER: _FREE, cameras.Frame.RAW_FIELD_NUMBER: _RAW},
+    cameras.Frame: {
+        cameras.Frame.ENCODED_FIELD_NUMBER: _FREE,
+        cameras.Frame.RAW_FIELD_NUMBER: _RAW,
+        cameras.Frame.SAMPLES_FIELD_NUMBER: _SOUND,
+    },
     pb.ModelInferRequest: {
         pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: _FREE,
         pb.ModelInferRequest.INPUTS_FIELD_NUMBER: _TENSOR,
@@ -117,15 +122,20 @@ _LARGEST = (1 << 31) - 1  # most bytes of a protobuf message
 _DELIMITED = 2  # the wire type of fields with a length
 _RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUT = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | _DELIMITED])
-_ENCODED, _RAW_IMAGE, _SHARED_IMAGE = (
+_ENCODED, _RAW_IMAGE, _SHARED_IMAGE, _SAMPLES = (
     number << 3 | _DELIMITED
     for number in (
         cameras.Frame.ENCODED_FIELD_NUMBER,
         cameras.Frame.RAW_FIELD_NUMBER,
         cameras.Frame.SHARED_FIELD_NUMBER,
+        cameras.Frame.SAMPLES_FIELD_NUMBER,
     )
 )
-_PIXELS = cameras.RawImage.DATA_FIELD_NUMBER << 3 | _DELIMITED
+# The field with the contents, in the messages that describe them.
+_DESCRIBED = {
+    _RAW_IMAGE: cameras.RawImage.DATA_FIELD_NUMBER << 3 | _DELIMITED,
+    _SAMPLES: cameras.Samples.DATA_FIELD_NUMBER << 3 | _DELIMITED,
+}
 _INFER_RESPONSE = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | _DELIMITED])
 
 
@@ -150,8 +160,8 @@ def read(data: bytes) -> Request:
 
 
 class FrameRequest(msgspec.Struct, frozen=True):
-    """A camera's frame: the message, and its picture, encoded or as pixels. `picture` is empty if it lies in shared
-    memory or is missing."""
+    """A camera's frame: the message, and its picture, encoded or as pixels, or its samples. `picture` is empty if it
+    lies in shared memory or is missing."""
 
     message: cameras.Frame
     picture: Contents = b""
@@ -159,7 +169,7 @@ class FrameRequest(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, message: cameras.Frame) -> FrameRequest:
         """Return the frame of a message that was parsed with its picture."""
-        return cls(message, message.encoded or message.raw.data)
+        return cls(message, message.encoded or message.raw.data or message.samples.data)
 
 
 def read_frame(data: bytes) -> FrameRequest:
@@ -216,16 +226,16 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
 def _split_frame(data: memoryview) -> tuple[bytes, memoryview] | None:
     """Return the message with an empty picture, and the picture; None for a message that protobuf should parse, such as
     one with two images, which protobuf merges."""
-    image = _only_field(data, (_ENCODED, _RAW_IMAGE, _SHARED_IMAGE))
+    image = _only_field(data, (_ENCODED, _RAW_IMAGE, _SHARED_IMAGE, _SAMPLES))
     if image is None or image.tag == _SHARED_IMAGE:
         return None
     about, picture = b"", data[image.begins : image.ends]
-    if image.tag == _RAW_IMAGE:
-        pixels = _only_field(picture, (_PIXELS,))
-        if pixels is None:
+    if image.tag in _DESCRIBED:
+        contents = _only_field(picture, (_DESCRIBED[image.tag],))
+        if contents is None:
             return None
-        about = b"".join((picture[: pixels.at], picture[pixels.ends :]))
-        picture = picture[pixels.begins : pixels.ends]
+        about = b"".join((picture[: contents.at], picture[contents.ends :]))
+        picture = picture[contents.begins : contents.ends]
     return b"".join((data[: image.at], _varint(image.tag), _varint(len(about)), about, data[image.ends :])), picture
 
 

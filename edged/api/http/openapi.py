@@ -82,7 +82,7 @@ ClassPrediction = TypedDict("ClassPrediction", {"class": str, "class_id": int, "
 
 
 class SecondStep(TypedDict):
-    """What a pipeline's second model did: for each prediction that was passed on, `nested` has its answer."""
+    """The second step of a pipeline. `nested` of each prediction with a crop has the second model's answer."""
 
     model: str
     engine: str

@@ -53,7 +53,8 @@ class AdministrationHandlers:
     async def repository_model_unload(
         self, request: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
-        """Unload a model. With `unload_dependents`, models that were loaded only for this ensemble are unloaded too."""
+        """Unload a model or ensemble. With `unload_dependents`, unload the models that were loaded only for this
+        ensemble, too."""
         _require_the_repository(request.repository_name)
         has_parts = False
         for name, parameter in request.parameters.items():

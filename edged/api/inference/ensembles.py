@@ -29,8 +29,8 @@ from edged.serving.work import Answered, InputTensor
 
 
 class PartRequest(msgspec.Struct, frozen=True):
-    """A request to the model of a step. `outputs` are the wanted outputs, for `sink`. `expires` is in seconds of
-    time.monotonic(). `patient`: it waits if the queue is full, and is not refused."""
+    """A request to the model of a step. `sink` gets the `outputs`. `expires` is in seconds of time.monotonic().
+    `patient`: if the queue is full, the request waits and is not refused."""
 
     inputs: tuple[InputTensor, ...]
     outputs: Collection[str]
@@ -108,8 +108,8 @@ class _Steps:
     async def __call__(
         self, step: int, tensors: tuple[InputTensor, ...], outputs: Collection[str], sink: RowsSink
     ) -> Answered:
-        """Answer a step. Only the first steps are refused if the queue of their model is full: a request that has
-        passed them would have done its work in vain."""
+        """Answer a step. If the queue of a model is full, only first steps are refused: after them, a refusal would
+        waste the work of the earlier steps."""
         bound, planned = self._bound.steps[step], self._bound.steps[step].planned
         is_first = self._bound.inputs.issuperset(bound.step.inputs.values())
         patient = self._caller.patient or not is_first

@@ -178,7 +178,7 @@ class Inference:
             work.inputs = ()  # the work may stay in the queue for long after it was given up, so free its bytes
 
     async def _part(self, planned: PlannedModel, part: PartRequest, trace: Trace | None) -> Answered:
-        """Answer one step of an ensemble, whose tensors are checked as those of a request."""
+        """Answer one step of an ensemble. Its tensors are checked like those of a request."""
         served = self._of(await loaded(planned))
         requests.require_fitting(part.inputs, served.signature, served.bounds, served.model.inspection.optional)
         names = _part_outputs(served, part.outputs)
@@ -213,8 +213,8 @@ def _require_carried(wanted: tuple[RequestedOutput, ...]) -> None:
 
 
 def _part_outputs(served: _Served, wanted: Collection[str]) -> tuple[str, ...] | None:
-    """Return the outputs that a step of an ensemble wants, None for all: such a request can be in a batch with requests
-    of clients. Raises InvalidTensor if the model has been replaced by one without them."""
+    """Return the outputs that a step of an ensemble wants; None for all, so that the step can be in a batch with
+    requests of clients. Raises InvalidTensor if the model was replaced by one without these outputs."""
     names = [spec.name for spec in served.model.inspection.signature.outputs]
     if missing := next((name for name in wanted if name not in names), None):
         raise InvalidTensor(f"the model has no output {missing[:60]!r} any more; it was replaced")

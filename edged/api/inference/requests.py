@@ -39,7 +39,7 @@ _MOST_CLASSES = 1 << 20
 
 class Caller(msgspec.Struct, frozen=True):
     """The caller of a request. `peer` is the client as gRPC names it; `expires` is in seconds of time.monotonic().
-    `patient`: the request waits if the queue is full, and is not refused. `streamed`: the caller accepts any number of
+    `patient`: if the queue is full, the request waits and is not refused. `streamed`: the caller accepts any number of
     responses."""
 
     peer: str
@@ -275,15 +275,15 @@ def inputs_of(
 def require_fitting(
     tensors: Sequence[InputTensor], signature: Signature, bounds: Bounds, optional: Sequence[TensorSpec]
 ) -> None:
-    """Check tensors that another model made, as `inputs_of` checks those of a request. Raises InvalidTensor."""
+    """Check tensors that another model made, like `inputs_of` for those of a request. Raises InvalidTensor."""
     specs = {spec.name: spec for spec in (*signature.inputs, *optional)}
     _require_names([tensor.name for tensor in tensors], signature, (), specs.keys())
     bounds.check({tensor.name: _shape(tensor.datatype, tensor.shape, specs[tensor.name]) for tensor in tensors})
 
 
 def rows(model: str, most: int, configured: int, inputs: Sequence[InputTensor]) -> int | None:
-    """Return the rows of a request; None for a model without batches. `most` are the rows that the model takes, and
-    `configured` those of its configuration, 0 for none. Raises InvalidTensor for too many rows, or for inputs with
+    """Return the rows of a request; None for a model without batches. The model takes at most `most` rows; `configured`
+    is max_batch_size of its configuration, 0 for none. Raises InvalidTensor for too many rows, or for inputs with
     unequal numbers of rows."""
     counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
     if not most or not counts or (len(counts) != 1 and not configured):

@@ -76,7 +76,7 @@ class Build(msgspec.Struct, frozen=True):
 class ModelRow(msgspec.Struct, frozen=True):
     """A model. `serves` names the engine that answers, or the models of an ensemble; `speed` is the engine's speed as a
     multiple of unoptimised ONNX Runtime's, None if not measured; `loaded`: the box was busy during the measurement.
-    `stale` are the engines that the model should have but that are missing or not usable, each with the reason."""
+    `stale` are the engines that the model should have, but that are missing or not usable, each with the reason."""
 
     name: str
     state: str

@@ -1,4 +1,5 @@
-"""Numbers of a result for automations: the share of each class in a class map, and the limits of a depth. Pure."""
+"""Numbers of a result for automations: the share of each class in a class map, and the lowest and highest depth.
+Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from edged.vision.content import Depth
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A number under a name, and its unit; empty without one."""
+    """A number with a name and a unit. The unit is empty if the number has none."""
 
     name: str
     value: float

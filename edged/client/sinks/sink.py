@@ -287,8 +287,8 @@ def encode(result: Result, maps: bool = True) -> bytes:
 
 def line(result: Result, maps: bool = True) -> dict[str, object]:
     """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. Instead of `predictions`
-    a content has the fields of `content_fields`; `maps` as there. A result of a recording also has `position_s`, one of
-    a pipeline `second`."""
+    a content has the fields of `content_fields`, with or without `maps`. A result of a recording also has `position_s`,
+    and a result of a pipeline has `second`."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}

@@ -18,6 +18,7 @@ from edged.client.sources import gstreamer, pyav
 from edged.client.sources.address import CameraSettings, camera_address
 from edged.client.sources.shared import shared_camera
 from edged.client.sources.source import InOrder, Live, Newest, Playback, Reader, Shot, Source
+from edged.client.sources.wav import WAV_SUFFIX, Wav
 from edged.errors import InvalidInput, NotFound, Unsupported, redact
 from edged.vision.picture_header import read_header
 
@@ -124,6 +125,7 @@ def open_source(
     """Open a source of frames:
 
     - a picture, a folder of pictures (sorted by name), or a video file, also one at `http://...mp4`
+    - a WAV file, mono, 16 bits: chunks of its samples, for a model that takes sound
     - `rtsp://...` over TCP; `http://...` and `https://...` that send Motion JPEG or HLS
     - `v4l2:///dev/video0`, also with `?width=1280&height=720&fps=30&format=mjpeg`; `/dev/video0`; `webcam:0`
     - `csi://0`, a camera of a Jetson, also with width, height and fps
@@ -143,6 +145,8 @@ def open_source(
     if max_fps < 0:
         raise InvalidInput(f"max_fps={max_fps:g} is negative; give frames a second, or 0 for no limit")
     camera = _open_camera(name, hardware)
+    if camera is None and Path(name).suffix.lower() == WAV_SUFFIX and "://" not in name:
+        return Wav(name, pace=pace, loop=loop)
     pictures = None if camera is not None or "://" in name else _find_pictures(Path(name))
     if pictures is not None:
         return Pictures(name, pictures, max_fps, loop)

@@ -1,4 +1,4 @@
-"""A rule for shapes that several families have: it names them and does not guess."""
+"""A rule for shapes that several families have: it names the families and does not guess."""
 
 from __future__ import annotations
 

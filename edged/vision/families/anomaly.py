@@ -27,7 +27,7 @@ import numpy as np
 
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
-from edged.vision.content import Anomaly, ValueMap
+from edged.vision.content import LARGEST, Anomaly, ValueMap
 from edged.vision.families.contract import Claim, ContentFamily, Evidence, Feed, Reading
 from edged.vision.families.decoding import AT_LEAST_ONE, Floats, Outputs, Thresholds, picture_scalar, picture_tensor
 from edged.vision.families.maps import part, shown
@@ -54,14 +54,15 @@ class Anomalib(ContentFamily, frozen=True):
     score_range = (-math.inf, math.inf)
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Anomaly:
-        """See `ContentFamily.content`. Scores that are not finite count as 0, or the lowest value of the map."""
+        """See `ContentFamily.content`. Scores that are not finite as float32 count as 0, or as the lowest value of
+        the map."""
         first, last = self.reading.outputs[0], self.reading.outputs[-1]
         heat = None if self.reading.form == _SCORE else _heat(outputs, last, index)
         if heat is not None and self.reading.form == _MAP:
             score = float(heat.max(initial=-np.inf, where=np.isfinite(heat)))
         else:
             score = picture_scalar(outputs, first, index)
-        score = score if np.isfinite(score) else 0.0
+        score = score if abs(score) <= LARGEST else 0.0
         label = _label(outputs, index) if thresholds.score == self.thresholds.score else None
         is_anomalous = score >= thresholds.score if label is None else label
         values = None if heat is None else ValueMap.of(shown(heat, placement, self.preprocess), part(placement))

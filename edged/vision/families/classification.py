@@ -5,8 +5,8 @@ Outputs of a Softmax or Sigmoid in the graph are used as they are; a softmax is 
 frames could not be compared. Only if the graph is unknown, values from 0 to 1 are taken as probabilities. An embedding
 has the same shape, so a model is claimed only if its file or its settings show that the output is classes.
 
-With a sigmoid, in the graph or by the setting, classes are independent: a picture has every label with a score of at
-least 0.5, or none.
+With a sigmoid, in the graph or by the setting, classes are independent: a picture can have several labels, or no label.
+All labels with a score of at least 0.5 are returned.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ A family is a class with the signatures of its tensors, its preprocessing, `clai
 it does not apply. If the setting `family` names the family, `claim` is called without any rule.
 
 Families of other packages fulfil the same contract (docs/third-party-families.md). Such a class names the version of
-the contract that it was written for, as a number: `contract = 1`. Raise `CONTRACT` if a correct family of the version
-before would no longer work; add to the contract what old families need not know without raising it.
+the contract that it was written for: `contract = 1`. Raise `CONTRACT` only if a correct family of the version before
+would no longer work. Additions that old families may ignore do not raise it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from edged.vision.metadata import ExportMetadata
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import PictureInput, Preprocess
 from edged.vision.signatures import Signature
+from edged.vision.sound import Sound
 
 CONTRACT = 1
 
@@ -61,7 +62,7 @@ class Reading(msgspec.Struct, frozen=True):
 
     @property
     def exact(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all inputs that the family fills, for a model that gets one picture at a time; else empty."""
+        """The shapes of all inputs that the family fills, if the model gets one picture at a time; otherwise empty."""
         if not self.constants:
             return {}
         shapes = {name: (1, *shape) for name, shape in self.extras}
@@ -86,7 +87,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def tensors(self) -> Tensors:
-        """What is compared with signatures."""
+        """The tensors that are compared with signatures."""
         return Tensors.of(self.inputs, self.outputs, self.size)
 
     def cells(self, strides: tuple[int, ...] = (8, 16, 32)) -> int | None:
@@ -139,6 +140,8 @@ class Claim(msgspec.Struct, frozen=True):
     but not background slots at the end. `names` are the classes' names if neither the file nor the settings have any.
     `thresholds` are the default ones if those of the family do not suit this form.
 
+    `sound` is how the model is fed if it takes sound.
+
     Without a family: `between` are the families that the setting `family` may choose, and `kind` is the kind of a model
     whose tensors are not decoded (see `edged.vision.kinds`).
     """
@@ -152,6 +155,7 @@ class Claim(msgspec.Struct, frozen=True):
     thresholds: Thresholds | None = None
     between: tuple[str, ...] = ()
     kind: str = ""
+    sound: Sound | None = None
 
 
 # Other datatypes are not decoded: numpy holds quantised values and BF16 as plain integers.
@@ -159,7 +163,7 @@ _DECODED = frozenset({"FP64", "FP32", "FP16", "INT32", "INT64"})
 
 
 def readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
-    """Return the claim, or one without a family if an output has a datatype that is not decoded."""
+    """Return the claim, or a claim without a family if an output has a datatype that is not decoded."""
     for spec in outputs:
         if spec.name in claim.reading.outputs and spec.datatype not in _DECODED:
             what = f"{spec.name} holds {spec.datatype}, which is not decoded"
@@ -277,6 +281,6 @@ def not_decoded(what: str) -> Claim:
 
 
 def undecided(what: str, *families: str) -> Claim:
-    """Return a claim without a family, of a model that may be of several families, or of one or of none: the setting
-    `family` decides. `recognise` adds to the reason those of the families whose `claim` accepts the model."""
+    """Return a claim without a family, for a model whose tensors may or may not be those of a family: the setting
+    `family` decides. `recognise` adds to the reason the families whose `claim` accepts the model."""
     return Claim(None, what, between=families)

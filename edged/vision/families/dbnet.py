@@ -80,6 +80,8 @@ class DbNet(Family, frozen=True):
         if output is None or not may_be(output.shape, None, 1, *(reversed(size) if size else (None, None))):
             return None
         if size is not None and any(side % _MULTIPLE for side in size):
+            if None not in (evidence.picture.width, evidence.picture.height):
+                return None  # no setting changes the size
             what = f"{size[0]} x {size[1]}: sides of the input must be multiples of {_MULTIPLE}"
             return Claim(None, f"a DB detector of text cannot have {what}; set preprocess.width and preprocess.height")
         unclip = keys.number(evidence.settings, "decode.unclip", 0, 10)

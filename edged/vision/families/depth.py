@@ -38,7 +38,8 @@ from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from edged.vision.signatures import patterns
 
 _FLOATS = ("FP16", "FP32", "FP64")
-_NAMES = ("predicted_depth", "depth")
+_INVERSE = "inverse_depth"
+_NAMES = ("predicted_depth", "depth", _INVERSE)
 _UNIDEPTH = frozenset(("depth", "depth_ssi", "confidence"))
 
 
@@ -46,7 +47,11 @@ class RelativeDepth(ContentFamily, frozen=True):
     """Inverse depth without a scale."""
 
     name = "depth"
-    signatures = patterns("predicted_depth? [N, H, W]", "depth? [N, 1, H, W]", "depth? [N, H, W, 1]")
+    signatures = patterns(
+        "predicted_depth|depth|inverse_depth? [N, H, W], ...",
+        "predicted_depth|depth|inverse_depth? [N, 1, H, W], ...",
+        "depth? [N, H, W, 1]",
+    )
     feed: ClassVar[Feed] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     is_inverse: ClassVar[bool] = True
     unit: ClassVar[str] = ""
@@ -73,8 +78,12 @@ class RelativeDepth(ContentFamily, frozen=True):
         claim = cls.claim(evidence, "")
         if claim is None or claim.reading.outputs[0] not in _NAMES:
             return None
-        what = f"output {claim.reading.outputs[0]} is inverse depth without a scale, or depth in metres"
-        return undecided(what, cls.name, MetricDepth.name)
+        name = claim.reading.outputs[0]
+        if name == _INVERSE:
+            return undecided(f"output {name} is depth without a scale, as that of MiDaS", cls.name)
+        return undecided(
+            f"output {name} is inverse depth without a scale, or depth in metres", cls.name, MetricDepth.name
+        )
 
 
 class MetricDepth(RelativeDepth, frozen=True):

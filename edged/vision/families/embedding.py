@@ -25,8 +25,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from edged.errors import EngineUnusable
 from edged.tensors import TensorSpec
-from edged.vision.content import Embedding
+from edged.vision.content import MOST_VALUES, Embedding
 from edged.vision.families.contract import Claim, ContentFamily, Evidence, Feed, Reading, undecided
 from edged.vision.families.decoding import (
     AT_LEAST_ONE,
@@ -56,7 +57,9 @@ class GenericEmbedding(ContentFamily, frozen=True):
     """Any model that returns a vector, with the preprocessing of ImageNet: features of ResNet, MobileNet and others."""
 
     name = "embedding"
-    signatures = patterns("embedding? [N, values]", "last_hidden_state? [N, tokens, values]")
+    signatures = patterns(
+        "embedding? [N, values]", "embedding? [N, values, 1, 1]", "last_hidden_state? [N, tokens, values], ..."
+    )
     feed: ClassVar[Feed] = {
         "fit": Fit.CENTER_CROP,
         "zoom": 256 / 224,
@@ -68,12 +71,16 @@ class GenericEmbedding(ContentFamily, frozen=True):
     has_class_token: ClassVar[bool] = True  # whether the first token of [N, tokens, values] stands for the picture
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Embedding:
-        """See `ContentFamily.content`. A vector with NaN or infinity becomes zeros, which are similar to nothing."""
+        """See `ContentFamily.content`. A vector with NaN or infinity becomes zeros, which are similar to nothing.
+        Raises EngineUnusable if the vector is too long for an embedding."""
         output = self.reading.outputs[0]
         if self.reading.form == _CLASS_TOKEN:
             vector = picture_tensor(outputs, output, index, AT_LEAST_ONE, AT_LEAST_ONE)[0]
         else:
             vector = picture_vector(outputs, output, index, AT_LEAST_ONE)
+        if len(vector) > MOST_VALUES:
+            what = f"output {output} has {len(vector)} values; an embedding has at most {MOST_VALUES}"
+            raise EngineUnusable(f"{what}; set family=raw")
         return Embedding.of(vector if np.isfinite(vector).all() else np.zeros(vector.shape))
 
     @classmethod
@@ -97,6 +104,7 @@ class ArcFace(GenericEmbedding, frozen=True):
     """
 
     name = "arcface"
+    signatures = patterns("[N, 3, 112, 112] -> embedding? [N, values]")
     feed: ClassVar[Feed] = {
         "fit": Fit.LETTERBOX,
         "pad": 0,
@@ -112,6 +120,7 @@ class SFace(GenericEmbedding, frozen=True):
     RGB in 0..255."""
 
     name = "sface"
+    signatures = patterns("[N, 3, 112, 112] -> embedding? [N, values]")
     feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX, "pad": 0, "scale": 1.0}
     thresholds = Thresholds(score=0.363)
 
@@ -120,6 +129,7 @@ class OsNet(GenericEmbedding, frozen=True):
     """OSNet and other models of torchreid that find a person again: input [N, 3, 256, 128] FP32, output [N, 512]."""
 
     name = "osnet"
+    signatures = patterns("[N, 3, 256, 128] -> embedding? [N, values]")
     feed: ClassVar[Feed] = {"fit": Fit.STRETCH, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     thresholds = Thresholds(score=0.8)
 
@@ -147,13 +157,15 @@ class DinoV2(GenericEmbedding, frozen=True):
     """DINOv2: `last_hidden_state` [N, 1 + patches, values], whose first token is the class token."""
 
     name = "dinov2"
+    signatures = patterns("last_hidden_state [N, tokens, values], ...", "pooler_output [N, values], ...")
 
 
 def by_names(evidence: Evidence) -> Claim | None:
     """Claim a model with an output whose name says that it is an embedding. Hugging Face's models with hidden states
-    differ in their pixels, so they need config.json or the setting."""
+    differ in their pixels, so they need config.json or the setting. A model with a second input also takes texts, such
+    as the whole of CLIP."""
     outputs = {spec.name: spec for spec in evidence.outputs if _is_vector(spec, tokens=True)}
-    if _LOGITS in evidence.output_names:
+    if _LOGITS in evidence.output_names or len(evidence.inputs) > 1:
         return None
     if _PROJECTED in outputs:
         return Clip.claim(evidence, f"an output by the name of {_PROJECTED}")

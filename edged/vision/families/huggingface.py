@@ -13,8 +13,8 @@ The tensors are the same for all kinds of models, but their meaning is not:
 - conditional_detr, deformable_detr, dab-detr, rf_detr: a sigmoid for each slot; normalised as for ImageNet.
 - rt_detr, rt_detr_v2, d_fine: a sigmoid for each slot; pixels in 0..1.
 
-Nothing in the file says which one it is, only config.json next to it (see `edged.models.huggingface`), so the setting
-`family` must. A GridSample in the graph excludes the softmax: only models with deformable attention have it.
+The ONNX file does not say which kind it is. config.json next to it does (see `edged.models.huggingface`), or the
+setting `family`. A GridSample in the graph excludes the softmax, because only models with deformable attention have it.
 
 Source: `post_process_object_detection` and the image processors of transformers 5.24.0, the ONNX configurations of
 optimum-onnx (commit 1939f27). The input `pixel_mask` is known from transformers.js (commit 5ed4c5c) only. DETR and the

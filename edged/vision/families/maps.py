@@ -14,7 +14,7 @@ from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.content import Box
 from edged.vision.families.contract import Evidence
 from edged.vision.families.decoding import AT_LEAST_ONE, Floats, Outputs, picture_tensor
-from edged.vision.placement import CropWindow, Placement
+from edged.vision.placement import Placement
 from edged.vision.preprocess import Preprocess
 
 Ids = npt.NDArray[np.integer]
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
 def layout_of(output: TensorSpec, evidence: Evidence) -> Layout | None:
     """Return the layout of an output [N, h, w], [N, channels, h, w] or [N, h, w, channels], if its maps can cover the
-    input; of two possible ones that of the picture."""
+    input. If two layouts are possible, prefer the layout of the picture."""
     shape = output.shape
     layouts = []
     if len(shape) == 3:
@@ -49,7 +49,7 @@ def layout_of(output: TensorSpec, evidence: Evidence) -> Layout | None:
 
 def _covers(cells: tuple[Dim, Dim], size: tuple[int, int] | None) -> bool:
     """Whether rows and columns can be those of a map of an input of `size` (width, height): a cell for each pixel, or
-    for each square of pixels, give or take a cell. Open dimensions can be."""
+    for each square of pixels, up to one cell more or less. True for open dimensions."""
     height, width = cells
     if cells == (1, 1):
         return False
@@ -76,7 +76,7 @@ def part(placement: Placement) -> Box | None:
 
 
 def shown(cells: npt.NDArray[_T], placement: Placement, preprocess: Preprocess) -> npt.NDArray[_T]:
-    """Cut off the padding, and turn the map as the picture was sent; a view of `cells`, [h, w], that cover the input.
+    """Cut the padding off the map `cells`, [h, w], of the input, and turn it like the picture as sent. Returns a view.
 
     Edges between cells are rounded to the nearest cell, and at least one cell is left. The result covers
     `placement.edges`.
@@ -85,8 +85,8 @@ def shown(cells: npt.NDArray[_T], placement: Placement, preprocess: Preprocess) 
     inner_w, inner_h = placement.inner
     columns = _part(placement.pad_x, inner_w, preprocess.width, width)
     rows = _part(placement.pad_y, inner_h, preprocess.height, height)
-    window = placement.window
-    return np.rot90(cells[rows, columns], window.rotation // 90 if isinstance(window, CropWindow) else 0)
+    turns = 0 if placement.window is None else placement.window.rotation // 90
+    return np.rot90(cells[rows, columns], turns)
 
 
 def _part(pad: int, inner: int, side: int, cells: int) -> slice:
@@ -95,8 +95,8 @@ def _part(pad: int, inner: int, side: int, cells: int) -> slice:
 
 
 def best_classes(planes: Floats) -> Ids:
-    """Return the class with the highest score of each cell, [...], for scores [classes, ...]; the first of equal ones.
-    A score that is NaN never wins.
+    """Return the class with the highest score of each cell, [...], for scores [classes, ...]; the first class if scores
+    are equal. A score that is NaN never wins.
 
     A comparison for each plane takes a tenth of the time of `argmax` along the first axis.
     """
@@ -115,7 +115,7 @@ def enlarged_classes(planes: Floats, across: int, down: int) -> Ids:
     [classes, h, w], with the centres of cells in the middle of their places (`align_corners=False`).
 
     Between four cells of the same class, interpolation cannot change the class. So only places between cells of
-    different classes are interpolated, the exact result in a fraction of the time and memory.
+    different classes are interpolated. The result is exact, in a fraction of the time and memory.
     """
     coarse = best_classes(planes)
     if across == down == 1:

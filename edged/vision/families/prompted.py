@@ -100,7 +100,8 @@ class OwlVit(_Prompted, frozen=True):
 
     name = "owlvit"
     signatures = patterns(
-        "pixel_values, input_ids [texts, L], attention_mask -> logits [N, P, texts], pred_boxes [N, P, 4], ..."
+        "pixel_values, input_ids [texts, L], attention_mask [texts, L]"
+        " -> logits [N, P, texts], pred_boxes [N, P, 4], text_embeds, image_embeds"
     )
     feed: ClassVar[Feed] = {"mean": CLIP_MEAN, "std": CLIP_STD}
     own_inputs = (_IDS, _ATTENTION)
@@ -126,11 +127,12 @@ class OwlVit(_Prompted, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Name both families with these tensors; only the setting decides."""
+        """Name both families with these tensors, and the prompts if they are missing; only the setting decides."""
         if _texts(evidence) is None or set(evidence.output_names) != {_LOGITS, _BOXES, *_EMBEDDED}:
             return None
-        what = f"inputs and outputs of OWL-ViT and OWLv2; its model_type in config.json decides; with {PROMPTS}"
-        return undecided(what, cls.name, OwlV2.name)
+        problem = _lacking(setting.read(evidence.settings))
+        what = f"tensors of OWL-ViT and OWLv2{f'; {problem}' if problem else ''}"
+        return undecided(f"{what}; model_type in config.json says which of the two it is", cls.name, OwlV2.name)
 
 
 class OwlV2(OwlVit, frozen=True):

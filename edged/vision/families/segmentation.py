@@ -64,7 +64,12 @@ class Segmentation(ContentFamily, frozen=True):
 
     name = "segmentation"
     signatures = patterns(
-        "logits|out? [N, classes, h, w], ...", "logits? [N, h, w, classes]", "mask? [N, 1, H, W]", "argmax? [N, H, W]"
+        "logits|out? [N, classes, H, W], ...",
+        "logits? [N, classes, H/4, W/4]",
+        "[N, H, W, classes]",
+        "[N, 1, H, W], ...",
+        "[N, H, W]",
+        "[N, H, W, 1]",
     )
     feed: ClassVar[Feed] = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     thresholds = Thresholds(score=0.5)  # of masks
@@ -146,12 +151,13 @@ class Segmentation(ContentFamily, frozen=True):
         if form == _IDS:
             is_sure = _is_fine(output, evidence) or _head(output, evidence) == "ArgMax"
             return cls._claim_of(output, evidence, f"{shape} has a whole number for each pixel") if is_sure else None
+        is_open_map = len(output.shape) == 4 and _is_open(output)  # [N, rows, columns] may as well be a table
+        if form in (_MASK, _LOGITS) and (_is_fine(output, evidence) or is_open_map):
+            what = "one map: depth, a mask, text, a heat map or a picture"
+            text = (DbNet.name,) if evidence.heads is None or _head(output, evidence) == "Sigmoid" else ()
+            return undecided(f"{shape} is {what}", RelativeDepth.name, MetricDepth.name, cls.name, *text)
         if not _is_fine(output, evidence):
             return None
-        if form in (_MASK, _LOGITS):
-            what = "one map: depth, a mask, text, a heat map or a picture"
-            text = (DbNet.name,) if _head(output, evidence) == "Sigmoid" else ()
-            return undecided(f"{shape} is {what}", RelativeDepth.name, MetricDepth.name, cls.name, *text)
         names = keys.words(evidence.settings, "names") or ()
         if len(names) == output.shape[1 if form == _PLANES else 3]:
             return cls._claim_of(output, evidence, f"{shape} has as many maps as names ({len(names)})")
@@ -206,9 +212,13 @@ def _is_fine(output: TensorSpec, evidence: Evidence) -> bool:
     """Whether an output certainly has a cell for each pixel, or for each square of at most 8 x 8: coarser maps are
     rather the heads of a detector."""
     layout = layout_of(output, evidence)
-    if layout is None or evidence.size is None or any(isinstance(dim, str) for dim in output.shape[1:]):
+    if layout is None or evidence.size is None or _is_open(output):
         return False
     return all(int(cells) * _COARSEST >= side for cells, side in zip(layout.cells, evidence.size[::-1], strict=True))
+
+
+def _is_open(output: TensorSpec) -> bool:
+    return any(isinstance(dim, str) for dim in output.shape[1:])
 
 
 def _checked_ids(cells: Array, name: str) -> Ids:

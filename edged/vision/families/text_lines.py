@@ -26,6 +26,7 @@ import numpy as np
 from edged.tensors import Array, Dim
 from edged.vision import characters
 from edged.vision import settings as keys
+from edged.vision.comparison import shown
 from edged.vision.content import MOST_TEXT, Text
 from edged.vision.families.classification import Classification
 from edged.vision.families.contract import (
@@ -56,6 +57,7 @@ _PADDLE = "x"  # the name of the input of PaddleOCR's models
 _NONE, _SOFTMAX = "none", "softmax"
 # The order of batch, steps and classes in the output, with the axis of the classes.
 _LAYOUTS: Mapping[str, int] = {"NTC": 2, "TNC": 2, "NCT": 1}
+_HEIGHTS = (32, 48)  # pixels; of the inputs of CRNN and PARSeq, and of PP-OCR
 _PRINTABLE = 94  # characters of ASCII, without the space
 
 
@@ -110,8 +112,11 @@ class TextReader(ContentFamily, frozen=True):
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
         output = evidence.only_output
         layout = keys.choice(evidence.settings, "decode.layout", tuple(_LAYOUTS))
-        if output is None or (len(output.shape) != 3 and layout is None):
+        if output is None:
             return None
+        if len(output.shape) != 3 and layout is None:
+            what = f"needs a text [N, T, classes]; the model has {shown(output)}"
+            return Claim(None, f"family={cls.name} {what}; if the file declares it wrongly, set decode.layout")
         layout = layout or _layout(evidence, output.shape)
         classes = count_classes(output.shape[_LAYOUTS[layout]]) if len(output.shape) == 3 else None
         listed = cls._listed(evidence, classes)
@@ -212,6 +217,15 @@ class PpOcrCls(Classification, frozen=True):
         if output is None or evidence.picture.name != _PADDLE or output.shape[1:] != (2,):
             return None
         return undecided(f"{output.name} [N,2] of a model of Paddle is two classes", cls.name, Classification.name)
+
+
+def by_height(evidence: Evidence) -> Claim | None:
+    """Name the recognisers for a table of an input that is as high as a line of text usually is."""
+    output, height = evidence.only_output, evidence.picture.height
+    if output is None or len(output.shape) != 3 or height not in _HEIGHTS:
+        return None
+    what = f"{shown(output)} of an input {height} pixels high may be the characters of a line of text"
+    return undecided(what, Ctc.name, Parseq.name)
 
 
 def _layout(evidence: Evidence, shape: tuple[Dim, ...]) -> str:

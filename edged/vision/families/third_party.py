@@ -1,6 +1,6 @@
 """Families of other packages: the classes that edged accepts, and checks of everything that their code returns.
 
-Whatever such code does wrong becomes a FamilyFailed that names its package.
+Every error of such code becomes a FamilyFailed that names its package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edged.family_packages import Package
 from edged.version import __version__
 from edged.vision import content as contents
 from edged.vision.content import Content
-from edged.vision.detections import Detections
+from edged.vision.detections import MOST_DETECTIONS, Detections
 from edged.vision.families.contract import CONTRACT, Claim, ContentFamily, Evidence, Family, Opened, Reading
 from edged.vision.families.decoding import Thresholds
 from edged.vision.preprocess import Preprocess
@@ -32,7 +32,6 @@ Kind: TypeAlias = type[Family] | type[ContentFamily]
 RULES = ("by_metadata", "by_names", "by_shape")  # in the order in which they are asked
 _LONGEST = 400  # characters of a reason
 _MOST_NAMES = 1 << 16
-_MOST_DETECTIONS = 4096  # as the setting thresholds.max_detections
 _T = TypeVar("_T")
 
 
@@ -70,7 +69,7 @@ class ThirdParty(msgspec.Struct, frozen=True):
         return self._ask(evidence, lambda: self.kind.claim(evidence, reason))
 
     def by_rule(self, rule: str, evidence: Evidence) -> Claim | None:
-        """Ask one of `RULES`; None if the family does not have it. Raises FamilyFailed."""
+        """Apply one of `RULES`; None if the family does not have it. Raises FamilyFailed."""
         found = getattr(self.kind, rule, None)
         return None if found is None else self._ask(evidence, lambda: found(evidence))
 
@@ -123,8 +122,8 @@ def _require_attributes(found: Kind, family: str) -> None:
         raise _Invalid("signatures is missing; it is what edged.vision.signatures.patterns returns for the tensors")
     if not isinstance(found.thresholds, Thresholds):
         raise _Invalid("thresholds is not a Thresholds")
-    if not 1 <= _plain(found.thresholds, Thresholds).max_detections <= _MOST_DETECTIONS:
-        raise _Invalid(f"thresholds.max_detections is not in 1..{_MOST_DETECTIONS}")
+    if not 1 <= _plain(found.thresholds, Thresholds).max_detections <= MOST_DETECTIONS:
+        raise _Invalid(f"thresholds.max_detections is not in 1..{MOST_DETECTIONS}")
     if not (isinstance(found.own_inputs, tuple) and all(isinstance(name, str) for name in found.own_inputs)):
         raise _Invalid("own_inputs is not a tuple of names")
     for rule in ("claim", *RULES):
@@ -258,8 +257,8 @@ _CHECKS: dict[str, Callable[[Opened, object, Arguments], object]] = {
 
 
 def _array(what: str, found: object, kinds: str, *sizes: int | None) -> Any:
-    """Return an array of one of these kinds of datatype and of this shape (None: any size). Raises _Invalid for another
-    one, or if a value is not finite."""
+    """Return a value if it is an array of one of these kinds of datatype and of this shape (None: any size), with
+    finite values. Otherwise raise _Invalid."""
     if not isinstance(found, np.ndarray) or found.dtype.kind not in kinds:
         kind = found.dtype if isinstance(found, np.ndarray) else type(found).__name__
         raise _Invalid(f"{what} is {kind}, not an array of {' or '.join(_KINDS[each] for each in kinds)}")

@@ -223,7 +223,7 @@ def _raw_heads(evidence: Evidence) -> list[TensorSpec]:
 
 def _is_on_grid(head: TensorSpec, evidence: Evidence) -> bool:
     """Whether rows and columns of a head [N, anchors, rows, columns, values] can be those of a grid on the input. In a
-    conversion from TensorFlow they are other dimensions."""
+    conversion from TensorFlow, these dimensions have another meaning."""
     if evidence.size is None:
         return True
     width, height = evidence.size
