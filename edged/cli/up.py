@@ -37,7 +37,8 @@ def up(
 
     It adds the model and the camera, prints the address of the page with the live picture, and shows progress until
     Ctrl-C. The model, its engines and the camera are kept. If a daemon already runs, it is used, and continues after
-    Ctrl-C.
+    Ctrl-C: the service, or the daemon on your default socket. EDGED_TARGET has no effect; for another daemon use edged
+    models add and edged cameras add.
 
     \b
     edged up

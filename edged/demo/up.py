@@ -181,7 +181,10 @@ async def _add_model(client: AsyncClient, wanted: str, output: Output) -> str:
     file = Path(wanted) if wanted else MODEL_PATH
     if not file.is_file():
         names = ", ".join(sorted(known)) or "none"
-        raise InvalidInput(f"{wanted!r} is neither a file nor a model of this box; its models: {names}")
+        raise InvalidInput(
+            f"{wanted!r} is neither a file nor a model of this box; its models: {names};"
+            " a camera is the second argument: edged up MODEL SOURCE"
+        )
     name = model_name(file) if wanted else _EMBEDDED
     package = await asyncio.to_thread(Package.of, name, file, {})
     if name in known:

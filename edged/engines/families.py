@@ -75,12 +75,15 @@ class Families:
     async def load(self, offers: Iterable[Offer]) -> tuple[str, ...]:
         """Load families in a child. Return for each family why it cannot be used; empty if it can be used."""
         asked = tuple(offers)
-        try:
-            return (await run(jobs.LoadFamilies(asked), jobs.LoadedFamilies, self._limits)).problems
-        except ChildLost as error:
-            if len(asked) == 1:
-                return (f"{_named(asked)}: the {error}",)
-            return tuple([problem for offer in asked for problem in await self.load((offer,))])
+        problems = dict[Offer, str]()
+        while left := tuple(offer for offer in asked if offer not in problems):
+            phase = _Phase()
+            try:
+                found = await run(jobs.LoadFamilies(left), jobs.LoadedFamilies, self._limits, on_progress=phase.note)
+                problems |= zip(left, found.problems, strict=True)
+            except ChildLost as error:  # the others are loaded without the one that ended the child
+                problems |= {offer: f"{_named((offer,))}: the {error}" for offer in phase.culprits(left) or left}
+        return tuple(problems[offer] for offer in asked)
 
     async def recognise(self, inspection: Inspection, settings: Mapping[str, str]) -> Recognition | None:
         """Recognise a model if a family of another package can decode it; otherwise return None.
@@ -150,20 +153,14 @@ class Families:
         return msgspec.structs.replace(found.recognition, reason="; ".join((found.recognition.reason, *found.problems)))
 
     async def _ask_child(self, job: jobs.Recognise, own: Recognition | None) -> jobs.Recognised:
-        phase = ""
-
-        def note(progress: jobs.Progress) -> None:
-            nonlocal phase
-            phase = f"{progress.phase}: "
-
-        patience = Patience(starved_seconds=self._limits.seconds * _STARVED)
+        phase, patience = _Phase(), Patience(starved_seconds=self._limits.seconds * _STARVED)
         try:
-            found = await run(job, jobs.Recognised, self._limits, on_progress=note, patience=patience)
+            found = await run(job, jobs.Recognised, self._limits, on_progress=phase.note, patience=patience)
         except ChildLost as error:
             if error.how == "killed":
                 raise
-            culprits = tuple(offer for offer in job.families if phase == f"{jobs.loading(offer.family)}: ")
-            why = f"{_named(culprits or job.families)}: {phase}the {error}"
+            culprits = phase.culprits(job.families)
+            why = f"{_named(culprits or job.families)}: {phase.name and f'{phase.name}: '}the {error}"
             if own is not None:  # the model need not be one of these families
                 others = tuple(offer for offer in job.families if offer not in culprits)
                 if not culprits or not others:
@@ -181,6 +178,19 @@ class Families:
         with contextlib.suppress(OSError):  # without the cache, the next start takes longer
             sealed.write(place, found)
             atomic.prune(self._folder, _KEPT)
+
+
+class _Phase:
+    """What a child that loads families is doing, by its progress messages."""
+
+    name = ""
+
+    def note(self, progress: jobs.Progress) -> None:
+        self.name = progress.phase
+
+    def culprits(self, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+        """Return the family during whose import the child ended; empty if it was doing something else."""
+        return tuple(offer for offer in offers if jobs.loading(offer.family) == self.name)
 
 
 def _named(offers: tuple[Offer, ...]) -> str:

@@ -211,7 +211,11 @@ def inference(
             continue
         warnings += _not_finite(answer) if not any(each.category is Category.NOT_FINITE for each in warnings) else ()
         if probe.placement is not None and not any(each.category is Category.IMPLAUSIBLE for each in warnings):
-            warnings += _implausible(recognition, answer)
+            try:
+                warnings += _implausible(recognition, answer)
+            except MemoryError:  # of the code that decodes
+                message = f"reading its outputs with {recognition.other_family or 'its family'} needs more memory than"
+                return _no_memory(Stage.INFERENCE, f"{message} allowed"), ()
         answered.add(probe.kind)
         has_given = has_given or bool(name)
     if answered:

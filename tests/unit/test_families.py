@@ -192,6 +192,18 @@ async def test_load_says_for_each_family_why_it_cannot_be_used(site: Path, tmp_p
     assert "ended with status 9" in found["leaves"]
 
 
+async def test_load_starts_a_child_for_each_family_that_ends_one_and_one_for_the_others(
+    site: Path, tmp_path: Path, children: list[Any]
+) -> None:
+    for name in ("one", "two", NAME, "other"):
+        install(site, name, code="import os; os._exit(9)" if name in ("one", "two") else "")
+    found = dict(zip((NAME, "one", "other", "two"), await Families(tmp_path).load(offers()), strict=True))
+    assert (found[NAME], found["other"]) == ("", "")
+    assert "ended with status 9" in found["one"]
+    assert "family two of package" in found["two"]
+    assert len(children) == 3
+
+
 async def test_look_reports_changes_of_packages_and_of_the_list(site: Path, tmp_path: Path) -> None:
     module_file = install(site, NAME)
     families = Families(tmp_path, [NAME])

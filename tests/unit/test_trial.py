@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
+from edged import family_packages
 from edged.backends import one_node, onnxruntime
 from edged.backends.contract import REFERENCE, Order, Recipe, Signature
 from edged.backends.null import BACKEND
@@ -25,8 +26,11 @@ from edged.models.model import Model
 from edged.tensors import Array
 from edged.verification import pictures
 from edged.verification.shape_range import ShapeRange
+from edged.vision.families.third_party import ThirdParty
+from edged.vision.family import recognise
 from edged.vision.image import Image
 from tests import models
+from tests.family_package import install, save_model
 
 
 def job(opset: int, nodes: dict[str, str] | None = None) -> jobs.Check:
@@ -130,3 +134,30 @@ def test_inference_answered_drawn_picture_draws_no_other(tmp_path: Path, monkeyp
     check = msgspec.structs.replace(job(17), order=model.order(REFERENCE), recognition=model.recognition)
     assert trial.inference(check, model.recognition, Answering(), lambda: None) == (None, ())
     assert drawn == [0]
+
+
+@pytest.fixture
+def _permitted() -> Iterator[None]:
+    family_packages.permit()
+    yield
+    family_packages.permit(False)
+
+
+@pytest.mark.usefixtures("_permitted")
+def test_inference_family_that_needs_too_much_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "def decode(self, *arguments):\n    raise MemoryError\n\n\n@CLASS@.decode = decode\n"
+    install(tmp_path, "greedy", code=body)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = save_model(tmp_path / "m.onnx")
+    about = inspect(path)
+    (offer,) = (each for each in family_packages.offers() if each.family == "greedy")
+    signature, other = about.signature, ThirdParty.load("greedy", offer.package)
+    recognition = recognise(signature.inputs, signature.outputs, {}, {"family": "greedy"}, others=(other,))
+    order = Model.of(plain_entry("m", path, {}), about).order(REFERENCE)
+    check = msgspec.structs.replace(job(17), order=order, recognition=recognition)
+    session = onnxruntime.BACKEND.trial(order)
+    assert session is not None
+    found, _ = trial.inference(check, recognition, session, lambda: None)
+    assert found is not None
+    assert found.category is Category.TOO_MUCH_MEMORY
+    assert "family greedy of package edged-family-greedy 0.1.0" in found.message
