@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from edged.decoding import ready
 from edged.files import read_regular
 from edged.vision import characters
 
@@ -75,5 +76,5 @@ def _scalar(written: str) -> str:
         return written[1:-1].replace("''", "'")
     if written.startswith('"'):
         # JSON has no \x. The other escapes that it lacks stand for characters that no dictionary has.
-        return msgspec.json.decode(_SHORT_ESCAPE.sub(r"\\u00", written), type=str)
+        return msgspec.json.decode(_SHORT_ESCAPE.sub(r"\\u00", written), type=ready(str))
     return written

@@ -49,5 +49,6 @@ def test_install_in_the_debian_package_names_the_package_instead_of_pip(monkeypa
 
 
 def test_install_is_the_only_source_of_pip_commands() -> None:
-    sources = (path for path in (ROOT / "edged").rglob("*.py") if "shapes" not in path.parts)
+    # `edged family new` writes a project, which its author installs in another environment.
+    sources = {*(ROOT / "edged").rglob("*.py")} - {ROOT / "edged/cli/family.py", *(ROOT / "edged/shapes").rglob("*.py")}
     assert [str(path) for path in sources if "pip install" in path.read_text()] == []
