@@ -40,11 +40,10 @@ SNIPPETS = tuple(snippet for file in FILES for snippet in of_file(file, ROOT))
 # Examples that are not run: a pattern of their beginning, and the reason.
 NOT_RUN = {
     r"(sudo )?(systemctl|make install)|journalctl|sudo (adduser|rm|jetson|apt|mv|cp)": "needs root and a service",
-    r" camera ─|<Protobuf": "a picture of the parts, a line of a project file of C#",
-    r"make (demo|test)": "a target of the Makefile, which runs this test",
+    r" cameras? ─|<Protobuf": "a picture of the parts, a line of a project file of C#",
     r"make (deb|image)": "takes minutes; tests/system/test_deb.py and test_image.py do it",
     r"jetson/|docker|rsync|cp -r|chown": "needs a Jetson, a container or another machine",
-    r"edged up|edged cameras set camera": "runs until Ctrl-C; tests/system/test_up.py runs it",
+    r"edged up|edged cameras set (camera|gate)": "runs until Ctrl-C; tests/system/test_up.py runs it",
     r"npm|node|python docs/samples": "tests/integration/test_sample_clients.py runs them",
     r"pip install|protoc": "needs the network; tests/unit/test_package.py and test_packages.py look at it",
     r"edged serve$": "the daemon of this test is one",

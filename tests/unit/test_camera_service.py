@@ -83,7 +83,7 @@ def kept() -> list[str]:
 
 
 def test_detect_model_without_pictures_ends_the_call() -> None:
-    answering = SimpleNamespace(recognition=SimpleNamespace(preprocess=None, picture="none is 4-D"))
+    answering = SimpleNamespace(recognition=SimpleNamespace(preprocess=None, picture="none is 4-D", sound=None))
     room = Room(answering)
     with pytest.raises(InvalidInput):
         run(room.detect(sent(pb.Frame(model="m", encoded=_PICTURE))))

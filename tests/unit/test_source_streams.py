@@ -68,7 +68,7 @@ def test_shots_flipped_bytes_are_read_to_the_end(tmp_path: Path) -> None:
 
 
 def test_recording_without_readable_video_raises(tmp_path: Path) -> None:
-    truncated, sound = tmp_path / "v.mp4", tmp_path / "a.wav"
+    truncated, sound = tmp_path / "v.mp4", tmp_path / "a.mp4"
     empty = tmp_path / "empty.mp4"
     empty.touch()
     truncated.write_bytes(h264(30, container="mp4")[:2000])
