@@ -22,7 +22,7 @@ from edged.models.ensemble import Part, Port
 from edged.models.entries import SETTINGS_FILE, ModelEntry, versioned_name
 from edged.models.model import Model
 from edged.models.triton_config import FILE, VERSIONS, Step, TritonConfig
-from edged.serving.pipeline import Budget
+from edged.serving.ensemble_run import Budget
 from edged.serving.statistics import Statistics
 from edged.tensors import ANY_SHAPE, TensorSpec
 

@@ -24,7 +24,7 @@ _OTHERS = {
     "api/grpc/cameras.py": "the reader of a call, awaited with it",
     "api/endpoints/frigate.py": "one request; logs unexpected errors",
     "api/inference/service.py": "one request of a call",
-    "serving/pipeline.py": "the steps of one request, awaited with it",
+    "serving/ensemble_run.py": "the steps of one request, awaited with it",
     "api/grpc/listener.py": "one connection or call",
     "api/http/app.py": "one request",
     "api/http/bodies.py": "one request",

@@ -23,7 +23,7 @@ from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.engines.ensembles import BoundEnsemble, PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.errors import EdgedError, NotFound, NotReady
-from edged.serving.pipeline import PipelineRun, RowsSink, Value
+from edged.serving.ensemble_run import EnsembleRun, RowsSink, Value
 from edged.serving.trace import Trace, Tracing
 from edged.serving.work import Answered, InputTensor
 
@@ -73,7 +73,7 @@ class EnsembleInference:
             queued_ms = (time.monotonic() - received) * 1e3
             trace = self._tracing.begin(form.name, form.version, form.id)
             collector = Collector(form, write, copies=trace is not None)
-            run = PipelineRun(
+            run = EnsembleRun(
                 [step.step for step in bound.steps],
                 [step.inputs for step in bound.steps],
                 [bound.outputs[name] for name in ([each.name for each in wanted] or bound.outputs)],
@@ -97,7 +97,7 @@ class EnsembleInference:
 
 
 class _Steps:
-    """Runs the steps of one request: a `serving.pipeline.Infer`."""
+    """Runs the steps of one request: a `serving.ensemble_run.Infer`."""
 
     def __init__(
         self, bound: BoundEnsemble, asked: Options, caller: Caller, trace: Trace | None, answer_part: AnswerPart

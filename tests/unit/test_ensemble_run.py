@@ -15,7 +15,7 @@ from edged.ipc.messages import Times
 from edged.models import ensemble
 from edged.models.ensemble import Port
 from edged.models.triton_config import Step
-from edged.serving.pipeline import Budget, PipelineRun, RowsSink, Value
+from edged.serving.ensemble_run import Budget, EnsembleRun, RowsSink, Value
 from edged.serving.work import Answered, InputTensor, OutputView
 from tests.fake_link import engine_ref, turn
 from tests.unit.test_ensemble import CHAIN, DIAMOND, step
@@ -58,7 +58,7 @@ class World:
         self.cancelled: list[int] = []
         self.collected: dict[str, tuple[tuple[int, ...], bytes]] = {}
         self.budget = budget or Budget(1 << 20)
-        self.pipeline: PipelineRun | None = None
+        self.pipeline: EnsembleRun | None = None
         self.memory: Any = None
         ports = [{name: Port(name, "UINT8", (2,), rows > 0) for name in each.inputs} for each in steps]
         outputs = [Port(name, "UINT8", (2,), rows > 0) for name in wanted.split()]
@@ -68,7 +68,7 @@ class World:
 
     async def run(self) -> None:
         async with self.budget.reserve() as self.memory:
-            self.pipeline = PipelineRun(*self.arguments, self.memory)
+            self.pipeline = EnsembleRun(*self.arguments, self.memory)
             await self.pipeline.run()
 
     async def infer(
@@ -251,7 +251,7 @@ def test_run_any_graph_answers_and_frees_its_memory(steps: tuple[Step, ...], dat
             ports = [{name: Port(name, "UINT8", None) for name in each.inputs} for each in steps]
             outputs = [Port(name, "UINT8", None) for name in wanted]
             given = {"X": Value("UINT8", (1,), b"X")}
-            await PipelineRun(steps, ports, outputs, given, infer, collect, memory).run()
+            await EnsembleRun(steps, ports, outputs, given, infer, collect, memory).run()
             held.append(memory.held)
         assert collected == {name: expected(name) for name in wanted}
         assert sorted(steps_ran) == sorted(ensemble.needed(steps, wanted))
@@ -454,7 +454,7 @@ async def test_reserve_many_requests_of_many_sizes_all_end() -> None:
             async with budget.reserve() as memory:
                 ports = [{"x": Port("x", "UINT8", None)}] * 2
                 value = {"X": Value("UINT8", (2,), b"in")}
-                await PipelineRun(chain, ports, [Port("Y", "UINT8", None)], value, infer, lambda _: None, memory).run()
+                await EnsembleRun(chain, ports, [Port("Y", "UINT8", None)], value, infer, lambda _: None, memory).run()
             ended.append("answered")
         except EdgedError as error:
             ended.append(type(error).__name__)

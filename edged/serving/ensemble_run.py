@@ -159,7 +159,7 @@ class Budget:
                 place.set_result(None)
 
 
-class PipelineRun:
+class EnsembleRun:
     """One request of an ensemble while its steps run. `times` are the sums over all steps that have ended."""
 
     def __init__(
