@@ -34,7 +34,7 @@ from edged.vision.families.contract import CONTRACT
 from edged.vision.family import FAMILIES, RAW, Recognition, recognise
 
 _LOG = logging.getLogger("edged.engines")
-_FORMAT = 1  # of the cached answers; raise it when `jobs.families` or `vision.family.recognise` changes
+_FORMAT = 2  # of the cached answers; raise it when `jobs.families` or `vision.family.recognise` changes
 _KEPT = 1000  # cached answers
 _LIMITS = Limits(seconds=30.0, memory_mb=4096, stall_seconds=30.0)  # packages may import large libraries
 _STARVED = 4.0  # a child that waits for a processor gets up to this many times the limit as extra time

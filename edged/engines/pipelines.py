@@ -16,8 +16,6 @@ from edged.engines.readiness import Readiness, ReadyState, readiness
 from edged.errors import EdgedError, InvalidInput, NotFound, NotReady
 from edged.serving.pipeline_slot import PipelineCounts, PipelineRule, PipelineSlot, Steps
 from edged.vision.crops import CropRule
-from edged.vision.families.contract import ContentFamily
-from edged.vision.family import FAMILIES
 
 _READY = Readiness(ReadyState.READY)
 
@@ -142,7 +140,7 @@ def detect_problem(planned: PlannedModel) -> str:
         return f"model {name!r} takes no pictures ({recognition.picture}); set detect to a detector"
     if recognition.family is None:
         return f"the family of model {name!r} is unknown ({recognition.reason}); set it, or set detect to a detector"
-    if issubclass(FAMILIES[recognition.family], ContentFamily):
+    if not recognition.gives_boxes:
         return f"model {name!r} ({recognition.family}) gives no boxes; set detect to a detector"
     return ""
 

@@ -99,6 +99,7 @@ class Recognition(msgspec.Struct, frozen=True):
     between: tuple[str, ...] = ()
     kind: str = ""
     sound: Sound | None = None
+    gives_boxes: bool = False  # the family decodes detections, not a content
 
     @property
     def reads_pictures(self) -> bool:
@@ -295,6 +296,7 @@ def recognise(
         package=None if other is None else other.package,
         between=claim.between,
         kind=claim.kind,
+        gives_boxes=family is not None and issubclass(family, Family),
     )
 
 

@@ -16,6 +16,7 @@ from edged.engines.pipelines import Pipelines
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import ReadyState
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, ModelNotFound, NotReady
+from edged.family_packages import Package
 from edged.ipc import messages as m
 from edged.models.model import Model
 from edged.proto import cameras_pb2 as pb
@@ -272,3 +273,21 @@ def test_pipeline_with_the_name_of_an_ensemble_is_refused() -> None:
     world.ensembles.add("plates")
     assert world.pipelines.find("plates") is None
     assert "same name" in world.pipelines.readiness(HEALTH)["plates"].reason
+
+
+@pytest.mark.parametrize("gives_boxes", [True, False])
+def test_pipeline_of_a_family_of_another_package_needs_boxes_from_its_first_model(gives_boxes: bool) -> None:
+    world = World()
+    world.add("reader", "classifier")
+    cars = world.add("cars", "detector")
+    assert cars.model is not None
+    of_package = {
+        "family": "strange",
+        "package": Package("strange-package", "1.0", "digest"),
+        "gives_boxes": gives_boxes,
+    }
+    known = msgspec.structs.replace(cars.model.recognition, **of_package)
+    cars.model = cars.served = msgspec.structs.replace(cars.model, recognition=known)
+    found = world.pipelines.readiness(HEALTH)["plates"]
+    assert found.is_ready is gives_boxes
+    assert ("gives no boxes" in found.reason) is not gives_boxes
