@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edged.api.endpoints.publisher import Echo, delivered, encode
-from edged.api.grpc.cameras import Tag, result_of
+from edged.api.grpc.results import Tag, result_of
 from edged.client.result import from_proto
 from edged.config import Health, Pipeline
 from edged.engines.pipelines import Pipelines

@@ -17,22 +17,19 @@ from edged.api.auth import identity
 from edged.api.auth.identity import Identify, anyone
 from edged.api.endpoints.publisher import Echo, Publisher, delivered
 from edged.api.endpoints.shared_memory import Segments
-from edged.api.grpc.content import fill_content
+from edged.api.grpc.results import Tag, report_of, result_of
 from edged.api.grpc.rpc import Context, Service
-from edged.api.grpc.status import status_of
 from edged.api.grpc.wire import FrameRequest, read_frame
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidImage, InvalidInput, NotReady, Refused
-from edged.ipc.messages import Times
 from edged.proto import cameras_pb2 as pb
 from edged.serving.camera import Cameras, Mode, StreamOptions
 from edged.serving.pipeline_slot import FrameSlot, PipelineSlot
 from edged.serving.sound import AnySlot, SoundSource, SoundSources, SoundWork
 from edged.serving.stream import Delivery, SkipReport, Stream
-from edged.serving.stream_camera import Skips
 from edged.serving.tracking import Tracking
-from edged.serving.work import Answered, Blob, FrameWork, SecondStep
-from edged.vision.detections import MOST_DETECTIONS, Detections, class_name
+from edged.serving.work import Blob, FrameWork
+from edged.vision.detections import MOST_DETECTIONS
 from edged.vision.family import Thresholds
 from edged.vision.placement import Region, Roi
 
@@ -322,109 +319,3 @@ def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) 
     found: Thresholds = replace(base, **given)
     most: Thresholds = replace(found, max_detections=max(1, min(found.max_detections, MOST_DETECTIONS)))
     return most
-
-
-class Tag:
-    """The fields of a frame that its result needs, without the picture."""
-
-    __slots__ = ("header", "model")
-
-    def __init__(self, frame: pb.Frame, model: str) -> None:
-        self.header = pb.Result(
-            camera=frame.camera,
-            sequence=frame.sequence,
-            captured_unix_ns=frame.captured_unix_ns,
-            captured_mono_ns=frame.captured_mono_ns,
-        )
-        self.model = model
-
-
-def result_of(delivery: Delivery[Tag]) -> pb.Result:
-    """Return the result of one frame: its answer or its error."""
-    result, answer = delivery.tag.header, delivery.answer
-    result.model, result.age_ms, result.received_unix_ns = delivery.tag.model, delivery.age_ms, delivery.received_ns
-    result.skipped = delivery.skipped
-    result.skips.extend(map(_skips, delivery.skips))
-    result.timings.total_ms = (time.monotonic() - delivery.work.received) * 1e3
-    if isinstance(answer, EdgedError):
-        result.error.CopyFrom(_error(answer))
-        return result
-    result.width, result.height = answer.width, answer.height
-    result.engine, result.backend = answer.engine.key, answer.engine.backend
-    result.timings.MergeFrom(_timings(answer.queue_ms, answer.times))
-    if answer.detections is not None:
-        result.detections.extend(_detections(answer, delivery.tracker_ids))
-    if answer.content is not None:
-        fill_content(result.content, answer.content, answer.engine.recognition.names)
-    if answer.second is not None:
-        _add_second(result, answer.second)
-    for tensor in answer.outputs:
-        shape = [int(dim) for dim in tensor.shape]
-        result.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape, data=tensor.data)
-    return result
-
-
-def _error(error: EdgedError) -> pb.Error:
-    return pb.Error(code=status_of(error).value, message=str(error), reason=error.code.value)
-
-
-def _timings(queue_ms: float, times: Times, total_ms: float = 0.0) -> pb.Timings:
-    return pb.Timings(
-        queue_ms=queue_ms,
-        decode_ms=times.decode_ms,
-        prepare_ms=times.prepare_ms,
-        infer_ms=times.infer_ms,
-        postprocess_ms=times.postprocess_ms,
-        total_ms=total_ms,
-    )
-
-
-def _add_second(result: pb.Result, second: SecondStep) -> None:
-    """Add the answers of a pipeline's second model to a result that has the detections of the first model."""
-    result.second.model, result.second.left_out = second.model, second.left_out
-    result.second.crops = len(second.rows)
-    if second.engine is not None:
-        result.second.engine, result.second.backend = second.engine.key, second.engine.backend
-    result.second.timings.CopyFrom(_timings(second.queue_ms, second.times, second.total_ms))
-    for row, answer in zip(second.rows, second.answers, strict=True):
-        nested = result.detections[row].nested
-        if isinstance(answer, EdgedError):
-            nested.error.CopyFrom(_error(answer))
-            continue
-        nested.SetInParent()  # the crop was answered, even if nothing was found
-        if answer.content is not None:
-            fill_content(nested.content, answer.content, answer.engine.recognition.names)
-        else:
-            nested.detections.extend(_detections(answer, ()))
-
-
-def report_of(report: SkipReport) -> pb.Result:
-    """Return a result that answers no frame and reports skipped frames."""
-    return pb.Result(camera=report.camera, skipped=report.skipped, skips=map(_skips, report.skips), only_skips=True)
-
-
-def _skips(run: Skips) -> pb.Skips:
-    return pb.Skips(first=run.first, last=run.last, count=run.count, reason=run.reason)
-
-
-def _detections(answer: Answered, ids: tuple[int, ...]) -> list[pb.Detection]:
-    found = Detections.unpack(answer.detections or b"")
-    names = answer.engine.recognition.names
-    rows = zip(found.boxes.tolist(), found.scores.tolist(), found.class_ids.tolist(), strict=True)
-    messages = [
-        pb.Detection(x1=x1, y1=y1, x2=x2, y2=y2, score=score, class_id=label, label=class_name(names, label))
-        for (x1, y1, x2, y2), score, label in rows
-    ]
-    for message, number in zip(messages, ids, strict=False):
-        if number >= 0:
-            message.tracker_id = number
-    if found.keypoints is not None:
-        for message, points in zip(messages, found.keypoints, strict=True):
-            message.keypoints.extend(points.ravel().tolist())
-    if found.corners is not None:
-        for message, corners in zip(messages, found.corners, strict=True):
-            message.corners.extend(corners.ravel().tolist())
-    if found.masks is not None:
-        for message, mask in zip(messages, found.masks, strict=True):
-            message.mask.extend(mask.tolist())
-    return messages
