@@ -23,10 +23,10 @@ from edged.shapes import MODEL_PATH, Scene
 from tests.bench.choices import choices
 from tests.bench.loads import BARE, ByHand, cameras, processor_seconds, program, pss_mb
 from tests.bench.nets import NETS, save
-from tests.bench.pipelines import pipelines
+from tests.bench.pipelines import pipelines, reading
 from tests.bench.raw import onnxruntime_only, raw
 from tests.bench.starts import starts
-from tests.bench.table import Figures, Line, compare, in_rounds, steady
+from tests.bench.table import Figures, Line, Skipped, compare, in_rounds, steady
 from tests.bench.triton import FORMS, Triton
 from tests.bench.triton import fetch as fetch_triton
 from tests.integration import onnx_files
@@ -304,7 +304,7 @@ def _analyzed(program: Program, address: str, model: str, mode: str, options: tu
     return {"inferences/s": done.throughput[count], "p99 ms": done.p99_ms[count]}
 
 
-ROWS: Mapping[str, Callable[[Bench], Iterable[Line]]] = {
+ROWS: Mapping[str, Callable[[Bench], Iterable[Line | Skipped]]] = {
     "tensors": tensors,
     "cameras": cameras_jpeg,
     "raw": raw,
@@ -316,6 +316,7 @@ ROWS: Mapping[str, Callable[[Bench], Iterable[Line]]] = {
     "tracing": tracing,
     "choices": choices,
     "pipelines": pipelines,
+    "pipelines-ocr": reading,
     "triton": triton,
 }
 
