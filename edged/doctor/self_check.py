@@ -1,7 +1,7 @@
 """`edged self-check`: every installed runtime makes an engine of the embedded detector, as in a daemon.
 
 Each step runs in children that are confined as all jobs are. First the reference, ONNX Runtime without optimisation,
-has to find the shapes of a drawn picture. Then an engine for each runtime and device has to give the same answers as
+must find the shapes in a synthetic picture. Then an engine for each runtime and device must give the same answers as
 the reference.
 """
 

@@ -1,6 +1,6 @@
 """An ONNX model that a build step changes: read without its external weights, sorted, typed and written again.
 
-Runs in a child of the daemon, as everything that parses a model. Format: onnx/docs/IR.md (ModelProto, GraphProto).
+Runs in a child of the daemon, like all code that parses a model. Format: onnx/docs/IR.md (ModelProto, GraphProto).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _tried(
         return jobs.TriedFamily(error=outputs), picture
     try:
         return _decoded(outputs, recognition, picture)
-    except Exception as error:  # junk that happens to fit may raise anything, for example MemoryError
+    except Exception as error:  # outputs that fit by accident may raise any error, for example MemoryError
         return jobs.TriedFamily(error=_text(error)), picture
 
 
