@@ -87,7 +87,7 @@ class SoundSource:
         self._add(frame, lambda window: self.slot.queue((self, camera), window, share))
 
     def push(self, frame: FrameWork) -> None:
-        """Answer a frame that is no camera's, such as a whole recording."""
+        """Answer a frame that belongs to no camera, such as a whole recording."""
         self._add(frame, self.slot.push)
 
     def withdraw(self, camera: Hashable, frame: FrameWork) -> bool:
