@@ -167,7 +167,7 @@ def _markdown(report: BoxReport) -> Iterator[str]:
         head = ("runtime", "device", "precision", "frames/s", "reference's frames/s", "one frame", "many frames")
         yield from _section("Short bench", head, map(_speeds, report.engines))
         yield "Frames per second are inferences of the embedded detector alone. The last two columns are multiples of"
-        yield "the unoptimised reference's speed, timed in turns with it."
+        yield "the unoptimised reference's speed; both were timed alternately."
         yield ""
     problems = [check for check in report.doctor if check.result in (Result.WRONG, Result.WARNING)]
     yield from _section("Problems of the box", ("result", "check", "found"), map(_row, problems))

@@ -43,7 +43,7 @@ _REPORT = "and report it: edged report"
 class Tried(msgspec.Struct, frozen=True):
     """An engine that was made and compared. Frames per second are of inference alone, with the fastest number of
     inferences at a time. `speed` (one inference at a time) and `throughput` (many) are multiples of the reference's;
-    engine and reference were timed in turns. All four are None if the engine was not timed."""
+    engine and reference were timed alternately. All four are None if the engine was not timed."""
 
     runtime: str
     version: str
