@@ -80,7 +80,7 @@ def _require_engines(report: BoxReport) -> None:
     for engine in report.engines:
         about = f"{engine.runtime} on {engine.device}"
         if not engine.accepted or not any(check.subject == about for check in report.self_check):
-            raise InvalidInput(f"the report does not show that {about} answers as the reference")
+            raise InvalidInput(f"the report does not show that {about} gives the same answers as the reference")
         if engine.runtime not in registry.TITLES or not engine.version or engine.speed is None:
             raise InvalidInput(f"the report lacks the name, version or speed of {about}; run edged report again")
 

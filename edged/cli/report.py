@@ -20,20 +20,20 @@ def report(
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it to this file, once you agree.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Write it without asking.")] = False,
-    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who proves it, in your words; shown as given.")] = "",
+    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Your name, shown in the report as given.")] = "",
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="The daemon's configuration, for its folders.")
     ] = None,
     target: common.Target = None,
 ) -> None:
-    """Say what this box is and what works on it, without secrets.
+    """Describe this box and what works on it, without secrets.
 
-    It has the facts of the device, what edged doctor finds, what edged self-check finds, and how fast the embedded
-    detector is with each runtime. Paste it into a bug report, or have it added to the list of tested hardware.
+    The report has the facts of the device, the findings of edged doctor and edged self-check, and the speed of the
+    embedded detector with each runtime. Paste it into a bug report, or have it added to the list of tested hardware.
 
-    Host, user, addresses, serial numbers, tokens and paths below homes are removed; models, cameras and pictures are
-    not in it. Nothing is sent. The report is shown, and with -o written once you agree. It takes a minute or two, on a
-    box with TensorRT some more.
+    Host, user, addresses, serial numbers, tokens and paths below home folders are removed. Models, cameras and
+    pictures are not in the report. Nothing is sent. The command shows the report, and with -o writes it once you
+    agree. It takes a minute or two, or longer on a box with TensorRT.
 
     \b
     edged report

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 def self_check(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Some seconds: no timing, and runtimes for GPUs are only loaded.")
+        bool, typer.Option("--quick", help="Take some seconds: time nothing, and only load runtimes for GPUs.")
     ] = False,
     json: common.Json = False,
 ) -> None:
     """Try every runtime with the embedded detector.
 
-    For use after an installation or upgrade. It needs no daemon and no model, and keeps nothing. Each installed
-    runtime builds an engine in child processes of its own, confined as in a daemon, and its answers are compared with
-    the reference: ONNX Runtime without optimisation, which has to find the shapes of a drawn picture itself.
+    Use it after an installation or upgrade. It needs no daemon and no model, and leaves no files. Each installed
+    runtime builds an engine in child processes that are confined as in a daemon. The engine's answers are compared
+    with those of the reference: ONNX Runtime without optimisation, which must find the shapes in a drawn picture.
 
     Without --quick engines are also timed, and built for GPUs, which takes TensorRT some minutes on a small box.
 
-    Exit status: 0 all that is installed works, 1 a runtime does not work or answers wrongly.
+    Exit status: 0 every installed runtime works, 1 a runtime does not work or gives wrong answers.
     """
     from edged.device.fingerprint import probe
     from edged.doctor.self_check import run_self_check

@@ -57,7 +57,7 @@ def new(
     address: Annotated[
         list[str] | None, typer.Argument(metavar="[ADDRESS...]", help="Other host names and IP addresses of the box.")
     ] = None,
-    client: Annotated[bool, typer.Option("--client", help="For a client instead of a box.")] = False,
+    client: Annotated[bool, typer.Option("--client", help="Make it for a client instead of a box.")] = False,
     folder: Annotated[Path, typer.Option("--folder", help="Folder of the CA and certificates.")] = Path("edged-tls"),
     days: Annotated[int, typer.Option("--days", min=1, max=_CA_DAYS, help="Days until it expires.")] = 825,
     force: Annotated[bool, typer.Option("--force", help="Replace a certificate of this name.")] = False,

@@ -209,7 +209,7 @@ def _verdict(report: Report) -> Text:
         return Text(busy, "bold green")
     none = "no frame failed, no engine is faster here than the unoptimised one"
     swaps = f"{many(report.swaps, 'swap')} without a failed frame" if report.swaps else none
-    return Text(f"Everything held: {swaps}, and the restart built nothing.", "bold green")
+    return Text(f"All checks passed: {swaps}, and the restart built nothing.", "bold green")
 
 
 def _line(label: str, words: Text | str) -> Text:

@@ -38,7 +38,7 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "runtime.cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"),
     "runtime.cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
 }
-# ONNX Runtime's CUDA provider. The fact is no part of an engine's key: the version of the package is.
+# ONNX Runtime's CUDA provider. The fact is not part of an engine's key, but the version of the package is.
 _PROVIDER, _CODE = "onnxruntime/capi/libonnxruntime_providers_cuda.so", "runtime.onnxruntime_gpu_code"
 _WANTED = frozenset(name for names in _PACKAGES.values() for name in names)
 

@@ -141,13 +141,13 @@ def _json(report: BoxReport) -> str:
 
 
 def read(text: str) -> BoxReport:
-    """Read a report from its file, or from its JSON alone. Raises InvalidInput if the text is no report or lacks
+    """Read a report from its file, or from its JSON alone. Raises InvalidInput if the text is not a report or lacks
     fields."""
     block = _BLOCK.search(text)
     try:
         found = msgspec.json.decode(block[1] if block else text, type=ready(BoxReport))
     except NOT_JSON as error:
-        raise InvalidInput(f"this is no report of edged, or not all of it: {explain(error)}") from error
+        raise InvalidInput(f"this is not a complete report of edged: {explain(error)}") from error
     if found.format != FORMAT:
         raise InvalidInput(
             f"the report has format {found.format}, but this edged reads only {FORMAT}; use the version that made it"
@@ -167,7 +167,7 @@ def _markdown(report: BoxReport) -> Iterator[str]:
         head = ("runtime", "device", "precision", "frames/s", "reference's frames/s", "one frame", "many frames")
         yield from _section("Short bench", head, map(_speeds, report.engines))
         yield "Frames per second are inferences of the embedded detector alone. The last two columns are multiples of"
-        yield "the unoptimised reference's speed, timed in turns with it."
+        yield "the unoptimised reference's speed; both were timed alternately."
         yield ""
     problems = [check for check in report.doctor if check.result in (Result.WRONG, Result.WARNING)]
     yield from _section("Problems of the box", ("result", "check", "found"), map(_row, problems))

@@ -250,7 +250,7 @@ def throttling(root: Root) -> Iterator[Check]:
     volt = [path for path in root.glob("sys/class/hwmon/hwmon*/name") if _text(root, path) == "rpi_volt"]
     firmware = [path for pattern in _PI for path in root.glob(pattern)]
     now, before = list(_pi(root, firmware)), [*_overcurrent(root), *_cores(root)]
-    # The voltage sensor is needed only without the firmware's word, which also tells too little voltage.
+    # The voltage sensor is needed only without the firmware's word, which also reports low voltage.
     if not firmware and any(_number(root, f"{path.rpartition('/')[0]}/in0_lcrit_alarm") for path in volt):
         now.append((True, _PI_NOW[0]))
     for is_now, event in [*now, *before]:

@@ -1,7 +1,7 @@
 """`edged self-check`: every installed runtime makes an engine of the embedded detector, as in a daemon.
 
 Each step runs in children that are confined as all jobs are. First the reference, ONNX Runtime without optimisation,
-has to find the shapes of a drawn picture. Then an engine for each runtime and device has to give the same answers as
+must find the shapes in a synthetic picture. Then an engine for each runtime and device must give the same answers as
 the reference.
 """
 
@@ -43,7 +43,7 @@ _REPORT = "and report it: edged report"
 class Tried(msgspec.Struct, frozen=True):
     """An engine that was made and compared. Frames per second are of inference alone, with the fastest number of
     inferences at a time. `speed` (one inference at a time) and `throughput` (many) are multiples of the reference's;
-    engine and reference were timed in turns. All four are None if the engine was not timed."""
+    engine and reference were timed alternately. All four are None if the engine was not timed."""
 
     runtime: str
     version: str
@@ -151,7 +151,7 @@ class _Runtimes:
         if device:
             why = f"to compare its answers on {device}, leave out --quick"
         elif self._model is None:
-            why = "the reference gave nothing to compare with"
+            why = "the reference gave no answers to compare with"
         else:
             why = "this box has no device for it"
         subject = f"{backend} on {device}" if device else backend
@@ -189,15 +189,15 @@ def chosen(wanted: Iterable[DesiredEngine]) -> tuple[DesiredEngine, ...]:
 
 
 def reference(version: str, boxes: Sequence[jobs.FoundBox]) -> Check:
-    """Check that the reference finds all shapes of the drawn picture and no others."""
+    """Check that the reference finds all shapes in the drawn picture and no others."""
     names = {name: number for number, name in enumerate(CLASSES)}
     sure = [box for box in boxes if box.score >= _SURE]
     found = [Prediction(names.get(b.label, -1), b.score, b.x1, b.y1, b.x2, b.y2) for b in sure]
     truths = Scene(SAMPLE_SEED).frame(0)[1]
     counts = match(found, truths)
     if counts.fn or counts.fp:
-        message = f"{version} finds {counts.tp} of {len(truths)} drawn shapes, and {counts.fp} that are not there"
-        remedy = f"ONNX Runtime computes wrongly here: {reinstall(REFERENCE.backend)}, {_REPORT}"
+        message = f"{version} finds {counts.tp} of {len(truths)} drawn shapes, and {counts.fp} that do not exist"
+        remedy = f"ONNX Runtime gives wrong results here: {reinstall(REFERENCE.backend)}, {_REPORT}"
         return wrong(Name.SELF_CHECK, message, remedy, _SUBJECT)
     return ok(Name.SELF_CHECK, f"onnxruntime {version}, unoptimised, finds all {len(truths)} drawn shapes", _SUBJECT)
 
@@ -236,11 +236,11 @@ def judged(found: Tried, reason: str) -> Check:
     subject = f"{found.runtime} on {found.device}"
     if not found.accepted:
         driver = "" if found.device == "cpu" else "update the driver of the device, or "
-        remedy = f"edged serves nothing with such an engine; {driver}reinstall: {reinstall(found.runtime)}, {_REPORT}"
+        remedy = f"edged does not serve with this engine; {driver}reinstall: {reinstall(found.runtime)}, {_REPORT}"
         return wrong(
-            Name.SELF_CHECK, f"{found.version} answers wrongly in {found.precision}: {reason}", remedy, subject
+            Name.SELF_CHECK, f"{found.version} gives wrong answers in {found.precision}: {reason}", remedy, subject
         )
-    message = f"{found.version} answers in {found.precision} as the reference"
+    message = f"{found.version} gives the same answers as the reference in {found.precision}"
     if found.speed is not None and found.throughput is not None:
         message += f", {found.speed:g} times as fast for one frame and {found.throughput:g} times for many"
     return ok(Name.SELF_CHECK, message, subject)
@@ -262,8 +262,8 @@ def failed(backend: str, device: str, version: str, error: EdgedError) -> Check:
 
 
 def late(subject: str, error: ChildLost) -> Check:
-    """Check a runtime that did not answer within its time limit: the box may be too busy, so it says nothing about the
-    installation."""
+    """Check a runtime that did not answer within its time limit. This does not show that the installation is wrong,
+    because the box may be too busy."""
     return wrong(Name.SELF_CHECK, f"no answer in time: {error}", "run it again when the box is idle", subject)
 
 

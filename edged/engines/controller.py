@@ -236,7 +236,7 @@ class Controller:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The device facts that engines are planned for."""
+        """The facts about the device for which engines were last planned."""
         return self.surveyor.fingerprint
 
     def wake(self) -> None:

@@ -230,8 +230,9 @@ class Opener:
     async def _prove(
         self, planned: PlannedModel, model: Model, engine: PlannedEngine, session: ServingSession
     ) -> SessionHealth:
-        """Probe a session before it serves. If even the reference refuses every probe, the model needs other requests
-        than edged can make up: its engines serve, and it is ready once one of them has answered a request."""
+        """Probe a session before it serves. If even the reference refuses every probe, edged cannot generate a valid
+        request for this model. Its engines then serve without a probe, and the model is ready once one of them has
+        answered a request."""
         if self._probe is None or planned.model is not model:  # the model on disk has changed
             return SessionHealth()
         known, is_reference = planned.known_answers(), engine.recipe.is_reference
@@ -343,7 +344,7 @@ def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str
 
 
 def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
-    """Return a line on nodes that no longer run on the device, nor elsewhere; empty if there are none or if operators
+    """Return a line about nodes that ran on the device and now run nowhere; empty if no node is missing or if operators
     are unknown."""
     gone = Counter(before) - Counter(now) if before and now else Counter[str]()
     return [f"{gone.total()} of {sum(before.values())} nodes no longer run on {home}: {_words(gone)}"] if gone else []

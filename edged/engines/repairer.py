@@ -60,7 +60,7 @@ async def repair(
 ) -> Repaired:
     """Repair the model file `path` in place. `source` is its name for the user.
 
-    Raises ModelRefused if a step fails, or if the repaired model cannot be proven to answer as the original does.
+    Raises ModelRefused if a step fails, or if the repaired model cannot be proven to give the same answers.
     """
     inspection = await _inspect(path)
     if inspection.finding is not None:
@@ -211,9 +211,9 @@ class _Work:
                 return Proof(_DEFINITIONS, detail)
             raise Unsuitable(f"cannot verify that it answers as before: {error}") from error
         if not proven.verdict.accepted:
-            raise Unsuitable(f"the result does not answer as the original does: {proven.verdict.reason}")
-        asked = f"{proven.questions} question{'s' if proven.questions != 1 else ''}"
-        detail = f"answers {asked} as the original does, by {proven.by}"
+            raise Unsuitable(f"the answers differ from the original's: {proven.verdict.reason}")
+        asked = f"{proven.questions} probe{'s' if proven.questions != 1 else ''}"
+        detail = f"gives the same answers to {asked} as the original, by {proven.by}"
         return Proof(proven.by, detail, proven.questions, proven.verdict.figures)
 
     # -- dimensions ---------------------------------------------------------------------------------------------------

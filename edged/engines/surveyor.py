@@ -1,7 +1,7 @@
 """Watches the device: reads its facts again when drivers or libraries may have changed on disk, and reports changes.
 
 Folders are watched instead of files: a package manager renames a new file over the old one, and a watch on the file
-would miss that. A slow poll complements the watch, because a kernel module or a power mode changes without a file.
+would miss that. A slow poll complements the watch, because a kernel module or a power mode can change without a file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Surveyor:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The device facts that engines are planned for."""
+        """The facts about the device for which engines were last planned."""
         return self._planned_for
 
     @property

@@ -269,8 +269,8 @@ class EngineThreads:
         return m.Seen(*about, found, said, refs, not_finite=outcome.not_finite, following=following or after)
 
     def _packed(self, content: Content) -> bytes:
-        """Return the packed content. Raises TooLarge if it is larger than the model's limit: the daemon would end the
-        host."""
+        """Return the packed content. Raises TooLarge if it is larger than the model's limit, because the daemon ends a
+        host that sends more."""
         packed, bounds = pack(content), self._open.bounds
         if bounds.output_mb and len(packed) > bounds.output_mb << 20:
             raise TooLarge(

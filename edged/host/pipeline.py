@@ -82,8 +82,8 @@ class _Shown(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """Pictures fitted into the input tensor, or their errors, in order. If the pipeline has n buffers, the n-th next
-    call of `prepare` overwrites the tensor. `inputs` is None if no picture could be decoded.
+    """Pictures fitted into the input tensor, or their errors, in order. If the pipeline has n buffers, the n-th call of
+    `prepare` after this one overwrites the tensor. `inputs` is None if no picture could be decoded.
 
     `rest` are decoded pictures that follow in further runs, at most `most` in each."""
 
@@ -146,8 +146,8 @@ class Pipeline:
         return self._staging is not None
 
     def prepare(self, shots: Sequence[Shot], most: int = 0) -> Prepared:
-        """Decode pictures, and fit the first of them into an input tensor: at most `most`, and at most as many as the
-        tensor has rows (0: as many)."""
+        """Decode pictures, and fit the first of them into an input tensor: as many as the tensor has rows, but at most
+        `most` (0: no such limit)."""
         preparer = self._preparer
         if preparer is None:
             raise InvalidInput(f"this model takes no pictures ({self.recognition.picture}); send tensors instead")

@@ -94,7 +94,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Infer(msgspec.Struct, frozen=True, tag=True):
-    """A tensor request, or a batch of `parts` requests. `reply` is the span for the outputs that fit."""
+    """A tensor request, or a batch of `parts` requests. The host writes the outputs that fit into the span `reply`."""
 
     job: int
     session: int
@@ -105,8 +105,8 @@ class Infer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Detect(msgspec.Struct, frozen=True, tag=True):
-    """A batch of camera frames. `reply` is the span for the raw outputs that fit. If there are more than `most`
-    pictures, the engine runs several times; 0 is as many as it takes."""
+    """A batch of camera frames. The host writes the raw outputs that fit into the span `reply`. `most` is the largest
+    number of pictures in one run of the engine, which runs again for the rest; 0: as many as the engine takes."""
 
     job: int
     session: int

@@ -83,7 +83,7 @@ def altered(
 
 
 def _compared(folder: Path, location: str, checksums: Mapping[str, str]) -> Finding | None:
-    """Return a finding if a file has another SHA-1 than the model says. `checksums`: tensor names by SHA-1."""
+    """Return a finding if the SHA-1 of a file is not the one in the model. `checksums`: tensor names by SHA-1."""
     if not checksums:
         return None
     for checksum, tensor in checksums.items():

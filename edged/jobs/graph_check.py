@@ -59,8 +59,8 @@ def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[F
 
 
 def _graph(graph: onnx.GraphProto, outer: Sequence[_Names], taken: Sequence[_Names]) -> Iterator[Finding]:
-    """Yield the findings of one graph. `outer`: the names of the enclosing graphs; the nodes of this graph may read
-    them. `taken`: those that are defined before the node that this graph is a body of; the nodes of this graph must not
+    """Yield the findings of one graph. `outer`: the names of the enclosing graphs, which the nodes of this graph may
+    read. `taken`: the names that are defined before the node whose body this graph is; the nodes of this graph must not
     produce them."""
     inputs = [value.name for value in graph.input]
     constants = [tensor.name for tensor in graph.initializer]

@@ -75,7 +75,7 @@ def _instead(path: Path) -> str:
 
 
 def _in_folder(path: Path) -> str:
-    """Return the remedy for a folder that was named instead of a file."""
+    """Return the remedy if the path of the model is a folder."""
     try:
         names = sorted(os.listdir(path))
     except OSError:

@@ -1,6 +1,6 @@
 """An ONNX model that a build step changes: read without its external weights, sorted, typed and written again.
 
-Runs in a child of the daemon, as everything that parses a model. Format: onnx/docs/IR.md (ModelProto, GraphProto).
+Runs in a child of the daemon, like all code that parses a model. Format: onnx/docs/IR.md (ModelProto, GraphProto).
 """
 
 from __future__ import annotations
@@ -254,11 +254,11 @@ def _put_outside(tensor: TensorProto, file: BinaryIO, location: str) -> None:
 
 
 class Layers:
-    """The nodes of a sorted graph for which another precision pays, as sets of node indices.
+    """The nodes of a sorted graph that are worth computing in a lower precision, as sets of node indices.
 
     layers: nodes with weights, which take nearly all of the time. between: nodes that pass float32 values from one
-    layer to another, where the precision should not change. last: layers on which no other layer depends; after them
-    boxes are decoded and scores computed, which is little work but needs precision.
+    layer to another; they have the precision of the layers, which saves conversions. last: layers on which no other
+    layer depends. The nodes after them decode boxes and compute scores, which takes little time but needs precision.
     """
 
     def __init__(self, model: Model) -> None:
@@ -278,7 +278,7 @@ class Layers:
         )
 
     def place(self, index: int) -> str:
-        """Say where a node is that is neither a layer nor between two layers."""
+        """Describe the place of a node that is neither a layer nor between two layers."""
         return "before the first layer" if index in self._before else "after the last layer"
 
     def _is_layer(self, node: onnx.NodeProto) -> bool:

@@ -76,7 +76,7 @@ def to_half(source: Path, out: Path) -> tuple[bool, tuple[str, ...]]:
 
 def _halve(tensor: TensorProto) -> None:
     array = numpy_helper.to_array(tensor)
-    with np.errstate(over="ignore"):  # a bound beyond float16 is as good as infinite
+    with np.errstate(over="ignore"):  # infinity has the same effect as a bound beyond float16
         tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float16), tensor.name))
 
 
@@ -168,7 +168,7 @@ class _Rewriter:
 
 
 def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Replace the names of outer values that a graph reads, also in nested graphs."""
+    """Rename the values that a subgraph reads from the graphs around it. Subgraphs in it are changed as well."""
     for node in graph.node:
         for slot, name in enumerate(node.input):
             node.input[slot] = names.get(name, name)
@@ -186,7 +186,7 @@ class Slots(NamedTuple):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """By index of the node: `nodes` has the slots that become float16, `kept` why a node stays in float32."""
+    """Which nodes change, by node index. `nodes`: the slots that become float16; `kept`: why a node stays float32."""
 
     nodes: dict[int, Slots]
     kept: dict[int, str]
@@ -220,7 +220,8 @@ def _uses_float(node: onnx.NodeProto, model: Model) -> bool:
 
 
 def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
-    """Return the slots that may be float16 by the operator's definition in the model's opset; or why none may."""
+    """Return the slots that the operator's definition in the model's opset allows to be float16; if it allows none, the
+    reason."""
     if node.domain not in ("", "ai.onnx"):
         return f"domain {node.domain} does not declare its types"
     if next(bodies(node), None) is not None:
@@ -245,7 +246,7 @@ def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
 def _free(
     names: Sequence[str], declared: Sequence[defs.OpSchema.FormalParameter], free: set[str], model: Model
 ) -> tuple[bool, ...]:
-    """Return for each value whether it is float32 and its parameter has a free type. The last parameter may be
+    """Return for each value whether it is float32 and the type of its parameter is in `free`. The last parameter may be
     variadic."""
     parameters = [declared[min(slot, len(declared) - 1)] for slot in range(len(names))]
     return tuple(
@@ -274,8 +275,8 @@ def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str]
 
 
 def _makes_vast(node: onnx.NodeProto, model: Model, vast: set[str]) -> bool:
-    """Whether the result of a node may exceed float16: an input does, and the node neither limits it nor divides by
-    it."""
+    """Whether the result of a node may exceed float16: one of its inputs may, and the node neither limits that input
+    nor divides by it."""
     if node.op_type in _LIMITING:
         return False
     takes = [name in vast or _is_vast_constant(name, node, model) for name in node.input]

@@ -32,7 +32,7 @@ def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
     question = Pictures(job.order.signature, job.recognition).of(Path(job.picture).name, pixels)
     session = registry.load(job.order.recipe.backend).trial(job.order)
     if session is None or question.placement is None:
-        raise EngineUnusable("this runtime runs no model before an engine is built")
+        raise EngineUnusable("this runtime cannot run a model before an engine is built")
     outputs = session.infer(question.inputs)
     names, family = job.recognition.names, open_family(job.recognition)
 

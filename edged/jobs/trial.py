@@ -34,7 +34,7 @@ Report: TypeAlias = Callable[[jobs.Progress], None]
 _CONVERT = "or convert it: edged models add NAME FILE --convert"
 _EXTENSIONS = "export it without the steps that onnxruntime-extensions adds: edged loads no libraries of operators"
 _REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
-_PLUGIN = "_TRT"  # the names of TensorRT's plugins end so; ONNX Runtime knows some of these plugins
+_PLUGIN = "_TRT"  # the ends of the names of TensorRT's plugins, some of which ONNX Runtime knows
 # For models that answer only some values or sizes.
 _GIVE = (
     "if it accepts only certain values, pass some: --samples INPUTS.npz, from numpy.savez with one array per input"
@@ -187,8 +187,8 @@ def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
 def inference(
     job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Run the user's samples. If none is answered, run made-up inputs until each kind was answered once, in any shape:
-    more of them could keep a valid model busy for a long time.
+    """Run the user's samples. If none is answered, run generated inputs until each kind was answered once, in any
+    shape: more of them could keep a valid model busy for a long time.
 
     `answers` is called after each answer. Returns the finding (None if an input was answered) and the warnings."""
     answered: set[str] = set()

@@ -33,12 +33,12 @@ def try_families(job: jobs.TryFamilies) -> jobs.TriedFamilies:
     """Return what each family finds in the picture, and the contact sheet.
 
     A family that cannot decode the outputs, or whose input the runtime refuses, has an error instead. Raises
-    InvalidInput if the picture cannot be read, EngineUnusable if the runtime runs no model before an engine is built.
+    InvalidInput if the picture cannot be read, EngineUnusable if the runtime can only run a model that was built.
     """
     pixels = read_sample(Path(job.picture))
     session = registry.load(job.order.recipe.backend).trial(job.order)
     if session is None:
-        raise EngineUnusable("this runtime runs no model before an engine is built")
+        raise EngineUnusable("this runtime cannot run a model before an engine is built")
     small, found = fit(pixels), dict[int, tuple[jobs.TriedFamily, Image]]()
     for group in _by_feed(job.candidates):
         outputs: Mapping[str, Array] | str
@@ -75,7 +75,7 @@ def _tried(
         return jobs.TriedFamily(error=outputs), picture
     try:
         return _decoded(outputs, recognition, picture)
-    except Exception as error:  # junk that happens to fit may raise anything, for example MemoryError
+    except Exception as error:  # outputs that fit by accident may raise any error, for example MemoryError
         return jobs.TriedFamily(error=_text(error)), picture
 
 

@@ -82,8 +82,8 @@ def _finding(category: Category, message: str, name: str) -> Finding:
 
 
 def footprint(tensors: Iterable[onnx.TensorProto], inferred: onnx.ModelProto) -> Footprint:
-    """Return the memory needs of a model with these tensors. `inferred`: the model with inferred shapes; an open
-    dimension counts as one."""
+    """Return the memory needs of a model with these tensors. `inferred`: the model with inferred shapes; a dynamic
+    dimension counts as 1."""
     weights = sum(math.prod(tensor.dims) * BITS.get(tensor.data_type, 8) // 8 for tensor in tensors)
     largest, name = max(_sizes(inferred), default=(0, ""))
     return Footprint(weights, largest, name)

@@ -2,12 +2,12 @@
 
 The rules are those of Triton (ValidateEnsembleSchedulingConfig in src/model_config_utils.cc, ValidateEnsembleConfig in
 src/ensemble_scheduler/ensemble_utils.cc and ReshapeTensorDims in src/ensemble_scheduler/ensemble_scheduler.cc of
-triton-inference-server/core), with two more: no step may write to an input of the ensemble, and an input of the
-ensemble is not one of its outputs. Not supported are ensembles in ensembles, models with several responses, and models
-with sequences.
+triton-inference-server/core), and two more: no step may write to an input of the ensemble, and an input of the ensemble
+cannot also be one of its outputs. Ensembles in ensembles, models with several responses, and models with sequences are
+not supported.
 
-In a configuration, dims are without the batch dimension if `max_batch_size` is above 0; -1 is an open dimension. The
-shapes of requests are always whole.
+In a configuration, -1 is a dimension of any size, and dims leave out the batch dimension if `max_batch_size` is above
+0. The shapes of requests include the batch dimension.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Dims: TypeAlias = "tuple[int, ...]"
 
 
 class Port(msgspec.Struct, frozen=True):
-    """An input or output of a step's model, or of the ensemble. `dims` are as in a configuration, None for any shape;
-    `is_batched`: the whole shape has one more dimension, the first."""
+    """An input or output of a step's model, or of the ensemble. `dims` are as in a configuration, None for any shape.
+    If `is_batched`, the batch dimension comes before them."""
 
     name: str
     datatype: str
@@ -46,8 +46,8 @@ class Port(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The model of a step. `max_batch_size` is 0 without a batch dimension. `unfit` says why no ensemble may have
-    it."""
+    """The model of a step. `max_batch_size` is 0 if the model has no batch dimension. `unfit` is the reason why the
+    model cannot be in an ensemble; empty if it can."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -61,7 +61,7 @@ def ports(tensors: Iterable[TensorConfig], max_batch_size: int) -> tuple[Port, .
 
 
 def specs(of: Iterable[Port]) -> tuple[TensorSpec, ...]:
-    """Return ports of an ensemble as tensors with whole shapes."""
+    """Return ports of an ensemble as tensors whose shapes include the batch dimension."""
     return tuple(
         TensorSpec(port.name, port.datatype, tuple("?" if dim < 0 else dim for dim in port.whole or ())) for port in of
     )
@@ -71,8 +71,8 @@ def specs(of: Iterable[Port]) -> tuple[TensorSpec, ...]:
 
 
 def check(config: TritonConfig) -> None:
-    """Raise ConfigError, which names the tensor or step, unless every tensor of the ensemble is produced once, before
-    it is used, and is used."""
+    """Raise ConfigError, which names the tensor or step, unless each tensor of the ensemble is produced exactly once
+    and is used, and the steps form no cycle."""
     steps = config.steps or ()
     if not 1 <= len(steps) <= _MOST_STEPS:
         raise ConfigError(f"ensemble_scheduling has {len(steps)} steps; an ensemble needs from 1 to {_MOST_STEPS}")
@@ -198,7 +198,7 @@ def _check_maps(what: str, step: Step, part: Part, known: dict[str, tuple[str, P
 
 
 def _agree(one: Dims | None, other: Dims | None) -> bool:
-    """Whether one tensor can have both dims. Open dimensions are checked again in each request."""
+    """Whether one tensor can have both dims. Dimensions of any size are checked again in each request."""
     if one is None or other is None:
         return True
     return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
@@ -220,8 +220,8 @@ def needed(steps: Sequence[Step], outputs: Iterable[str]) -> frozenset[int]:
 
 
 def shape_for(port: Port, shape: Dims, rows: int) -> Dims:
-    """Return the shape with which a port takes a tensor. `rows` are those of the request that made the tensor; 0 if its
-    model has no batch dimension.
+    """Return the shape in which a tensor is passed to a port. `rows` is the number of rows in the request that produced
+    the tensor; 0 if the model that produced it has no batch dimension.
 
     Between models with and without a batch dimension, a first dimension of 1 is added or removed, if the rest fits.
     """

@@ -2,9 +2,9 @@
 processor_config.json.
 
 Exports of detectors and image encoders have the same tensors for all kinds of models; only `model_type` in config.json
-says which kind it is. Models of segmentation, depth and classes are recognised by their class in `architectures`: the
-outputs of such a class have one form. The files are in the folder of the ONNX file (Optimum) or in its parent
-(`onnx/model.onnx` on the Hub).
+says which kind it is. Models for segmentation, depth and classification are recognised by their class in
+`architectures`, because the outputs of all models of such a class have the same form. The files are in the folder of
+the ONNX file (Optimum) or in its parent (`onnx/model.onnx` on the Hub).
 
 Source: `configuration_*.py`, `modeling_auto.py` and the image processors of transformers 5.24.0.
 """
@@ -157,7 +157,7 @@ def _names(labels: Mapping[int, str]) -> dict[str, str]:
 
 
 def _pixels(processor: _Processor) -> dict[str, str]:
-    """Return how pixels become values."""
+    """Return the settings for the normalisation of pixels."""
     settings: dict[str, str] = {}
     if processor.do_flip_channel_order:
         settings["preprocess.color"] = "bgr"
@@ -217,7 +217,7 @@ def _size(size: object) -> dict[str, str]:
 
 
 def _is_side(pixels: object) -> TypeGuard[int]:
-    return type(pixels) is int and 0 < pixels <= MAX_SIDE  # True is no size
+    return type(pixels) is int and 0 < pixels <= MAX_SIDE  # True is not a size
 
 
 def _square(side: int) -> dict[str, str]:

@@ -68,7 +68,7 @@ class Reservation:
         self.held = self.most = 0
 
     def hold(self, size: int) -> None:
-        """Count bytes that are in use from now on. Raises Overloaded if the budget does not have them."""
+        """Count `size` more bytes as used. Raises Overloaded if the budget has no room for them."""
         self.held += size
         self.most = max(self.most, self.held)
         if self.held > self.size:
@@ -79,8 +79,9 @@ class Reservation:
 
 
 class Budget:
-    """The memory that the requests of one ensemble share, in bytes. Requests enter in order of arrival. Each reserves
-    for each of its rows as much as the latest requests took. A request that runs alone may exceed the capacity."""
+    """The memory that the requests of one ensemble share, in bytes. Requests enter in order of arrival. For each of its
+    rows, a request reserves as much as the latest requests took for a row. A request that runs alone may exceed the
+    capacity."""
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self.capacity = capacity
@@ -132,7 +133,7 @@ class Budget:
         try:
             await place
         except asyncio.CancelledError:
-            if place.cancelled():  # those behind it need not wait for what it wanted
+            if place.cancelled():  # the requests behind it no longer wait for its memory
                 self._waiting.pop(place, None)
                 self._admit_waiting()
             else:  # cancelled at the moment when it was admitted

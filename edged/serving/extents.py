@@ -65,7 +65,7 @@ class Traffic:
             self._sort_in()
 
     def seen(self) -> Seen:
-        """Return what all requests so far have shown."""
+        """Return the shapes of all requests so far."""
         self._sort_in()
         kinds = sorted(self._kinds.items(), key=lambda item: -item[1])
         return Seen(
@@ -76,7 +76,7 @@ class Traffic:
         )
 
     def look(self) -> int:
-        """Return the version after all requests so far."""
+        """Return `version`, including all requests so far."""
         self._sort_in()
         return self.version
 

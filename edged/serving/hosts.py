@@ -84,7 +84,7 @@ class Hosts:
             record = self._records.setdefault(kind, _Record())
             wait = record.not_before - time.monotonic()
             if wait > 0:
-                raise NotReady(f"engine host {kind.backend} keeps dying; the next start is in {wait:.0f} s")
+                raise NotReady(f"engine host {kind.backend} ended repeatedly; the next start is in {wait:.0f} s")
             task = asyncio.create_task(self._start(kind, record))
             self._starting[kind] = task
         return await asyncio.shield(task)

@@ -484,7 +484,7 @@ class HostLink:
 def _too_long(session: HostSession) -> DeadlineExceeded:
     bounds = session.tenant.bounds
     return DeadlineExceeded(
-        f"a request of model {bounds.model!r} ran longer than the {bounds.seconds:g} s that it may;"
+        f"a request of model {bounds.model!r} ran longer than its limit of {bounds.seconds:g} s;"
         f" send less at a time, or raise {SECONDS} of the model{_by(session)}"
     )
 

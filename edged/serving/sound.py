@@ -2,7 +2,7 @@
 
 A source cuts windows from its frames and gives them to the model's slot as tensor requests, one at a time, because the
 state that a model returns belongs to the next window. State, and samples that fill no window yet, are kept here: the
-engine may be replaced between two windows, and a window that was lost with its host is asked again with the same state.
+engine may be replaced between two windows, and a window that was lost with its host is sent again with the same state.
 
 The source starts again, with an empty window and no state, if a sample is missing: after a frame that was skipped or
 failed, and for a new connection. It also starts again if the model is replaced by another version.
@@ -87,7 +87,7 @@ class SoundSource:
         self._add(frame, lambda window: self.slot.queue((self, camera), window, share))
 
     def push(self, frame: FrameWork) -> None:
-        """Answer a frame that is no camera's, such as a whole recording."""
+        """Answer a frame that belongs to no camera, such as a whole recording."""
         self._add(frame, self.slot.push)
 
     def withdraw(self, camera: Hashable, frame: FrameWork) -> bool:

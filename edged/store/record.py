@@ -39,7 +39,7 @@ _LESS_SUITED = 1.1
 class Speed(msgspec.Struct, frozen=True):
     """The speed of an engine that is opened with `instances` of `threads` each (0: all that the recipe allows).
 
-    Engine and reference are timed in turns. The box has other work meanwhile, so only ratios of the times are
+    Engine and reference are timed alternately. The box has other work meanwhile, so only ratios of the times are
     meaningful. `latency_ms` is the time of one inference at a time, after a pause; `interval_ms` the time between two
     answers while all instances work; `reference_ms` the time of the reference, one inference at a time. Each is the
     median of the fastest of several blocks.
@@ -103,7 +103,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
 
     @property
     def reference_ms(self) -> float | None:
-        """Milliseconds of the reference, timed in turns with the engine."""
+        """Milliseconds of the reference, timed alternately with the engine."""
         fastest = self.fastest()
         return None if fastest is None else fastest.reference_ms
 

@@ -50,8 +50,8 @@ class Agreement(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """The lower of two shares: of the reference's detections that the engine has too, and of the engine's that the
-        reference has too. None if there are no detections."""
+        """The lower of two shares: that of the reference's detections which the engine also has, and that of the
+        engine's detections which the reference also has. None if there are no detections."""
         if not self.expected and not self.found:
             return None
         kept = self.kept / self.expected if self.expected else 1.0

@@ -116,8 +116,8 @@ def make(
 
 
 def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples with the noise floor of each output set. It follows from the output's values in all samples
-    except those of kind WIDE; for a WIDE sample, from the values in this sample only."""
+    """Return the samples, each with the least noise of its outputs. The least noise follows from an output's values in
+    all samples except those of kind WIDE; for a WIDE sample, from the values in this sample only."""
     usual = noise.least(sample.outputs for sample in samples if sample.kind != WIDE)
     own = [noise.least([sample.outputs]) if sample.kind == WIDE else usual for sample in samples]
     return [

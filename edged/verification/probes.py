@@ -1,8 +1,8 @@
 """Probes that an engine must answer before it may serve: seeded tensors of several kinds, the user's pictures and
-tensors (`user_samples.py`), drawn pictures, and made sounds (`sounds.py`).
+tensors (`user_samples.py`), synthetic pictures, and synthetic sounds (`sounds.py`).
 
-Pictures are prepared as in serving. They are needed because errors of engines show at such values: a detector hardly
-ever detects anything in noise.
+Pictures are prepared as in serving. They are needed because a detector rarely detects anything in random tensors, which
+therefore do not show all errors of an engine.
 """
 
 from __future__ import annotations

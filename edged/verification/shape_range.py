@@ -1,4 +1,4 @@
-"""The shapes of a model's probes, which engines for a range of shapes must accept too. Pure."""
+"""The range of shapes that a model's engines must accept, and the shapes in it that are probed. Pure."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return shapes if _is_cheap(signature, shapes) else None
 
     def edges(self, signature: Signature) -> list[Shapes]:
-        """Return the largest batch, and the smallest and largest shapes, of ranges that were set or learnt, each once.
-        Shapes that are expensive to probe are left out."""
+        """Return the shapes at the limits of ranges that were set or learnt, without duplicates: those with the largest
+        batch, the smallest, and the largest. Shapes that are expensive to probe are left out."""
         batch = self.batch(signature)
         found = [] if batch is None else [batch]
         if not self.given:
@@ -86,8 +86,8 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return side(found) if found is not None else tuple(dim for dim in spec.shape if isinstance(dim, int))
 
     def _shape(self, spec: TensorSpec, leading: AnySet[Dim] | None = None) -> tuple[int, ...]:
-        """Return the usual shape of an input. If `leading` is given, those dimensions and the first have their largest
-        size."""
+        """Return the usual shape of an input. If `leading` is given, the first dimension and those with a name in
+        `leading` have their largest size."""
         found = self.profile.range(spec.name)
         if found is None:
             return tuple(dim for dim in spec.shape if isinstance(dim, int))

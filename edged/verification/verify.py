@@ -190,8 +190,8 @@ def _winners(reference: Array, answer: Array, element: float) -> tuple[int, int]
     """Return how many rows have a clear winner in the reference, and how many of these rows have the same winner in the
     answer.
 
-    A winner is clear if its lead is larger than two elements may move together without being outliers. So a tie or a
-    row of noise does not reject an engine with otherwise good figures.
+    A winner is clear if no change within the limit for `outliers` can make another element the largest. So an engine
+    with otherwise good figures is not rejected because of a tie or a row of noise.
     """
     expected = reference.astype(np.float64)
     sound = np.isfinite(expected).all(axis=1)

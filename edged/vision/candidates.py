@@ -1,6 +1,6 @@
 """All families that accept a model's tensors, each with the settings that it needs, to compare them on a picture.
 
-Some formats have the same shapes, and the file does not say which one it is. A person who sees the boxes knows.
+Some formats have the same shapes, and the file does not say which one it is. A person can tell from the drawn boxes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _MOST_TENSORS = 32  # inputs, and outputs, that are compared
 _MOST_NAMED = 3  # names in one difference
 _LONGEST_NAME, _LONGEST_DIM, _MOST_DIMS = 48, 16, 8
 
-# What a name in common counts for, and what differences cost. For shapes see `TensorPattern.points`.
+# The points for a name in common, and the costs of differences. For shapes see `TensorPattern.points`.
 _NAME, _COMMON_NAME = 3, 1
 _MISSING, _SHAPE, _EXTRA, _RENAMED = 3, 2, 2, 1
 # Names that tell little, because models of many kinds have them.
@@ -56,12 +56,12 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def is_near(self) -> bool:
-        """Whether the model resembles the signature: it has some facts in common, and more than differ."""
+        """Whether the model resembles the signature: some facts are equal, and more are equal than different."""
         return self.points >= 4 and self.cost * 2 <= self.points
 
     @property
     def score(self) -> int:
-        """What orders comparisons; the highest is the nearest."""
+        """The sort key of comparisons; the highest is the nearest."""
         return self.points - 2 * self.cost
 
 
@@ -96,8 +96,8 @@ def shown(spec: TensorSpec) -> str:
 
 
 class _Pairing(msgspec.Struct):
-    """Which tensors are those of a signature. `unlike` have another shape, `renamed` another name; `missing` patterns
-    have no tensor, `left` tensors no pattern."""
+    """Which tensors of a model match which patterns of a signature. `unlike` have another shape, `renamed` another
+    name; `missing` patterns have no tensor, `left` tensors no pattern."""
 
     points: int
     unlike: list[tuple[TensorPattern, TensorSpec]]
@@ -169,7 +169,7 @@ def _pair_in_order(pairing: _Pairing) -> None:
 
 
 def _fitting(pattern: TensorPattern, specs: list[TensorSpec], values: Values) -> Iterator[tuple[TensorSpec, int]]:
-    """Yield the tensors that may be the pattern's under another name, and what they count for."""
+    """Yield the tensors that may match the pattern under another name, with their points."""
     if pattern.is_start or (pattern.names and pattern.dims is None):
         return
     for spec in specs:

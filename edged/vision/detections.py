@@ -72,7 +72,9 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         )
         n = len(found.scores)
         if not len(found.boxes) == n == len(found.class_ids):
-            raise ValueError(f"{len(found.boxes)} boxes, {n} scores, {len(found.class_ids)} class ids")
+            raise ValueError(
+                f"{len(found.boxes)} boxes, {n} scores, {len(found.class_ids)} class ids; the numbers must be equal"
+            )
         if found.masks is not None and len(found.masks) != n:
             raise ValueError(f"{len(found.masks)} masks, {n} scores")
         if found.keypoints is not None and (found.keypoints.shape[::2] != (n, 3) or found.keypoints.ndim != 3):

@@ -1,5 +1,5 @@
-"""Says what a model may be that no rule recognises: its kind, or the families whose signatures are nearest; and which
-settings of `family` are worth a try.
+"""Describes a model that no rule recognises: its kind, or the families whose signatures are nearest, and the values of
+the setting `family` that may be right.
 
 A setting is named only if the family accepts the model. The order is that of what a family's signature and the model
 have in common, such as names, see `edged.vision.comparison`.
@@ -67,8 +67,8 @@ def explain_without_picture(tensors: Tensors) -> Claim:
 
 
 def advise(claim: Claim, evidence: Evidence, families: Families) -> Claim:
-    """Return the claim of a rule; if it is undecided, with those of its families that accept the model, the most likely
-    first, with the settings that select them in its reason, and with the model's kind if this is nearer."""
+    """Return the claim of a rule. If it is undecided, add those of its families that accept the model, the most likely
+    first; the settings that select them, in its reason; and the model's kind, if that is nearer."""
     if not claim.between:
         return claim
     accepting = [families[name] for name in claim.between if accepts(families[name], evidence)]

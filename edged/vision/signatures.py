@@ -27,7 +27,7 @@ import msgspec
 from edged.tensors import Dim, TensorSpec
 
 _LONGEST_TEXT = 160
-_GRID, _NUMBER = 2, 1  # what a size of a grid in common counts for, and another number
+_GRID, _NUMBER = 2, 1  # the points for an equal size of a grid, and for another equal number
 
 _SPLIT = re.compile(r",(?![^\[]*\])")  # commas outside brackets
 _TENSOR = re.compile(r"(?P<name>[^\s\[]*)\s*(?:\[(?P<dims>[^\]]*)\])?")
@@ -60,7 +60,8 @@ class DimPattern(msgspec.Struct, frozen=True):
         return None if base is None or scale is None else self.add + scale * base
 
     def points(self, actual: Dim, values: Values) -> int | None:
-        """Return what the dimension counts for; None if it differs. Adds the number that a new word stands for."""
+        """Return the points for an equal dimension; None if it differs. Records the number that a new word stands
+        for."""
         if isinstance(actual, str) or self.symbol == _BATCH:
             return 0
         known = self.value(values)
@@ -101,7 +102,7 @@ class TensorPattern(msgspec.Struct, frozen=True):
         return any(map(name.startswith, self.names)) if self.is_start else name in self.names
 
     def points(self, spec: TensorSpec, values: Values) -> int | None:
-        """Return what a tensor's shape counts for, without its name; None if the shape differs."""
+        """Return the points for an equal shape, without the name; None if the shape differs."""
         if self.dims is None:
             return 0
         if len(self.dims) != len(spec.shape):

@@ -76,11 +76,11 @@ class Sound(msgspec.Struct, frozen=True):
 def samples_of(data: bytes | memoryview, form: str, rate: int) -> Floats:
     """Return the samples [n] in little-endian bytes, float32. `form` is "s16" or "f32".
 
-    Raises InvalidInput if the bytes are no whole samples, are not finite, or last longer than ten minutes.
+    Raises InvalidInput if the bytes are not a whole number of samples, are not finite, or last longer than ten minutes.
     """
     dtype = _DTYPES[form]
     if len(data) % dtype.itemsize:
-        raise InvalidInput(f"{len(data)} bytes are no whole number of {form} samples of {dtype.itemsize} bytes")
+        raise InvalidInput(f"{len(data)} bytes are not a whole number of {form} samples of {dtype.itemsize} bytes")
     if len(data) > _MOST_SECONDS * rate * dtype.itemsize:
         raise InvalidInput(f"the frame has more than {_MOST_SECONDS} s of sound; send a stream of shorter frames")
     found: Floats = np.frombuffer(data, dtype).astype(np.float32)

@@ -86,7 +86,7 @@ def test_self_check_wrong_answers_fail_and_have_a_remedy(tmp_path: Path) -> None
     assert not found.ok
     assert found.of("onnxruntime on cpu").result is Result.OK
     check = found.of("openvino on cpu")
-    assert (check.result, "answers wrongly" in check.message) == (Result.WRONG, True)
+    assert (check.result, "wrong answers" in check.message) == (Result.WRONG, True)
     assert "pip install --force-reinstall openvino" in check.remedy
 
 

@@ -78,7 +78,7 @@ def _using(folder: Path) -> list[int]:
 @pytest.mark.long
 def test_demo_holds_and_leaves_nothing(shown: Shown) -> None:
     assert (shown.status, shown.err) == (0, "")
-    assert "Everything held" in shown.out
+    assert "All checks passed" in shown.out
     assert list(shown.temporary.iterdir()) == []
     assert _using(shown.temporary) == []
 

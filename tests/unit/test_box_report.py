@@ -86,7 +86,7 @@ def test_render_text_with_markdown_is_escaped() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "# edged\n", '{"format": 1, "edged": "1"}', "```json\n[]\n```", "[" * 9999])
 def test_read_text_that_is_no_report_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="no report of edged"):
+    with pytest.raises(InvalidInput, match="not a complete report"):
         box_report.read(text)
 
 

@@ -236,11 +236,11 @@ def rendered(counts: FrameCounts, cold: Life, warm: Life) -> str:
 def test_render_verdict_only_without_problems() -> None:
     counts, cold, warm = shown()
     good = rendered(counts, cold, warm)
-    assert "Everything held: 1 swap without a failed frame" in good
+    assert "All checks passed: 1 swap without a failed frame" in good
     assert "4 sent = 2 answered + 2 skipped" in good
     counts.cameras[0].streams.append(stream(1, failed=1))
     bad = rendered(counts, cold, warm)
-    assert "Everything held" not in bad
+    assert "All checks passed" not in bad
     assert "1 failed" in bad
 
 

@@ -410,7 +410,7 @@ async def test_loss_by_a_request_over_its_models_limit_names_only_that_model(box
     hung = await link.open(endless, recognition(), 1, Tenant(slow, Bounds("slow", seconds=0.2), family))
     patient = await link.open(endless, recognition(), 1, Tenant(EngineId("other", "2")))
     jobs = [link.submit(lambda job, n=n: m.Infer(job, n, (BYTE,), None, None)) for n in (hung, patient)]
-    with pytest.raises(DeadlineExceeded, match=rf"model 'slow' ran longer than the 0\.2 s .*{family}"):
+    with pytest.raises(DeadlineExceeded, match=rf"model 'slow' ran longer than its limit of 0\.2 s;.*{family}"):
         await asyncio.wait_for(jobs[0], 20)
     with pytest.raises(HostLost, match=family):
         await asyncio.wait_for(jobs[1], 20)

@@ -52,7 +52,7 @@ def test_parse_invalid_word_is_refused(words: list[str], message: str) -> None:
 
 
 def _record() -> Record:
-    proof = Proof("onnxruntime 1.31.1", "answers 7 questions as the original does", 7, {"cosine": 1.0})
+    proof = Proof("onnxruntime 1.31.1", "gives the same answers to 7 probes as the original", 7, {"cosine": 1.0})
     done = Done("opset", "28", "26", proof, ("every operator is the same",))
     return Record(
         "a" * 64, "b" * 64, "/home/me/new.onnx", "2026-01-02T03:04:05+00:00", (done,), ("simplify: no",), "1.0"
@@ -69,7 +69,7 @@ def test_read_returns_the_written_record(tmp_path: Path) -> None:
 def test_record_lines_describe_each_step() -> None:
     assert _record().lines() == (
         "from /home/me/new.onnx, digest bbbbbbbbbbbb, on 2026-01-02",
-        "opset: 28 -> 26 (answers 7 questions as the original does)",
+        "opset: 28 -> 26 (gives the same answers to 7 probes as the original)",
         "left out: simplify: no",
     )
 

@@ -87,13 +87,13 @@ FOUND = Tried("openvino", "2026.4", "cpu", "EPYC", "fp32", True)
 @pytest.mark.parametrize(
     ("found", "expected", "message", "remedy"),
     [
-        (FOUND, Result.OK, "2026.4 answers in fp32 as the reference", ""),
+        (FOUND, Result.OK, "2026.4 gives the same answers as the reference in fp32", ""),
         (msgspec.structs.replace(FOUND, speed=2.0, throughput=3.5), Result.OK, "2 times as fast for one frame", ""),
-        (msgspec.structs.replace(FOUND, accepted=False), Result.WRONG, "answers wrongly in fp32: why", "reinstall"),
+        (msgspec.structs.replace(FOUND, accepted=False), Result.WRONG, "wrong answers in fp32: why", "reinstall"),
         (
             msgspec.structs.replace(FOUND, accepted=False, runtime="tensorrt", device="cuda:0"),
             Result.WRONG,
-            "answers wrongly",
+            "wrong answers",
             "update the driver",
         ),
     ],

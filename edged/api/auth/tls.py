@@ -47,7 +47,7 @@ def names_of(certificate: PeerCertificate) -> list[str]:
 
 
 def ends_of(certificate: PeerCertificate) -> float:
-    """Return when a client's certificate expires, in seconds since the epoch; 0 if it does not say."""
+    """Return when a client's certificate expires, in seconds since the epoch; 0 if it has no valid date."""
     try:
         return float(ssl.cert_time_to_seconds(str(certificate.get("notAfter", ""))))
     except ValueError:
@@ -223,7 +223,7 @@ class Certificate:
 
     @property
     def problem(self) -> str:
-        """The problem of the certificate, current or imminent; empty if it has none."""
+        """What is wrong with the certificate, or will be soon; empty if nothing is."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
 

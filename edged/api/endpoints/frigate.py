@@ -94,15 +94,15 @@ class FrigateEndpoint:
             self._begin(self._detect(peer, message, received + self._settings.timeout_ms / 1e3))
 
     def _choose(self, peer: bytes, file: str) -> bool:
-        """Choose the model of a peer, and return whether it exists."""
+        """Choose the model that serves a peer; return whether one exists."""
         try:
             name = self._which(file)
         except EdgedError as error:
             if file not in self._missing and len(self._missing) < _MOST_PEERS:
                 self._missing.add(file)
                 _LOG.error(
-                    "Frigate asks for %.80r: %s. It gets no detections until it is restarted: add the model "
-                    "(edged models add NAME FILE) or name one as [frigate] model, then restart Frigate",
+                    "Frigate asked for model %.80r and gets no detections: %s. Add the model (edged models add NAME "
+                    "FILE) or name one as [frigate] model, then restart Frigate",
                     file,
                     error,
                 )

@@ -279,7 +279,8 @@ def _shapes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _family(model: Model, model_type: str) -> Family | None:
     """Return the family that decodes the outputs: the family that edged recognised, otherwise the first that fits
-    Frigate's model type. None if none fits, if the model is no detector, or if the family is from another package."""
+    Frigate's model type. None if none fits, if the model is not a detector, or if the family is from another
+    package."""
     if model.recognition.package is not None or model.recognition.sound is not None:
         return None
     if model.recognition.family is not None:

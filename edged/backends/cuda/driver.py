@@ -228,7 +228,7 @@ class Device:
         return Event()
 
     def close(self) -> None:
-        """Release the context. Close everything that was made with the device before."""
+        """Release the context. First close everything that was created with the device."""
         device, self._device = self._device, None
         if device is not None:
             _call(driver.cuDevicePrimaryCtxRelease, device)

@@ -159,8 +159,11 @@ def configure(trt: Trt, builder: Builder, config: Config, network: Network, orde
 
 
 def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: bool) -> None:
-    """Set the builder's precision flags. TF32 rounds the factors of fp32, so it is on only for precision tf32. The
-    graph has the other precisions; if the network is not strongly typed, a flag must allow the builder to use them."""
+    """Set the builder's precision flags.
+
+    TF32 rounds the factors of fp32 products, so its flag is set only for the precision tf32. Other precisions are part
+    of the graph; a network that is not strongly typed also needs a flag that allows fp16 or int8.
+    """
     tf32 = find(trt, "BuilderFlag.TF32")
     if tf32 is not None:
         (config.set_flag if precision == "tf32" else config.clear_flag)(tf32)
@@ -193,8 +196,8 @@ def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
 
 
 def capabilities(trt: Trt) -> dict[str, str]:
-    """Return the compute capabilities that the runtime can build for, by its name for them: "SM86": "8.6". Empty if the
-    runtime builds only for the device that it runs on."""
+    """Return the compute capabilities that the runtime can build for, by the runtime's names, such as "SM86": "8.6".
+    Empty if the runtime builds only for the device that it runs on."""
     names = getattr(find(trt, "ComputeCapability"), "__members__", {})
     matches = {name: _CAPABILITY.fullmatch(name) for name in names}
     return {name: f"{match[1]}.{match[2]}" for name, match in matches.items() if match}

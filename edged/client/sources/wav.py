@@ -19,8 +19,8 @@ _MOST_RATE = 192_000
 
 
 def read_wav(path: str | os.PathLike[str]) -> Samples:
-    """Return all samples of a file. Raises NotFound if it does not exist, InvalidInput if it is no mono WAV file of 16
-    bits."""
+    """Return all samples of a file. Raises NotFound if it does not exist, InvalidInput if it is not a mono WAV file of
+    16 bits."""
     with _open(path) as file:
         return _read(file, file.getnframes())
 
@@ -80,7 +80,7 @@ def _open(path: str | os.PathLike[str]) -> wave.Wave_read:
     except OSError as error:
         raise InvalidInput(f"the sound {name!r} cannot be read: {error.strerror}") from None
     except (wave.Error, EOFError) as error:
-        raise InvalidInput(f"{name!r} is no WAV file of PCM samples: {error or 'it ends early'}; {_HOW}") from None
+        raise InvalidInput(f"{name!r} is not a WAV file of PCM samples: {error or 'it ends early'}; {_HOW}") from None
     channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
     if channels != 1 or width != 2 or not 0 < rate <= _MOST_RATE:
         file.close()

@@ -1,8 +1,9 @@
 """Finds the dimensions that the inputs of a model really accept, by running the reference. Runs in the child.
 
 Exporters write the sizes of their example into the file, although the graph may accept other sizes. Or they declare a
-size as open, although a constant in the graph fixes it. A declaration is changed only with proof: rows of a smaller
-batch get the same answers as in the declared batch, and an open size becomes fixed if only one tried size works.
+size as dynamic, although a constant in the graph fixes it. A declaration is changed only with proof. A fixed batch
+becomes dynamic if its rows get the same answers in smaller batches; a dynamic size becomes fixed if the model answers
+only one of the tried sizes.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class _Trial:
     # -- invalid sizes ---------------------------------------------------------------------------------------------
 
     def _open_nothings(self) -> None:
-        """Open the dimensions declared as -1 or 0, which some exporters write for any size."""
+        """Make the dimensions dynamic that are declared as -1 or 0, which some exporters write for any size."""
         constants = {tensor.name for tensor in self._graph().graph.initializer}
         for value in (v for v in self._graph().graph.input if v.name not in constants):
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -89,7 +90,7 @@ class _Trial:
     # -- a batch that is the exporter's example ---------------------------------------------------------------------
 
     def _batch(self) -> None:
-        """Open a declared batch of several rows if its rows get the same answers in smaller batches."""
+        """Make a fixed batch of several rows dynamic if its rows get the same answers in smaller batches."""
         signature = self._signature()
         rows = {spec.shape[0] for spec in signature.inputs if spec.shape and spec.shape != ANY_SHAPE} - {1}
         if len(rows) != 1 or not isinstance(size := next(iter(rows)), int):
@@ -129,10 +130,10 @@ class _Trial:
         self._questions += len(parts)
         return judge(pairs, self._tolerance)
 
-    # -- sizes that are declared open, but are fixed ----------------------------------------------------------------
+    # -- sizes that are declared dynamic, but are fixed -------------------------------------------------------------
 
     def _close_batch(self) -> None:
-        """Fix a batch that is declared open if only one of the tried sizes is answered."""
+        """Fix a batch that is declared as dynamic if the model answers only one of the tried sizes."""
         signature = self._signature()
         leading = {s.shape[0] for s in signature.inputs if s.shape and isinstance(s.shape[0], str)} - {*ANY_SHAPE}
         if not leading:
@@ -156,7 +157,7 @@ class _Trial:
         return _keeps_rows(signature, self._answered(session, fixed))
 
     def _close_sizes(self) -> None:
-        """Fix the picture size of inputs that are declared open if only one of the tried sizes is answered."""
+        """Fix a picture size that is declared as dynamic if the model answers only one of the tried sizes."""
         for spec in self._signature().inputs:
             axes = _sides(spec)
             if axes is None or not all(isinstance(spec.shape[axis], str) for axis in axes):

@@ -67,8 +67,8 @@ def write_lowered(job: Lower) -> Lowered:
 
 
 class LoweredGraph:
-    """The changes to a model. `details` has one line for each kind of change. `by_definition`: all nodes mean the same
-    as before by ONNX's definitions."""
+    """The changes to a model. `details` has one line for each kind of change. `by_definition`: by ONNX's definitions,
+    all nodes mean the same as before."""
 
     def __init__(self) -> None:
         self.by_definition = True

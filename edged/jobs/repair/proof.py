@@ -1,4 +1,4 @@
-"""Proves that a repaired model answers as the original does. Runs in the child."""
+"""Proves that a repaired model gives the same answers as the original. Runs in the child."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Version 1 has the same input, resized in the graph, and an `output` [N, 1, h, w]
 `edged.models.anomalib`). The exporter names only the first of several outputs, so only `output` is read. Version 0
 exported the same tensors but normalised pixels outside the graph.
 
-If the model crops the centre of the picture in the graph, its map covers only this centre; the file does not tell.
+If the model crops the centre of the picture in the graph, its map covers only this centre; the file does not say so.
 
 Source: open-edge-platform/anomalib: components/base/export_mixin, post_processing/post_processor.py, pre_processing,
 data/dataclasses/torch/base.py (commit b723368); deploy/export.py, deploy/inferencers/openvino_inferencer.py and

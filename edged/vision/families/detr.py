@@ -134,7 +134,7 @@ class UltralyticsRtDetr(Family, frozen=True):
 
 
 def _why_rtdetr(evidence: Evidence, output: TensorSpec) -> str | None:
-    """Return the reason why an export is an RT-DETR; None if it is not."""
+    """Return by what an export is recognised as RT-DETR; None if it is not recognised."""
     meta, (_, rows, columns) = evidence.metadata, output.shape
     if meta.head is not None:
         return f"metadata head={meta.head}"
@@ -142,15 +142,15 @@ def _why_rtdetr(evidence: Evidence, output: TensorSpec) -> str | None:
         is_other = not meta.names or not isinstance(rows, int) or rows == 4 + len(meta.names)
         return None if is_other or meta.version is None else f"metadata task=detect: {output.name} has {rows} queries"
     if columns == 6 and meta.end2end is False and meta.nms is False and meta.version is not None:
-        return "metadata task=detect with neither end2end nor nms: six columns are an RT-DETR export's"
+        return "metadata task=detect with neither end2end nor nms: only an RT-DETR export then has six columns"
     if columns != 6 and columns == 4 + len(meta.names) and isinstance(rows, int) and rows != evidence.cells():
         return f"metadata task=detect: {output.name} has {rows} queries of 4+{len(meta.names)} columns, as RT-DETR has"
     return None
 
 
 def _form(evidence: Evidence, output: TensorSpec) -> str | None:
-    """Return the layout of the scores; None if the output has six columns and nothing tells score and class from two
-    scores."""
+    """Return the layout of the scores. None if the output has six columns, and the last two may be either score and
+    class or two scores."""
     meta, columns = evidence.metadata, output.shape[2]
     if isinstance(columns, int) and columns != 6:
         return _EACH

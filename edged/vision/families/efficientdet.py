@@ -1,4 +1,4 @@
-"""EfficientDet, in two forms. Exports with the names `detection_boxes` ... of the Object Detection API: `ssd`.
+"""EfficientDet, in two forms. The family `ssd` decodes a third: outputs `detection_boxes` ... (Object Detection API).
 
 - google/automl: input `image_arrays` UINT8 [N, H, W, 3], output `detections` [N, K, 7], a row per detection: number of
   the picture, *yxyx* in pixels of the input, score, class. The graph normalises and does the NMS. tf2onnx appends `:0`.
@@ -11,7 +11,7 @@ Class ids are the model's own; those of google/automl start at 1.
 
 Source: google/automl (commit 6a54c87): `efficientdet/inference.py`, `tf2/postprocess.py`; zylo117's
 Yet-Another-EfficientDet-Pytorch (commit 15403b5): `EfficientDetBackbone.forward`, `BBoxTransform`, `utils/utils.py`,
-`efficientdet_test.py`. The second has no export script of its own; neither form is verified on a converted file.
+`efficientdet_test.py`. The PyTorch version has no export script. Neither form was verified with a converted file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class EfficientDet(Family, frozen=True):
         return self._decode_anchors(outputs, index, placement, thresholds)
 
     def _decode_anchors(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """Decode tables; each anchor counts once, with its best class."""
+        """Decode the three tables. Each anchor gives at most one detection, with its best class."""
         deltas_of, scores_of, anchors_of = self.reading.outputs
         scores = picture_tensor(outputs, scores_of, index, ANY, self.reading.classes or AT_LEAST_ONE)
         deltas = picture_tensor(outputs, deltas_of, index, len(scores), 4)
@@ -117,7 +117,7 @@ def _tables(evidence: Evidence) -> list[TensorSpec] | None:
 
 
 def _on_anchors(deltas: Floats, anchors: Floats) -> Floats:
-    """Return the boxes [n, 4] xyxy of deltas relative to anchors yxyx, both [n, 4]."""
+    """Return boxes [n, 4] in xyxy. `deltas` [n, 4] are relative to `anchors` [n, 4], which are in yxyx."""
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are dropped later
         sizes = anchors[:, 2:] - anchors[:, :2]
         centres = (anchors[:, :2] + anchors[:, 2:]) / 2 + deltas[:, :2] * sizes

@@ -99,7 +99,7 @@ class ArcFace(GenericEmbedding, frozen=True):
 
     Input [N, 3, 112, 112] FP32, RGB, (pixel - 127.5) / 127.5; output [N, 512]. The authors turn and scale the face so
     that eyes, nose and mouth are at fixed places, and the outside of the picture is black. edged shows the model the
-    picture or region as it is, which finds fewer faces again. Older models of insightface, from MXNet, subtract and
+    picture or region as it is, which recognises fewer faces. Older models of insightface, from MXNet, subtract and
     divide in the graph: they are of the family `sface`.
     """
 

@@ -7,7 +7,7 @@ as the logits of a distribution over 0..bins-1. Without NMS.
 - NanoDet-Plus: strides 8, 16, 32, 64, 8 bins; the point is the upper left corner of the cell. Pictures are stretched.
 - NanoDet (v0.x): strides 8, 16, 32, 8 or 11 bins; the point is the centre. Pictures are letterboxed, padded with 0.
   Exports of that time have an output for each stride instead, `cls_pred_stride_8`, ... [1, cells, C], then
-  `dis_pred_stride_8`, ... [1, cells, 4 * bins]; older ones the same with other names.
+  `dis_pred_stride_8`, ... [1, cells, 4 * bins]; older ones have the same outputs with other names.
 
 Both are fed BGR, normalised as for ImageNet. The number of classes of one output is not in the file: NanoDet-Plus has 8
 bins in all configurations; for NanoDet the names decide, and without names 112 or 124 columns are the 80 classes of

@@ -100,7 +100,8 @@ class Segmentation(ContentFamily, frozen=True):
         return self._best(np.ascontiguousarray(np.moveaxis(scores, -1, 0), np.float32))
 
     def _best(self, planes: Floats) -> Ids:
-        """Return the best class for each pixel of the input; for fewer places if the cells' size is no whole number."""
+        """Return the best class for each pixel of the input; for fewer places if the cells' size is not a whole
+        number."""
         height, width = planes.shape[1:]
         across, down = (
             min(max(round(side / cells), 1), _MOST_ENLARGED)
@@ -222,7 +223,7 @@ def _is_open(output: TensorSpec) -> bool:
 
 
 def _checked_ids(cells: Array, name: str) -> Ids:
-    """Return class numbers. Raises EngineUnusable if they are no whole numbers in 0..2^31-1."""
+    """Return class numbers. Raises EngineUnusable if they are not whole numbers in 0..2^31-1."""
     class_ids = cells.astype(np.int64, copy=False)
     if cells.dtype.kind != "i" or class_ids.min() < 0 or class_ids.max() >= 1 << 31:
         what = f"{cells.dtype} values from {cells.min()} to {cells.max()}"

@@ -142,7 +142,7 @@ class SileroVad(SoundFamily, frozen=True):
         return cls.claim(evidence, "inputs and outputs of Silero VAD")
 
 
-# By the number of classes: who has so many, the rate, and the samples of a window.
+# By the number of classes: the model, its rate, and the samples of a window.
 _TAGGERS = {521: ("YAMNet", 16_000, 15_600), 527: ("PANNs", 32_000, 320_000)}
 
 

@@ -120,7 +120,7 @@ class Ssd(Family, frozen=True):
         if _rows(evidence) is not None:
             return cls.claim(evidence, "shape of OpenVINO's DetectionOutput ([1, 1, N, 7])")
         if _in_order(evidence) is not None:
-            order = "whose order may be another one than boxes, classes, scores, count"
+            order = "whose order may differ from boxes, classes, scores, count"
             return undecided(f"four outputs as SSD exports have, {order}", cls.name)
         priors = priors_reading(evidence)
         if priors is None:
@@ -144,7 +144,7 @@ def _named(evidence: Evidence) -> Reading | None:
 
 
 def _in_order(evidence: Evidence) -> Reading | None:
-    """Return the reading for TFLite's order: boxes, classes, scores, count."""
+    """Return the reading of four outputs in TFLite's order: boxes, classes, scores, count. None if shapes differ."""
     if [len(spec.shape) for spec in evidence.outputs] not in ([3, 2, 2, 1], [3, 2, 2, 2]):
         return None
     boxes, classes, scores, count = evidence.outputs
@@ -154,7 +154,7 @@ def _in_order(evidence: Evidence) -> Reading | None:
 
 
 def priors_reading(evidence: Evidence) -> Reading | None:
-    """Return the reading for one table of boxes and one of scores, in either order."""
+    """Return the reading of a table of boxes and a table of scores, in either order; None if the shapes differ."""
     if len(evidence.outputs) != 2 or any(len(spec.shape) != 3 for spec in evidence.outputs):
         return None
     boxes = [spec for spec in evidence.outputs if spec.shape[2] == 4]

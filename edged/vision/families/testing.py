@@ -49,7 +49,7 @@ class FamilyTest:
         """Decode picture `index` of the model's outputs, for a picture of width x height pixels. Raises FamilyFailed if
         the family raises an error or returns something invalid."""
         family, placement = self._open(), self._place(width, height)
-        assert isinstance(family, Family), f"{family.name} is no detector"
+        assert isinstance(family, Family), f"{family.name} is not a detector"
         return family.decode(outputs, index, placement, thresholds or self.recognition.thresholds)
 
     def content(self, outputs: Mapping[str, Array], *, width: int, height: int, index: int = 0) -> Content:

@@ -9,7 +9,7 @@ xyxy in 0..1 of the input; and, in the files named `simplified` and `without_pos
 boxes, with the variances 0.1 and 0.2.
 
 The grids of prior boxes have strides 8, 16, 32 and 64, and for each cell three, two, two and three squares. The grids
-cover the input exactly, also if its sides are no multiples of the stride. (The repository's script for OpenCV steps by
+cover the input exactly, even if its sides are not multiples of the stride. (The repository's script for OpenCV steps by
 the stride instead. Its boxes differ from those of the exported models with corners, edged's do not.) On the files above
 faces and boxes equal those of the source.
 """
