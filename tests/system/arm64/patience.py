@@ -19,6 +19,7 @@ from edged.engines import child
 # Modules with wait functions of the tests; each such function has a parameter `seconds`.
 _MODULES = ("tests.waiting", "tests.integration.daemon")
 _GRPC_CALLS = tuple(f"_{kind}MultiCallable" for kind in ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream"))
+_ADMISSION_SECONDS = 18.0  # the daemon's default limit of the examination of a model
 _BOUND = 10.0  # seconds; a shorter timeout of a call or child is itself under test
 
 
@@ -28,7 +29,9 @@ def lengthen_waits(factor: float) -> None:
         module = importlib.import_module(name)
         for function in _waiting(module):
             setattr(module, function.__name__, _longer(function, "seconds", factor))
-    _ask_less_often(importlib.import_module("tests.integration.daemon"), factor)
+    daemon = importlib.import_module("tests.integration.daemon")
+    daemon.ENVIRONMENT["EDGED_ADMISSION_SECONDS"] = f"{_ADMISSION_SECONDS * factor:g}"
+    _ask_less_often(daemon, factor)
     for name in ("communicate", "wait"):
         setattr(subprocess.Popen, name, _longer(getattr(subprocess.Popen, name), "timeout", factor))
     for call in _GRPC_CALLS:
