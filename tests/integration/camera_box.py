@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from edged.api_types import CameraInfo
 from edged.client import Client
-from tests.integration.daemon import Daemon
+from tests.integration.daemon import Daemon, wait_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,10 +31,7 @@ class CameraBox(Daemon):
         return [alarm.kind for alarm in self.api.status().alarms if alarm.camera == name]
 
     def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, self.log.read_text()[-4000:]
-            time.sleep(0.1)
+        wait_for("the cameras are as expected; see the log", condition, seconds)
 
     def reaches(self, name: str, state: str) -> CameraInfo:
         self.until(lambda: any((each.camera, each.state) == (name, state) for each in self.api.cameras()))

@@ -75,7 +75,7 @@ class Daemon:
         self._arguments, self._python, self.folder = arguments, python, folder
         self._listen = [word for each in listen for word in ("--listen", each.replace("HOME", str(self.home)))]
         self._endpoints = endpoints
-        self._environment = {**ENVIRONMENT, **(os.environ if environment is None else environment)}
+        self._environment = {**({**ENVIRONMENT, **os.environ} if environment is None else environment)}
         self._environment["XDG_CONFIG_HOME"] = str(self.home)  # not the configuration of the user who runs the tests
         self._builds = builds
         # Operators use the socket; tests of the protocols need every role over TCP as well.

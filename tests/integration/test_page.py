@@ -223,10 +223,7 @@ def test_page_closed_connections_leave_no_descriptors(box: PageBox, operator: st
         time.sleep(0.3)
         for each in open_:
             each.close()
-    end = time.monotonic() + 20
-    while len(os.listdir(f"/proc/{box.pid}/fd")) > before + 1:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_for("the files are closed", lambda: len(os.listdir(f"/proc/{box.pid}/fd")) <= before + 1, 20)
     assert not list((box.state / "models").glob(".adding-*"))
     assert events(box, 1)["summary"]
 
