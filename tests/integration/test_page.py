@@ -24,6 +24,7 @@ from edged.shapes import MODEL_PATH, Scene
 from edged.vision.image import decode
 from tests.certificates import Authority
 from tests.integration import web
+from tests.integration.daemon import wait_for
 from tests.integration.page_box import PageBox
 
 pytestmark = pytest.mark.timeout(180)
