@@ -21,7 +21,7 @@ import edged
 from edged.client.result import Detection, Result
 from edged.shapes import MODEL_PATH, Scene
 from edged.vision.content import Classes, Content, Text
-from tests.bench.loads import processor_seconds
+from tests.bench.loads import processor_seconds, seconds_with_children
 from tests.bench.nets import NETS, save
 from tests.bench.table import Figures, Line, Skipped, compare, in_rounds, steady
 from tests.integration.daemon import Daemon
@@ -125,8 +125,7 @@ def _rate(
 ) -> Figures:
     """Return the frames per second of all cameras, each with one frame in flight, and the processor time of daemon,
     hosts and client for a frame."""
-    pids = [daemon.pid, *daemon.hosts(), os.getpid()]
-    counts, used, until = [0] * len(clients), processor_seconds(pids), time.perf_counter() + seconds
+    counts, used, until = [0] * len(clients), _processor_seconds(daemon), time.perf_counter() + seconds
     problems: list[Exception] = []
 
     def camera(number: int) -> None:
@@ -147,8 +146,12 @@ def _rate(
         thread.join()
     if problems:
         raise problems[0]
-    elapsed, used = time.perf_counter() - began, processor_seconds(pids) - used
+    elapsed, used = time.perf_counter() - began, _processor_seconds(daemon) - used
     return {"frames/s": sum(counts) / elapsed, "CPU ms": used / sum(counts) * 1e3}
+
+
+def _processor_seconds(daemon: Daemon) -> float:
+    return seconds_with_children(daemon) + processor_seconds([os.getpid()])
 
 
 def _require_equal(client: edged.Client, pictures: Sequence[bytes]) -> None:
