@@ -1,0 +1,110 @@
+"""Frames that the daemon collected from live cameras for one model, and their split by time.
+
+`STATE/frames/MODEL/` holds one JPEG or PNG file for each frame, and `collection.json`, which describes them. Only the
+daemon's user can read the folder. Engines are calibrated on some frames and judged on frames of other hours, so that
+neighbours in time, which look alike, are never on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+from urllib.parse import quote
+
+import msgspec
+
+FOLDER = "frames"
+INDEX = "collection.json"
+Use: TypeAlias = Literal["calibrate", "judge", "gap"]
+
+_BLOCK_SECONDS = 3600.0  # the longest block of the split
+_BLOCKS = 8  # a collection has at least this many blocks
+_GAP = 0.05  # share of a block, at each of its ends, whose frames are not used
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One frame. `offset_s` is the time since the collection began, in seconds of a clock that does not jump.
+
+    `taken_unix_s` is what the wall clock said. `boot` and `uptime_s` say when it was kept, for its age: the boot of the
+    box, and seconds since that boot. `likeness` is the 64-bit hash of `vision.likeness`; `sha256` is of the file.
+    """
+
+    name: str
+    camera: str
+    offset_s: float
+    taken_unix_s: float
+    boot: str
+    uptime_s: float
+    likeness: int
+    sha256: str
+    size: int
+
+
+class Collection(msgspec.Struct, frozen=True):
+    """What was collected for a model. `over_s` is the time that the collection is meant to take.
+
+    Until it is `finished` (complete, or stopped by a command), engines do not use it. `id` is then a digest of its
+    frames. It stays the same if frames are removed later, because their retention ended: engines that were calibrated
+    on them remain valid.
+    """
+
+    cameras: tuple[str, ...]
+    wanted: int
+    over_s: float
+    started_unix_s: float
+    frames: tuple[Frame, ...] = ()
+    finished: bool = False
+    id: str = ""
+    spent_s: float = 0.0  # seconds that the collection has run, without the time that the daemon was stopped
+    duplicates: int = 0  # frames that were dropped because a kept frame looks nearly the same
+    problem: str = ""  # why nothing is kept at present
+
+    @property
+    def block_s(self) -> float:
+        """Length of a block of the split, in seconds."""
+        return min(_BLOCK_SECONDS, self.over_s / _BLOCKS)
+
+    def use(self, frame: Frame) -> Use:
+        """Return what a frame is for. Blocks alternate; frames near the ends of a block are not used."""
+        block, within = divmod(frame.offset_s, self.block_s)
+        if not _GAP * self.block_s <= within <= (1 - _GAP) * self.block_s:
+            return "gap"
+        return "calibrate" if int(block) % 2 == 0 else "judge"
+
+    def frames_for(self, use: Use) -> tuple[Frame, ...]:
+        """Return the frames for a use, in the order of time."""
+        return tuple(frame for frame in self.frames if self.use(frame) == use)
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """The finished collection of a model: its id, and the paths of its frames by use, with the digests of the files.
+
+    Both are empty if the retention of the frames has ended; the id then still identifies what engines were calibrated
+    on.
+    """
+
+    id: str
+    calibrate: dict[str, str] = {}
+    judge: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, folder: Path, collection: Collection) -> Collected | None:
+        """Return the frames of a collection in `folder`; None until it is finished."""
+        if not collection.finished:
+            return None
+        uses: tuple[Use, Use] = ("calibrate", "judge")
+        calibrate, judge = ({str(folder / f.name): f.sha256 for f in collection.frames_for(use)} for use in uses)
+        return cls(collection.id, calibrate, judge)
+
+
+def folder_of(state: Path, model: str) -> Path:
+    """Return the folder of a model's frames below the state directory."""
+    return state / FOLDER / quote(model, safe="")
+
+
+def id_of(frames: Sequence[Frame]) -> str:
+    """Return 12 hexadecimal digits over the contents and times of frames."""
+    parts = "".join(f"{frame.sha256} {frame.offset_s:.3f}\n" for frame in frames)
+    return hashlib.sha256(parts.encode()).hexdigest()[:12]
