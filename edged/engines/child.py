@@ -390,6 +390,9 @@ def _reads(job: jobs.Job) -> Iterator[str]:
         yield job.picture
     if isinstance(job, jobs.Verify):
         yield job.golden
+    if isinstance(job, (jobs.Judge, jobs.DrawFrames)):  # folders, because a collection has many frames
+        frames = job.frames if isinstance(job, jobs.Judge) else [frame.path for frame in job.frames]
+        yield from sorted({str(Path(frame).parent) for frame in frames})
 
 
 def _packages(job: jobs.Job) -> Iterator[str]:

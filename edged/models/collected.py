@@ -82,12 +82,13 @@ class Collected(msgspec.Struct, frozen=True):
     """The finished collection of a model: its id, and the paths of its frames by use, with the digests of the files.
 
     Both are empty if the retention of the frames has ended; the id then still identifies what engines were calibrated
-    on.
+    on. `cameras` has the camera of each frame in `judge`, by path.
     """
 
     id: str
     calibrate: dict[str, str] = {}
     judge: dict[str, str] = {}
+    cameras: dict[str, str] = {}
 
     @classmethod
     def of(cls, folder: Path, collection: Collection) -> Collected | None:
@@ -96,7 +97,8 @@ class Collected(msgspec.Struct, frozen=True):
             return None
         uses: tuple[Use, Use] = ("calibrate", "judge")
         calibrate, judge = ({str(folder / f.name): f.sha256 for f in collection.frames_for(use)} for use in uses)
-        return cls(collection.id, calibrate, judge)
+        cameras = {str(folder / f.name): f.camera for f in collection.frames_for("judge")}
+        return cls(collection.id, calibrate, judge, cameras)
 
 
 def folder_of(state: Path, model: str) -> Path:
