@@ -24,8 +24,8 @@ class Model(msgspec.Struct, frozen=True):
     `learnt` is the range of shapes learnt from traffic, wider than the range of settings and pictures; empty if none
     was learnt. `contents` has the digests of the model's samples by path, so that planning does not read the disk; if
     it is None, samples are read when needed. `batch_gain` is how many times faster rows are in a batch than alone; 0 if
-    rows are not independent, or if this was not measured. `collected` is the finished collection of frames of its
-    cameras, if there is one.
+    rows are not independent, or if this was not measured. `collected` are the frames that were collected from live
+    cameras for it; None if none were, or if they are still being collected.
     """
 
     entry: ModelEntry
