@@ -140,6 +140,21 @@ class PipelineInfo(Info, frozen=True):
     crops_left_out: int
 
 
+class JudgementInfo(Info, frozen=True):
+    """How an engine did on held-out frames of the box's cameras. `outcome` is alike, different, too_few (objects) or
+    no_frames (they are gone); `reason` says why the engine is refused, else it is empty. `bounds` are the limits of
+    the figures that decide; `skipped` frames could not be read."""
+
+    collection: str
+    outcome: str
+    reason: str
+    frames: int
+    skipped: int
+    objects: int
+    figures: dict[str, float]
+    bounds: dict[str, float]
+
+
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of this engine and of
     unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only the ratio of the two
@@ -148,7 +163,8 @@ class EngineInfo(Info, frozen=True):
     unknown. `adopted_from` is the key of an engine for another driver whose files this one uses; `effort` (full,
     reduced, least) is how hard the builder tried; `standard` is the digest of the standard that its answers met;
     `ahead` is the device of another box that it was built for. `speeds` are its speeds in each form that it can be
-    opened in; `instances` is how many inferences it runs at the same time while it serves, otherwise 0."""
+    opened in; `instances` is how many inferences it runs at the same time while it serves, otherwise 0. `judgement` is
+    None if it was not judged on frames of cameras."""
 
     key: str
     model: str
@@ -174,6 +190,7 @@ class EngineInfo(Info, frozen=True):
     ahead: str = ""
     speeds: tuple[Speed, ...] = ()
     instances: int = 0
+    judgement: JudgementInfo | None = None
 
     @property
     def is_reference(self) -> bool:

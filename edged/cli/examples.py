@@ -42,6 +42,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "engines list": ("edged engines list", "engines.md"),
     "engines why": ("edged engines why doors", "engines.md"),
     "engines show": ("edged engines show 1a27f9d6b3c4", "engines.md"),
+    "engines report": ("edged engines report 1a27f9d6b3c4 -o report.html", "engines.md"),
     "engines build": ("edged engines build doors.onnx --for sm_86", "engines.md"),
     "engines rebuild": ("edged engines rebuild doors --force --follow", "engines.md"),
     "engines verify": ("edged engines verify doors --follow", "engines.md"),

@@ -62,6 +62,7 @@ Asynchronous = TypeVar("Asynchronous", covariant=True)
 Arguments = ParamSpec("Arguments")
 
 _OPERATIONS = "/edged.v1.Operations/"
+_REPORT_S = 90.0  # for pictures of 12 frames on a slow box
 _GALLERY_S = 120.0  # for 32 pictures on a slow box
 _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): kind for kind in get_args(events.What)}
 
@@ -249,6 +250,17 @@ class DaemonCalls:
         nearest stored engine."""
         request, parse = pb.ExplainEngineRequest(model=model), _list_of("explanations", Explanation)
         return Call(_OPERATIONS + "ExplainEngine", request, pb.ExplainEngineResponse, parse)
+
+    @unary
+    def engine_report(self, engine: str, *, pictures: bool = True, json: bool = False) -> Call[bytes]:
+        """Return a report on the engine whose key begins with `engine`: an HTML document for people, or JSON.
+
+        With `pictures`, the document shows the frames of cameras on which the engine differs most. The caller needs the
+        role operate. Raises NotFound, InvalidInput, or Refused if the engine is not built yet.
+        """
+        request = pb.EngineReportRequest(engine=engine, pictures=pictures, json=json)
+        path, kind = _OPERATIONS + "EngineReport", pb.EngineReportResponse
+        return Call(path, request, kind, lambda answer: bytes(answer.content), timeout=_REPORT_S)
 
     @unary
     def cameras(self) -> Call[list[CameraInfo]]:

@@ -264,6 +264,7 @@ METHODS: Final[dict[str, Roles | None]] = {
         ),
         (OPERATE, _OPERATIONS, "AddToGallery RemoveFromGallery"),
         (READ, _OPERATIONS, "ListGalleries"),
+        (OPERATE, _OPERATIONS, "EngineReport"),  # it may show pictures of what cameras saw hours ago
         (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera SetModel TryModel"),
         (READ, _OPERATIONS, "WatchPictures"),
     )

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from edged.api.grpc.engine_report import EngineReportHandlers
 from edged.api.grpc.gallery import GalleryHandlers
 from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.upload import receive_upload, repair_upload, upload_folder
@@ -61,7 +62,7 @@ class OperationsService:
         self._counts, self._sensors = counts, Sensors()
         self.reloads: Reload | None = None  # reloads the configuration; None without a configuration file
         self.page = ""  # the URL of the page, if it is open
-        handlers = (self, GalleryHandlers(controller))
+        handlers = (self, GalleryHandlers(controller), EngineReportHandlers(controller))
         self.service = Service(pb.DESCRIPTOR.services_by_name["Operations"], *handlers)
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
