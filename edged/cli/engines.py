@@ -106,10 +106,12 @@ def report(
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
-    """Write a page about one engine: figures, charts, and the frames on which it differs most from fp32.
+    """Write a page about one engine, with figures, charts and pictures.
 
-    The page is one HTML file that needs no other file and no network. The frames are those that `edged samples collect`
-    kept on the box and that the engine was not calibrated on. Their pictures leave the box only with this command.
+    It shows the frames on which the engine differs most from fp32, of those that `edged samples collect` kept and that
+    the engine was not calibrated on. Their pictures leave the box only with this command and with the same page in the
+    browser. The page is one HTML file that needs no other file and no network.
+
     --json prints the figures instead, without pictures.
     """
     if targets.is_fleet:

@@ -58,6 +58,7 @@ ALLOWED: Final[dict[str, Codes]] = {
     _OPERATIONS + "GetDevice": _WRONG,
     _OPERATIONS + "RefreshDevice": _WRONG,
     _OPERATIONS + "Reload": _WRONG | {_S.FAILED_PRECONDITION},
+    _OPERATIONS + "EngineReport": _COMMAND,
     _OPERATIONS + "ListCameras": _WRONG,
     _OPERATIONS + "AddCamera": _COMMAND | {_S.ALREADY_EXISTS, _S.RESOURCE_EXHAUSTED},
     _OPERATIONS + "SetCamera": _COMMAND | {_S.RESOURCE_EXHAUSTED},
