@@ -81,9 +81,10 @@ def add(
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom,antialias,reduce},
     decode.{activation,anchors,background,blank,boxes,characters,layout,scores,unclip}, and
     verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score,class_score,class_map,depth,
-    embedding,text,anomaly} for all precisions, or verify.PRECISION.FIGURE for one. For a model with open dimensions:
-    profile.INPUT (the smallest, usual and largest shape for which engines are built), shapes.policy (any, refuse or
-    learn: what happens to requests outside this range) and, for learn, shapes.{quiet_s,most_mb,per_hour}.
+    embedding,text,anomaly,recall,precision,recall_75,precision_75,score_drift,masks,keypoints,top5,objects} for all
+    precisions, or verify.PRECISION.FIGURE for one. For a model with open dimensions: profile.INPUT (the smallest, usual
+    and largest shape for which engines are built), shapes.policy (any, refuse or learn: what happens to requests
+    outside this range) and, for learn, shapes.{quiet_s,most_mb,per_hour}.
     """
     from edged.models.settings import parse_assignments
 
