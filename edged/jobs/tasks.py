@@ -70,6 +70,10 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
 
         require_same(job.order)
         return try_families(job)
+    if isinstance(job, jobs.Sift):
+        from edged.jobs import sift  # imports OpenCV
+
+        return sift.sift(job)
     if isinstance(job, jobs.LoadRuntime):
         return runtimes.load(job)
     if isinstance(job, jobs.TryProvider):
