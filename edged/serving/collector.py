@@ -255,10 +255,13 @@ class Collector:
         async with self._changing:
             for owner in {each.candidate.of for each in outcomes}:
                 mine = [each for each in outcomes if each.candidate.of is owner]
-                owner.waiting -= len(mine)
-                owner.waiting_bytes -= sum(each.candidate.size for each in mine)
-                if self._running.get(owner.model) is owner:
-                    await self._add(owner, mine)
+                try:
+                    if self._running.get(owner.model) is owner:
+                        await self._add(owner, mine)
+                finally:
+                    owner.waiting -= len(mine)
+                    owner.waiting_bytes -= sum(each.candidate.size for each in mine)
+                    owner.plan()
 
     async def _add(self, owner: Gathering, outcomes: list[Outcome]) -> None:
         """Add candidates to the frames of a model: those that can be used and look new."""
@@ -285,7 +288,6 @@ class Collector:
                 await asyncio.to_thread(self._files.discard, owner.model, names)
         if problem:
             self._rest(owner, problem)
-        owner.plan()
 
     def _adopt(self, model: str, outcome: Outcome) -> Frame:
         found, offset = outcome.candidate, round(outcome.candidate.offset_s, 3)
@@ -315,10 +317,10 @@ class Collector:
             return
         names = {frame.name for frame in before} - {frame.name for frame in kept}
         if names:
+            self._set_collected(gathering)
             with contextlib.suppress(OSError):  # the next start removes them
                 await asyncio.to_thread(self._files.discard, gathering.model, names)
             _LOG.info("deleted %s of model %s: older than frames.keep_days", many(len(names), "frame"), gathering.model)
-            self._set_collected(gathering)
 
     async def _remove(self, model: str) -> None:
         found = self._gatherings.pop(model, None)
