@@ -157,7 +157,7 @@ def test_folder_of_a_model_is_below_the_state_directory(tmp_path: Path, name: st
 # -- frames that look alike --------------------------------------------------------------------------------------------
 
 
-def gray(picture: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def gray(picture: np.ndarray) -> np.ndarray:
     return np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGR2GRAY))
 
 

@@ -179,9 +179,9 @@ async def test_collector_drops_frames_that_look_the_same_and_tries_again(tmp_pat
         (found,) = collector.all().values()
         assert len(box.kept()) == 1
         assert found.collection.duplicates >= 8
-        assert await box.play(1, 0.5)
+        assert await box.play(20, 0.5)
         await box.quiet(10)
-        assert len(box.kept()) == 2
+        assert len(box.kept()) > 1
 
 
 async def test_collector_counts_frames_that_cannot_be_used(tmp_path: Path) -> None:
