@@ -178,7 +178,7 @@ async def test_collector_drops_frames_that_look_the_same_and_tries_again(tmp_pat
         await box.quiet(10)
         (found,) = collector.all().values()
         assert len(box.kept()) == 1
-        assert found.collection.duplicates >= 8
+        assert found.collection.duplicates >= 5
         assert await box.play(20, 0.5)
         await box.quiet(10)
         assert len(box.kept()) > 1
@@ -474,6 +474,8 @@ async def test_collector_collects_what_the_configuration_says(tmp_path: Path) ->
         box.settings = Frames(collect={"m": Collect(cameras=("yard",), frames=7, over_hours=0.02)})
         await box.quiet()
         await until(lambda: collector.all()["m"].collection.wanted == 7)
+        with pytest.raises(Refused):  # it waits for the end of the turn
+            await collector.start("m", (), 1, 1.0)
         assert box.kept()
         assert not box.frame(b"door")
         box.settings = Frames()
