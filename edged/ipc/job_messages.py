@@ -288,6 +288,40 @@ class CompareLevels(msgspec.Struct, frozen=True, tag=True):
     shape_range: ShapeRange = ShapeRange()
 
 
+class Candidate(msgspec.Struct, frozen=True):
+    """A camera's frame in the file `name`: encoded if `pixel_format` is empty, else raw with `width` and `height` in
+    pixels, `stride` in bytes."""
+
+    name: str
+    pixel_format: str = ""
+    width: int = 0
+    height: int = 0
+    stride: int = 0
+
+
+class Sift(msgspec.Struct, frozen=True, tag=True):
+    """Examine the candidates for collected frames in the folder `out`. For raw pixels in NAME, write a JPEG to NAME.jpg
+    there. Answered by `Sifted`."""
+
+    out: str
+    candidates: tuple[Candidate, ...]
+
+
+class SiftedFrame(msgspec.Struct, frozen=True):
+    """The hash of `vision.likeness` and the suffix of the format, such as `.jpg`. `problem`: why the frame cannot be
+    used; empty if it can."""
+
+    likeness: int = 0
+    suffix: str = ""
+    problem: str = ""
+
+
+class Sifted(msgspec.Struct, frozen=True):
+    """The answer to `Sift`: an outcome for each candidate, in order."""
+
+    frames: tuple[SiftedFrame, ...]
+
+
 class LoadRuntime(msgspec.Struct, frozen=True, tag=True):
     """Import a backend's runtime and find the ONNX versions that it accepts. Answered by `LoadedRuntime`."""
 
@@ -450,6 +484,7 @@ Job = (
     | Judge
     | DrawFrames
     | CompareLevels
+    | Sift
     | LoadRuntime
     | TryProvider
     | ImportPackage

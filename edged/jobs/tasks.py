@@ -74,6 +74,10 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         from edged.jobs.judge_frames import draw  # imports the code that draws
 
         return draw(job)
+    if isinstance(job, jobs.Sift):
+        from edged.jobs import sift  # imports OpenCV
+
+        return sift.sift(job)
     if isinstance(job, jobs.LoadRuntime):
         return runtimes.load(job)
     if isinstance(job, jobs.TryProvider):

@@ -59,19 +59,35 @@ class Collection(msgspec.Struct, frozen=True):
     id: str = ""
     spent_s: float = 0.0  # seconds that the collection has run, without the time that the daemon was stopped
     duplicates: int = 0  # frames that were dropped because a kept frame looks nearly the same
-    problem: str = ""  # why nothing is kept at present
+    unusable: int = 0  # frames that were dropped because they cannot be decoded, or are too large
+    configured: bool = False  # whether the configuration asks for it, not a command
 
     @property
     def block_s(self) -> float:
         """Length of a block of the split, in seconds."""
         return min(_BLOCK_SECONDS, self.over_s / _BLOCKS)
 
+    @property
+    def bytes(self) -> int:
+        """Size of all frames."""
+        return sum(frame.size for frame in self.frames)
+
     def use(self, frame: Frame) -> Use:
         """Return what a frame is for. Blocks alternate; frames near the ends of a block are not used."""
-        block, within = divmod(frame.offset_s, self.block_s)
-        if not _GAP * self.block_s <= within <= (1 - _GAP) * self.block_s:
+        return self.use_at(frame.offset_s)
+
+    def use_at(self, offset_s: float) -> Use:
+        """Return what a frame is for that is taken at this time."""
+        block, within = divmod(offset_s, self.block_s)
+        if not _GAP * self.block_s <= within < (1 - _GAP) * self.block_s:
             return "gap"
         return "calibrate" if int(block) % 2 == 0 else "judge"
+
+    def after_gap(self, offset_s: float) -> float:
+        """Return the first time, from `offset_s` on, whose frames are used."""
+        if self.use_at(offset_s) != "gap":
+            return offset_s
+        return (round(offset_s / self.block_s) + _GAP) * self.block_s
 
     def frames_for(self, use: Use) -> tuple[Frame, ...]:
         """Return the frames for a use, in the order of time."""

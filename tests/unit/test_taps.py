@@ -63,8 +63,14 @@ class World:
         self.slot, self.link = Slot("model"), FakeLink(1 << 16)
         self.slot.install(self.link.session())
 
-    def put(self, data: Blob, camera: str = "door", slot: AnySlot | None = None, **about: int) -> FrameWork:
-        work = FrameWork(data, "bgr", **about) if about else FrameWork(data)
+    def put(
+        self,
+        data: Blob,
+        camera: str = "door",
+        slot: AnySlot | None = None,
+        size: tuple[int, int, int] | None = None,
+    ) -> FrameWork:
+        work = FrameWork(data, "bgr", *size) if size else FrameWork(data)
         self.stream.put(camera, 0, work, slot or self.slot, options=EVERY)
         return work
 
@@ -78,7 +84,7 @@ class World:
 async def test_tap_gets_copy_of_an_answered_frame_that_it_wants() -> None:
     world = World()
     client = bytearray(b"frame")
-    world.put(memoryview(client), width=1, height=1, stride=5)
+    world.put(memoryview(client), size=(1, 1, 5))
     client[:] = b"other"
     assert not world.tap.taken
     await world.answer()
@@ -128,7 +134,7 @@ async def test_tap_is_not_given_frames_that_cannot_be_read_or_are_too_large() ->
 
 async def test_tap_sees_a_frame_of_a_pipeline_as_one_of_its_first_model() -> None:
     world = World()
-    rule = PipelineRule("model", "reader", CropRule(classes=("nothing",)))
+    rule = PipelineRule("model", "reader", CropRule(classes=frozenset({"nothing"})))
     steps = Steps(world.slot, Slot("reader"))
     pipeline = PipelineSlot("p", rule, lambda: steps, PipelineCounts())
     world.put(Detections.of([(0, 0, 2, 2)], [0.9], [0]).pack(), slot=pipeline)

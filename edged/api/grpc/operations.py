@@ -244,6 +244,7 @@ class OperationsService:
         await self._controller.removed(request.name)
         if request.delete:
             await self._controller.galleries.forget(request.name)
+            await self._controller.frames.forget(request.name)
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
     async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
