@@ -264,6 +264,8 @@ METHODS: Final[dict[str, Roles | None]] = {
         ),
         (OPERATE, _OPERATIONS, "AddToGallery RemoveFromGallery"),
         (READ, _OPERATIONS, "ListGalleries"),
+        (OPERATE, _OPERATIONS, "CollectFrames StopCollecting RemoveFrames"),
+        (READ, _OPERATIONS, "ListFrames"),
         (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera SetModel TryModel"),
         (READ, _OPERATIONS, "WatchPictures"),
     )
