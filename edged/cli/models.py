@@ -14,6 +14,7 @@ from edged import formatting
 from edged.api_types import ModelInfo, ShapeRange, Shapes, TensorInfo
 from edged.cli import common, model_options, remote
 from edged.cli.remote import RemoteCommand
+from edged.cli.samples import summary
 from edged.cli.targets import (
     DEFAULT_TARGETS,
     CacheOption,
@@ -244,6 +245,8 @@ def _facts(model: ModelInfo) -> Table:
         "settings": "\n".join(f"{key} = {value}" for key, value in sorted(model.settings.items())) or "none",
         "alarms": "\n".join(alarm.message for alarm in model.alarms) or "none",
     }
+    if model.frames is not None:
+        rows["frames"] = summary(model.frames)
     if model.repair is not None:
         rows["repaired"] = "\n".join(model.repair.lines())
     if model.notes:

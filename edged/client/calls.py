@@ -24,6 +24,7 @@ from edged.api_types import (
     EngineProgress,
     EventInfo,
     Explanation,
+    FrameCollection,
     GalleryInfo,
     LoadInfo,
     ModelInfo,
@@ -324,6 +325,36 @@ class DaemonCalls:
         Raises NotFound, or InvalidInput unless either `name` or `everything` is given."""
         request = pb.RemoveFromGalleryRequest(model=model, name=name or "", everything=everything)
         return Call(_OPERATIONS + "RemoveFromGallery", request, pb.Gallery, _one(GalleryInfo))
+
+    @unary
+    def collect_frames(
+        self, model: str, cameras: Iterable[str] = (), *, frames: int = 500, over_s: float = 86400.0
+    ) -> Call[FrameCollection]:
+        """Begin to keep frames of live cameras for a model, spread over `over_s` seconds; without `cameras`, of all
+        that send frames to the model. They calibrate and judge its engines, and stay on the box.
+
+        Raises Refused if there are frames for the model already, InvalidInput if it takes no pictures."""
+        request = pb.CollectFramesRequest(model=model, cameras=cameras, frames=frames, over_s=over_s)
+        return Call(_OPERATIONS + "CollectFrames", request, pb.FrameCollection, _one(FrameCollection))
+
+    @unary
+    def stop_collecting(self, model: str) -> Call[FrameCollection]:
+        """End the collection of a model early, with the frames that it has. Raises NotFound if none runs."""
+        request = pb.StopCollectingRequest(model=model)
+        return Call(_OPERATIONS + "StopCollecting", request, pb.FrameCollection, _one(FrameCollection))
+
+    @unary
+    def frames(self, model: str = "", *, each: bool = False) -> Call[list[FrameCollection]]:
+        """Return what was and is collected for a model, or for all models; with `each`, also the name, camera, use and
+        time of each frame."""
+        request, parse = pb.ListFramesRequest(model=model, each=each), _list_of("collections", FrameCollection)
+        return Call(_OPERATIONS + "ListFrames", request, pb.ListFramesResponse, parse)
+
+    @unary
+    def remove_frames(self, model: str) -> Call[None]:
+        """Remove all frames that were collected for a model. Raises NotFound if there are none."""
+        request = pb.RemoveFramesRequest(model=model)
+        return Call(_OPERATIONS + "RemoveFrames", request, pb.RemoveFramesResponse, lambda answer: None)
 
     @unary
     def device(self) -> Call[DeviceInfo]:

@@ -15,12 +15,16 @@ from urllib.parse import quote
 
 import msgspec
 
+from edged.files import read_regular
+from edged.store import sealed
+
 FOLDER = "frames"
 INDEX = "collection.json"
 Use: TypeAlias = Literal["calibrate", "judge", "gap"]
 
 _BLOCK_SECONDS = 3600.0  # the longest block of the split
 _BLOCKS = 8  # a collection has at least this many blocks
+_LARGEST_INDEX = 16 << 20  # bytes
 _GAP = 0.05  # share of a block, at each of its ends, whose frames are not used
 
 
@@ -120,6 +124,24 @@ class Collected(msgspec.Struct, frozen=True):
 def folder_of(state: Path, model: str) -> Path:
     """Return the folder of a model's frames below the state directory."""
     return state / FOLDER / quote(model, safe="")
+
+
+def read_index(folder: Path) -> Collection:
+    """Read the index of a folder. Raises OSError, and sealed.Damaged if its content is not what was written."""
+    path = folder / INDEX
+    if path.stat().st_size > _LARGEST_INDEX:
+        raise sealed.Damaged("its index is too large")
+    return sealed.unseal(read_regular(path), Collection)
+
+
+def find(state: Path, model: str) -> Collected | None:
+    """Return the frames that a daemon with this state directory collected for a model; None if there are none that can
+    be used. For commands that run without the daemon."""
+    folder = folder_of(state, model)
+    try:
+        return Collected.of(folder, read_index(folder))
+    except (OSError, sealed.Damaged):
+        return None
 
 
 def id_of(frames: Sequence[Frame]) -> str:

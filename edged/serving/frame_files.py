@@ -20,14 +20,13 @@ from urllib.parse import unquote
 
 from msgspec.structs import replace
 
-from edged.files import read_inside, read_regular
-from edged.models.collected import INDEX, Collection, folder_of
+from edged.files import read_inside
+from edged.models.collected import INDEX, Collection, folder_of, read_index
 from edged.store import atomic, sealed
 
 _LOG = logging.getLogger("edged.serving")
 _CANDIDATES = ".candidates"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
-_LARGEST_INDEX = 16 << 20  # bytes
 
 
 class Adopted(NamedTuple):
@@ -57,7 +56,7 @@ class FrameFiles:
         for folder in sorted(self.root.glob("[!.]*")):
             model = unquote(folder.name)
             try:
-                collection = _read(folder / INDEX)
+                collection = read_index(folder)
                 found[model] = self._tidy(folder, collection)
             except (OSError, sealed.Damaged) as error:
                 why = "its index is missing" if isinstance(error, FileNotFoundError) else str(error)
@@ -131,12 +130,6 @@ class FrameFiles:
         for name in sizes - {INDEX, *(frame.name for frame in frames)}:
             (folder / name).unlink(missing_ok=True)
         return replace(collection, frames=frames) if len(frames) < len(collection.frames) else collection
-
-
-def _read(path: Path) -> Collection:
-    if path.stat().st_size > _LARGEST_INDEX:
-        raise sealed.Damaged("its index is too large")
-    return sealed.unseal(read_regular(path), Collection)
 
 
 def _make_private(*folders: Path) -> None:

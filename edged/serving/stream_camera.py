@@ -70,6 +70,12 @@ _LONGEST_ID = 200  # characters: people read ids in a table
 Tag = TypeVar("Tag")
 
 
+def check_camera(name: str) -> None:
+    """Raise InvalidInput for an invalid name of a camera."""
+    if len(name) > _LONGEST_ID or not name.isprintable():
+        raise InvalidInput(f"invalid camera id {name[:40]!r}: use at most {_LONGEST_ID} printable characters")
+
+
 @dataclass(slots=True, eq=False)
 class Entry(Generic[Tag]):
     """A frame that was put into the stream."""
@@ -115,8 +121,7 @@ class StreamCamera(Generic[Tag]):
     tracks: dict[str, Hashable] = field(default_factory=dict)  # of this connection, by model
 
     def __post_init__(self) -> None:
-        if len(self.name) > _LONGEST_ID or not self.name.isprintable():
-            raise InvalidInput(f"invalid camera id {self.name[:40]!r}: use at most {_LONGEST_ID} printable characters")
+        check_camera(self.name)
 
     @property
     def queue_key(self) -> Hashable:
