@@ -134,6 +134,7 @@ def test_engine_is_judged_on_held_out_frames_and_reported(daemon: Daemon) -> Non
     assert f"{worst} of {worst} frames have no picture" in text
 
 
+@pytest.mark.long
 def test_engine_with_too_few_objects_is_refused_and_fp32_serves(daemon: Daemon) -> None:
     collect(daemon.state, "few", shapes=1)
     daemon.stop()
@@ -156,6 +157,7 @@ def test_engine_with_too_few_objects_is_refused_and_fp32_serves(daemon: Daemon) 
     assert engine.judgement.outcome == "alike"
 
 
+@pytest.mark.long
 def test_engine_without_a_collection_says_that_it_was_not_judged(daemon: Daemon) -> None:
     engine = added(daemon, "plain")["int8"]
     assert engine.judgement is None

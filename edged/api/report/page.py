@@ -36,7 +36,8 @@ p { margin: .3rem 0; } .dim { color: var(--dim); font-size: .9rem; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--edge); border-radius: .4rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .25rem .6rem; vertical-align: top; }
-tr + tr { border-top: 1px solid var(--edge); } td.number, th.number { text-align: right; white-space: nowrap; }
+tr + tr { border-top: 1px solid var(--edge); } th[scope=row] { min-width: 7rem; }
+.number { text-align: right; overflow-wrap: normal; }
 svg { width: 100%; max-width: 34rem; height: auto; background: var(--card); border: 1px solid var(--edge);
   border-radius: .4rem; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--text); } svg .end { text-anchor: end; } svg .mid { text-anchor: middle; }
@@ -228,4 +229,4 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool 
         for row in rows
     )
     top = f"<thead><tr>{title}</tr></thead>" if head else ""
-    return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll" tabindex="0"><table>{top}<tbody>{body}</tbody></table></div>'
