@@ -153,6 +153,7 @@ def test_engine_with_too_few_objects_is_refused_and_fp32_serves(daemon: Daemon) 
             return found if found.state in ("ready", "serving") else None
 
         engine = wait_for("the engine is judged by the new limit", accepted, 120)
+    assert engine is not None
     assert engine.judgement is not None
     assert engine.judgement.outcome == "alike"
 

@@ -178,7 +178,7 @@ def test_judgement_of_a_noisy_model_is_small() -> None:
             output[0, :4] = random.uniform(10, 300, (4, 2100))
             output[0, 4 + np.arange(2100) % 300, np.arange(2100)] = random.uniform(0.3, 1, 2100)
             sides.append({"y": output})
-        judging.add(f"{number}.jpg", "hall", *sides, place(320, 320, 320, 320, Fit.LETTERBOX), (320, 320))
+        judging.add(f"{number}.jpg", "hall", sides[0], sides[1], place(320, 320, 320, 320, Fit.LETTERBOX), (320, 320))
     found = judging.judgement("c1")
     assert len(found.classes) == 100
     assert len(msgspec.json.encode(found)) < 200_000

@@ -62,8 +62,9 @@ class Altered:
 
 def weaker(output: Array) -> Array:
     """Lose all detections in the left half."""
-    output[:, 4:] *= np.where(output[:, :1] < 160, np.float32(0.01), np.float32(1))
-    return output
+    values = output.astype(np.float32)
+    values[:, 4:] *= np.where(values[:, :1] < 160, np.float32(0.01), np.float32(1))
+    return values
 
 
 def job_of(detector: Model, frames: Mapping[str, str], seconds: float = 600.0) -> jobs.Judge:
