@@ -78,6 +78,8 @@ class Collector:
         found = self._running.get(model)
         if found is None or found.is_ending or not found.pacer.wants(camera, now):
             return False
+        if found.pacer.is_over(now, found.kept + found.waiting):  # it finishes once those that wait are examined
+            return False
         return sum(len(frame.data) for _, frame, _ in self._taken) < _MOST_IN_MEMORY
 
     def take(self, frame: Tapped) -> None:

@@ -184,6 +184,18 @@ async def test_collector_drops_frames_that_look_the_same_and_tries_again(tmp_pat
         assert len(box.kept()) > 1
 
 
+async def test_collector_finishes_in_time_if_all_frames_look_the_same(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    async with box.running() as collector:
+        await collector.start("m", (), 20, 10.0)
+        for _ in range(200):
+            await box.play(1, 0.1, same=True)
+            await asyncio.sleep(0.005)
+            collector.reconfigure(box.settings)
+        await until(lambda: collector.collected("m") is not None)
+        assert len(box.kept()) == 1
+
+
 async def test_collector_counts_frames_that_cannot_be_used(tmp_path: Path) -> None:
     box = Box(tmp_path)
     async with box.running() as collector:
