@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -38,10 +39,14 @@ _REST_SECONDS = 60.0  # after a full disk or budget
 _MOST_IN_MEMORY = 32 << 20  # bytes of frames that are not written yet; one more frame may be taken
 
 
+@functools.cache
+def _boot() -> str:
+    return _BOOT.read_text().strip() if _BOOT.exists() else ""
+
+
 def read_clock() -> Clock:
     """Read all clocks of the box."""
-    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
-    return Clock(time.monotonic(), boot, time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+    return Clock(time.monotonic(), _boot(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
 class Collector:
@@ -195,11 +200,8 @@ class Collector:
         """Begin the collections of the configuration, change them, and end those that it no longer has."""
         wanted = self._settings.collect
         for model, spec in wanted.items():
-            found, cameras, over_s = (
-                self._gatherings.get(model),
-                tuple(sorted(set(spec.cameras))),
-                spec.over_hours * 3600,
-            )
+            found, over_s = self._gatherings.get(model), spec.over_hours * 3600
+            cameras = tuple(sorted(set(spec.cameras)))
             if found is None and model not in self._damaged:
                 began = Collection(cameras, spec.frames, over_s, self._clock().unix_s, configured=True)
                 with contextlib.suppress(EdgedError):  # the next turn tries again
@@ -272,12 +274,14 @@ class Collector:
         try:
             for each in outcomes:
                 camera = each.candidate.camera
+                if each.disk_problem:
+                    continue
                 if each.problem:
                     unusable += 1
                     _LOG.info("a frame of camera %s is not collected: %s", camera, each.problem)
                 elif is_known(each.likeness, camera, frames):
-                    duplicates += not each.disk_problem
-                elif not each.disk_problem and len(frames) < owner.collection.wanted:
+                    duplicates += 1
+                elif len(frames) < owner.collection.wanted:
                     frames.append(await asyncio.to_thread(self._adopt, owner.model, each))
             before = owner.collection
             counts = {"duplicates": before.duplicates + duplicates, "unusable": before.unusable + unusable}
