@@ -138,8 +138,8 @@ class Controller:
         attempts = AttemptLog(store.root, self._disk.put)
         examine = partial(run_child, answer=Sifted, limits=_EXAMINATION)
         self.frames = Collector(FrameFiles(repository.root.parent / FOLDER), examine, self.events.emit)
-        self.frames.on_change, self.frames.keep_free_mb = self._frames_changed, settings.keep_free_mb
-        self._planner = Planner(store, fingerprint, settings, attempts, self.frames.collected)
+        self.frames.kept.on_change, self.frames.keep_free_mb = self._frames_changed, settings.keep_free_mb
+        self._planner = Planner(store, fingerprint, settings, attempts, self.frames.kept.collected)
         self.health = health_settings or Health()
         self.observers: list[Callable[[], None]] = []  # called after every turn
         self.concerns: list[Callable[[], Iterable[Alarm]]] = []  # sources of further alarms

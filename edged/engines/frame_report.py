@@ -5,24 +5,24 @@ from __future__ import annotations
 from edged.api_types import CollectedCamera, CollectedFrame, FrameCollection
 from edged.models.collected import Collection, Frame
 from edged.serving.collecting import Gathering
-from edged.serving.collector import Collector
+from edged.serving.frame_collections import FrameCollections
 
 
-def collections(kept: Collector, *, each: bool = False) -> list[FrameCollection]:
+def collections(kept: FrameCollections, *, each: bool = False) -> list[FrameCollection]:
     """Report all collections by model, also those whose index is damaged. With `each`, also all frames."""
-    found = [_gathering(kept, gathering, each) for gathering in kept.all().values()]
-    return sorted(found + [_damaged(kept, model) for model in kept.damaged()], key=lambda info: info.model)
+    found = [_gathering(kept, gathering, each) for gathering in kept.gatherings.values()]
+    return sorted(found + [_damaged(kept, model) for model in kept.damaged], key=lambda info: info.model)
 
 
-def collection(kept: Collector, model: str, *, each: bool = False) -> FrameCollection | None:
+def collection(kept: FrameCollections, model: str, *, each: bool = False) -> FrameCollection | None:
     """Report the collection of a model; None if there is none."""
-    if model in kept.damaged():
+    if model in kept.damaged:
         return _damaged(kept, model)
-    gathering = kept.all().get(model)
+    gathering = kept.gatherings.get(model)
     return None if gathering is None else _gathering(kept, gathering, each)
 
 
-def _gathering(kept: Collector, gathering: Gathering, each: bool) -> FrameCollection:
+def _gathering(kept: FrameCollections, gathering: Gathering, each: bool) -> FrameCollection:
     found = gathering.collection
     running = "ending" if gathering.is_ending else "collecting"
     problem = gathering.problem
@@ -51,8 +51,8 @@ def _gathering(kept: Collector, gathering: Gathering, each: bool) -> FrameCollec
     )
 
 
-def _damaged(kept: Collector, model: str) -> FrameCollection:
-    problem = f"{kept.damaged()[model]}; restore the folder, or: edged samples remove {model}"
+def _damaged(kept: FrameCollections, model: str) -> FrameCollection:
+    problem = f"{kept.damaged[model]}; restore the folder, or: edged samples remove {model}"
     return FrameCollection(model, "damaged", problem, folder=str(kept.folder(model)))
 
 

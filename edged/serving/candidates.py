@@ -18,6 +18,7 @@ from edged.serving.collecting import Clock, Gathering
 from edged.serving.frame_files import FrameFiles
 
 _MOST, _MOST_BYTES = 64, 256 << 20  # of a batch
+_SHORT = 0.1  # share of the time of a collection that candidates wait at most
 _SUFFIXES = (".jpg", ".png", ".webp", ".bmp", ".gif")
 
 # Examines candidates in a child.
@@ -27,7 +28,7 @@ Sift: TypeAlias = "Callable[[jobs.Sift], Awaitable[jobs.Sifted]]"
 @dataclass(frozen=True)
 class Pace:
     """How long candidates wait for a child, in seconds, and the least time between two children if there are many, or
-    if a collection is complete apart from its candidates."""
+    if a collection is complete apart from its candidates. Both are shorter for a collection of a few minutes."""
 
     wait_s: float = 30.0
     between_s: float = 10.0
@@ -103,9 +104,10 @@ class Candidates:
         if batch is None or not batch.candidates:
             return False
         owners = {each.of for each in batch.candidates}
-        if now - batch.began_mono_s >= self._pace.wait_s or any(each.is_ending for each in owners):
+        short = min(each.collection.over_s for each in owners) * _SHORT
+        if now - batch.began_mono_s >= min(self._pace.wait_s, short) or any(each.is_ending for each in owners):
             return True
-        if now - self._examined_mono_s < self._pace.between_s:
+        if now - self._examined_mono_s < min(self._pace.between_s, short):
             return False
         is_full = len(batch.candidates) >= _MOST or sum(each.size for each in batch.candidates) >= _MOST_BYTES
         return is_full or any(each.pacer.is_over(now, each.kept + each.waiting) for each in owners)

@@ -45,7 +45,7 @@ def stored(tmp_path: Path) -> Callable[..., Collector]:
 
 
 def test_report_counts_uses_and_cameras(stored: Callable[..., Collector], tmp_path: Path) -> None:
-    (found,) = frame_report.collections(stored(finished=True, id=id_of(FRAMES), duplicates=3))
+    (found,) = frame_report.collections(stored(finished=True, id=id_of(FRAMES), duplicates=3).kept)
     assert (found.state, found.kept, found.calibrate, found.judge, found.bytes) == ("finished", 4, 2, 1, 400)
     assert found.cameras == (
         CollectedCamera("door", 2, 0, 300, 1e9 + 60, 1e9 + 300),
@@ -57,7 +57,7 @@ def test_report_counts_uses_and_cameras(stored: Callable[..., Collector], tmp_pa
 
 
 def test_report_crosses_the_wire_unchanged(stored: Callable[..., Collector]) -> None:
-    found = frame_report.collection(stored(), "m", each=True)
+    found = frame_report.collection(stored().kept, "m", each=True)
     assert found is not None
     assert [each.use for each in found.frames] == ["calibrate", "judge", "calibrate", "gap"]
     assert to_struct(to_message(found, pb.FrameCollection), FrameCollection) == found
@@ -66,7 +66,7 @@ def test_report_crosses_the_wire_unchanged(stored: Callable[..., Collector]) -> 
 def test_report_of_a_damaged_index_says_what_to_do(stored: Callable[..., Collector], tmp_path: Path) -> None:
     stored()
     (tmp_path / "frames" / "m" / "collection.json").write_text("{}")
-    (found,) = frame_report.collections(Collector(FrameFiles(tmp_path / "frames"), never))
+    (found,) = frame_report.collections(Collector(FrameFiles(tmp_path / "frames"), never).kept)
     assert found.state == "damaged"
     assert "edged samples remove m" in found.problem
 
@@ -74,10 +74,10 @@ def test_report_of_a_damaged_index_says_what_to_do(stored: Callable[..., Collect
 def test_report_of_no_frames_says_that_cameras_are_silent(tmp_path: Path) -> None:
     files = FrameFiles(tmp_path / "frames")
     files.save("m", Collection(("door",), 10, 1000.0, 1e9))
-    found = frame_report.collection(Collector(files, never), "m")
+    found = frame_report.collection(Collector(files, never).kept, "m")
     assert found is not None
     assert found.problem
-    assert frame_report.collection(Collector(files, never), "other") is None
+    assert frame_report.collection(Collector(files, never).kept, "other") is None
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,10 @@ class FrameHandlers:
 
     async def list_frames(self, request: pb.ListFramesRequest, context: Context) -> pb.ListFramesResponse:
         if request.model:
-            one = frame_report.collection(self._frames, self._kept_as(request.model), each=request.each)
+            one = frame_report.collection(self._frames.kept, self._kept_as(request.model), each=request.each)
             found = [one] if one is not None else []
         else:
-            found = frame_report.collections(self._frames, each=request.each)
+            found = frame_report.collections(self._frames.kept, each=request.each)
         return pb.ListFramesResponse(collections=[to_message(each, pb.FrameCollection) for each in found])
 
     async def remove_frames(self, request: pb.RemoveFramesRequest, context: Context) -> pb.RemoveFramesResponse:
@@ -67,5 +67,5 @@ class FrameHandlers:
             return model
 
     def _report(self, model: str) -> pb.FrameCollection:
-        found = frame_report.collection(self._frames, model)
+        found = frame_report.collection(self._frames.kept, model)
         return pb.FrameCollection(model=model) if found is None else to_message(found, pb.FrameCollection)

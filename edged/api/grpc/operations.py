@@ -330,7 +330,7 @@ class OperationsService:
         shapes = report.shape_report(planned, controller.learning.state(planned.entry.name))
         info = report.model(planned, controller.alarms.active(), controller.health, shapes)
         notes = (*info.notes, *gallery_report.notes(controller.galleries, planned))
-        frames = frame_report.collection(controller.frames, planned.entry.name)
+        frames = frame_report.collection(controller.frames.kept, planned.entry.name)
         return msgspec.structs.replace(info, notes=notes, frames=frames)
 
     def _camera_statuses(self) -> list[pb.CameraStatus]:
