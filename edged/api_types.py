@@ -78,12 +78,67 @@ class Shapes(Info, frozen=True):
     requests: int = 0
 
 
+class CollectedCamera(Info, frozen=True):
+    """The collected frames of one camera: those that calibrate engines, those that judge them, their size, and when the
+    first and the last were taken, in seconds since the epoch."""
+
+    camera: str
+    calibrate: int
+    judge: int
+    bytes: int
+    first_unix_s: float
+    last_unix_s: float
+
+
+class CollectedFrame(Info, frozen=True):
+    """One collected frame. `name` is its file on the box. `use` is calibrate, judge, or gap if it is too near to frames
+    of the other use. `offset_s` is the time since the collection began."""
+
+    name: str
+    camera: str
+    use: str
+    offset_s: float
+    taken_unix_s: float
+    bytes: int
+
+
+class FrameCollection(Info, frozen=True):
+    """Frames of live cameras that were or are collected for a model.
+
+    `state` is collecting, ending, finished or damaged; `problem` says why nothing is kept now, or why the frames are
+    not used. `asked` are the cameras that were asked for, empty for all. Of `kept` frames, `calibrate` and `judge` have
+    these uses; `waiting` frames are not examined yet. `duplicates` were dropped because they look like a kept frame,
+    `unusable` ones because they cannot be decoded or are too large. `spent_s` is how long the daemon has collected, of
+    `over_s`. `id` is that of a finished collection. `folder` is on the box. `frames` are only there on request."""
+
+    model: str
+    state: str
+    problem: str = ""
+    asked: tuple[str, ...] = ()
+    wanted: int = 0
+    kept: int = 0
+    calibrate: int = 0
+    judge: int = 0
+    waiting: int = 0
+    duplicates: int = 0
+    unusable: int = 0
+    bytes: int = 0
+    spent_s: float = 0.0
+    over_s: float = 0.0
+    started_unix_s: float = 0.0
+    id: str = ""
+    folder: str = ""
+    cameras: tuple[CollectedCamera, ...] = ()
+    frames: tuple[CollectedFrame, ...] = ()
+
+
 class ModelInfo(Info, frozen=True):
     """A model in the daemon. `state` is loading, ready, refused or failed; `reason` says why the model is not ready.
     `alarms` are problems of the model or its engines; `notes` say which settings of its config.pbtxt have no effect,
     and what else is unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md;
     otherwise they are empty. `precision_reason` says why the serving engine has its precision. `parts` are the models
-    of an ensemble, which has no engine; empty for other models. A further version of a model is called NAME:VERSION."""
+    of an ensemble, which has no engine; empty for other models. `frames` are those that were or are collected from
+    live cameras, None if there are none. A further version of a model is called NAME:VERSION."""
 
     name: str
     version: str
@@ -106,6 +161,7 @@ class ModelInfo(Info, frozen=True):
     precision: str = ""
     precision_reason: str = ""
     parts: tuple[str, ...] = ()
+    frames: FrameCollection | None = None
 
 
 class GalleryInfo(Info, frozen=True):
@@ -140,6 +196,21 @@ class PipelineInfo(Info, frozen=True):
     crops_left_out: int
 
 
+class JudgementInfo(Info, frozen=True):
+    """How an engine did on held-out frames of the box's cameras. `outcome` is alike, different, too_few (objects) or
+    no_frames (they are gone); `reason` says why the engine is refused, else it is empty. `bounds` are the limits of
+    the figures that decide; `skipped` frames could not be read."""
+
+    collection: str
+    outcome: str
+    reason: str
+    frames: int
+    skipped: int
+    objects: int
+    figures: dict[str, float]
+    bounds: dict[str, float]
+
+
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of this engine and of
     unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only the ratio of the two
@@ -148,7 +219,8 @@ class EngineInfo(Info, frozen=True):
     unknown. `adopted_from` is the key of an engine for another driver whose files this one uses; `effort` (full,
     reduced, least) is how hard the builder tried; `standard` is the digest of the standard that its answers met;
     `ahead` is the device of another box that it was built for. `speeds` are its speeds in each form that it can be
-    opened in; `instances` is how many inferences it runs at the same time while it serves, otherwise 0."""
+    opened in; `instances` is how many inferences it runs at the same time while it serves, otherwise 0. `judgement` is
+    None if it was not judged on frames of cameras."""
 
     key: str
     model: str
@@ -174,6 +246,7 @@ class EngineInfo(Info, frozen=True):
     ahead: str = ""
     speeds: tuple[Speed, ...] = ()
     instances: int = 0
+    judgement: JudgementInfo | None = None
 
     @property
     def is_reference(self) -> bool:

@@ -41,6 +41,11 @@ def sentence(what: happened.What | None, model: str, engine: str) -> str:
         case happened.ZoneChanged():
             kept = f", kept in {what.file}" if what.file else ""
             return f"zone {what.zone} of camera {what.camera} is {'occupied' if what.occupied else 'free'}{kept}"
+        case happened.CollectionStarted():
+            frames, over = formatting.many(what.frames, "frame"), formatting.span(what.over_s)
+            return f"collecting {frames} for model {model} over {over}"
+        case happened.CollectionFinished():
+            return f"collected {formatting.many(what.frames, 'frame')} for model {model}"
         case happened.Commanded():
             return f"operator command: {what.verb} {about or 'all'}"
         case None:

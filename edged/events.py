@@ -129,6 +129,19 @@ class ZoneChanged(msgspec.Struct, frozen=True, tag="zone_changed"):
     file: str
 
 
+class CollectionStarted(msgspec.Struct, frozen=True, tag="collection_started"):
+    """The daemon began to collect this number of frames for a model, over this time."""
+
+    frames: int
+    over_s: float
+
+
+class CollectionFinished(msgspec.Struct, frozen=True, tag="collection_finished"):
+    """The collection of frames for a model ended, with this number of frames."""
+
+    frames: int
+
+
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):
     """An operator gave a command."""
 
@@ -150,6 +163,8 @@ What: TypeAlias = (
     | AlarmCleared
     | CameraMoved
     | ZoneChanged
+    | CollectionStarted
+    | CollectionFinished
     | Commanded
 )
 

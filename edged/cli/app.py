@@ -78,6 +78,13 @@ def _gallery() -> typer.Typer:
     return _group("gallery", text, gallery.add, gallery.list_, gallery.remove)
 
 
+def _samples() -> typer.Typer:
+    from edged.cli import samples
+
+    text = "Collect frames of live cameras, to calibrate and judge engines."
+    return _group("samples", text, samples.collect, samples.list_, samples.show, samples.stop, samples.remove)
+
+
 def _engines() -> typer.Typer:
     from edged.cli import engine_commands, engines
 
@@ -124,6 +131,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "pipelines": _function("pipelines", "pipelines"),
     "cameras": _cameras,
     "gallery": _gallery,
+    "samples": _samples,
     "status": _function("status", "status"),
     "top": _function("top", "top"),
     "page": _function("page", "page"),

@@ -136,6 +136,17 @@ def parse_region(text: str | None) -> tuple[int, int, int, int] | None:
     return x, y, width, height
 
 
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str) -> float:
+    """Parse a duration such as `90s`, `30min`, `24h` or `7d` into seconds. Raises InvalidInput for any other text."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]+)", text.strip())
+    if found is None or found[2] not in _UNITS:
+        raise InvalidInput(f"{text[:40]!r} is not a duration; give a number and a unit, such as 90s, 30min, 24h or 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
 def _unwind_on_sigterm() -> None:
     """Let SIGTERM and SIGHUP raise SystemExit, so that the command stops its children and removes temporary folders.
 

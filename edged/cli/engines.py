@@ -4,6 +4,7 @@ are in `engine_commands`."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,6 +96,46 @@ def show(
     remote.run_or_read(command, targets, (state, cache), lambda: _keyed(local_box(state, cache).engines(""), key), json)
 
 
+def report(
+    key: Annotated[str, typer.Argument(help="The engine's key, or its first 6 or more characters.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write it to this file instead of engine-KEY.html."),
+    ] = None,
+    pictures: Annotated[bool, typer.Option(help="Include frames of cameras, which may show people.")] = True,
+    targets: Targets = DEFAULT_TARGETS,
+    json: common.Json = False,
+) -> None:
+    """Write a page about one engine, with figures, charts and pictures.
+
+    It shows the frames on which the engine differs most from fp32, of those that `edged samples collect` kept and that
+    the engine was not calibrated on. Their pictures leave the box only with this command and with the same page in the
+    browser. The page is one HTML file that needs no other file and no network.
+
+    --json prints the figures instead, without pictures.
+    """
+    if targets.is_fleet:
+        raise InvalidInput("a report is about an engine of one box; name the box with --target")
+    with targets.client() as client:
+        content = client.engine_report(key, pictures=pictures, json=json)
+    if json:
+        common.print_json(content)
+        return
+    place = output or Path(f"engine-{key[:12]}.html")
+    try:
+        _write_private(place, content)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {place}: {error.strerror or error}; give another file with -o") from error
+    common.show(f"{place}: {formatting.size(len(content))}")
+
+
+def _write_private(place: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, because it may show what cameras saw."""
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+
+
 def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
     """Return the engine whose key begins with `start`, once for each model that has it, since equal files share
     engines. Raises NotFound, or EdgedError if several keys begin with it."""
@@ -141,8 +182,22 @@ def _details(engines: list[EngineInfo]) -> Table:
         word = "accepted" if verdict.accepted else "rejected"
         rows["verdict"] = f"{word}: {verdict.reason}" if verdict.reason else word
         rows |= {f"verdict {name}": f"{value:g}" for name, value in verdict.figures.items()}
+    if not engine.is_reference and engine.precision != "fp32":
+        rows |= _judged(engine)
     rows |= {f"part {name}": value for name, value in engine.parts.items()}
     return common.fact_table({name: value or "none" for name, value in rows.items()})
+
+
+def _judged(engine: EngineInfo) -> dict[str, str]:
+    """Describe how the engine did on frames of cameras."""
+    found = engine.judgement
+    if found is None:
+        return {"on frames": f"not judged on frames of cameras; to collect some: edged samples collect {engine.model}"}
+    if found.outcome == "no_frames":
+        return {"on frames": f"not judged: the frames of collection {found.collection} are gone"}
+    skipped = f", {found.skipped} could not be read" if found.skipped else ""
+    text = f"{found.frames} of collection {found.collection}{skipped}, with {found.objects} objects"
+    return {"on frames": text, **{f"frames {name}": f"{value:g}" for name, value in found.figures.items()}}
 
 
 def _composition(composition: Composition) -> dict[str, str]:
@@ -296,4 +351,4 @@ def _quietly(progress: Progress) -> None:
     """Ignore progress, since a spinner is shown."""
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (list_, why, show, build)
+COMMANDS: tuple[Callable[..., None], ...] = (list_, why, show, report, build)

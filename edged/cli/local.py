@@ -29,6 +29,7 @@ from edged.engines.plan import PlannedModel, Planner
 from edged.engines.readiness import Readiness, ReadyState
 from edged.engines.repairer import Repaired, repair
 from edged.errors import AlreadyExists, EdgedError, ModelNotFound
+from edged.models import collected
 from edged.models import samples as model_samples
 from edged.models.entries import ModelEntry, check_name, plain_entry
 from edged.models.inspection import Inspection
@@ -266,7 +267,8 @@ class LocalBox:
 
     @functools.cached_property
     def _planner(self) -> Planner:
-        return Planner(self._store, self.fingerprint, Engines())
+        find = functools.partial(collected.find, self.repository.root.parent)
+        return Planner(self._store, self.fingerprint, Engines(), collected=find)
 
     @functools.cached_property
     def _builder(self) -> Builder:

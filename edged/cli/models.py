@@ -14,6 +14,7 @@ from edged import formatting
 from edged.api_types import ModelInfo, ShapeRange, Shapes, TensorInfo
 from edged.cli import common, model_options, remote
 from edged.cli.remote import RemoteCommand
+from edged.cli.samples import summary
 from edged.cli.targets import (
     DEFAULT_TARGETS,
     CacheOption,
@@ -81,9 +82,10 @@ def add(
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom,antialias,reduce},
     decode.{activation,anchors,background,blank,boxes,characters,layout,scores,unclip}, and
     verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score,class_score,class_map,depth,
-    embedding,text,anomaly} for all precisions, or verify.PRECISION.FIGURE for one. For a model with open dimensions:
-    profile.INPUT (the smallest, usual and largest shape for which engines are built), shapes.policy (any, refuse or
-    learn: what happens to requests outside this range) and, for learn, shapes.{quiet_s,most_mb,per_hour}.
+    embedding,text,anomaly,recall,precision,recall_75,precision_75,score_drift,masks,keypoints,top5,objects} for all
+    precisions, or verify.PRECISION.FIGURE for one. For a model with open dimensions: profile.INPUT (the smallest, usual
+    and largest shape for which engines are built), shapes.policy (any, refuse or learn: what happens to requests
+    outside this range) and, for learn, shapes.{quiet_s,most_mb,per_hour}.
     """
     from edged.models.settings import parse_assignments
 
@@ -243,6 +245,8 @@ def _facts(model: ModelInfo) -> Table:
         "settings": "\n".join(f"{key} = {value}" for key, value in sorted(model.settings.items())) or "none",
         "alarms": "\n".join(alarm.message for alarm in model.alarms) or "none",
     }
+    if model.frames is not None:
+        rows["frames"] = summary(model.frames)
     if model.repair is not None:
         rows["repaired"] = "\n".join(model.repair.lines())
     if model.notes:

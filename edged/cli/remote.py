@@ -176,13 +176,13 @@ def list_command(
     """Return a command that lists items in one table, also for several boxes. `empty` replaces an empty table."""
     return RemoteCommand(
         call=call,
-        render=lambda items: [_item_table({"": items}, columns, empty)],
+        render=lambda items: [item_table({"": items}, columns, empty)],
         to_json=to_json,
-        table=lambda boxes: _item_table(boxes, columns, empty),
+        table=lambda boxes: item_table(boxes, columns, empty),
     )
 
 
-def _item_table(answers: Mapping[str, Sequence[Item]], columns: Sequence[Column[Item]], empty: str) -> RenderableType:
+def item_table(answers: Mapping[str, Sequence[Item]], columns: Sequence[Column[Item]], empty: str) -> RenderableType:
     """Return a table with a row for each item. The first column has the box's name, unless there is only one box."""
     items = [(box, item) for box, items in answers.items() for item in items]
     if not items:

@@ -24,6 +24,7 @@ from edged.api_types import (
     EngineProgress,
     EventInfo,
     Explanation,
+    FrameCollection,
     GalleryInfo,
     LoadInfo,
     ModelInfo,
@@ -62,6 +63,7 @@ Asynchronous = TypeVar("Asynchronous", covariant=True)
 Arguments = ParamSpec("Arguments")
 
 _OPERATIONS = "/edged.v1.Operations/"
+_REPORT_S = 90.0  # for pictures of 12 frames on a slow box
 _GALLERY_S = 120.0  # for 32 pictures on a slow box
 _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): kind for kind in get_args(events.What)}
 
@@ -251,6 +253,17 @@ class DaemonCalls:
         return Call(_OPERATIONS + "ExplainEngine", request, pb.ExplainEngineResponse, parse)
 
     @unary
+    def engine_report(self, engine: str, *, pictures: bool = True, json: bool = False) -> Call[bytes]:
+        """Return a report on the engine whose key begins with `engine`: an HTML document for people, or JSON.
+
+        With `pictures`, the document shows the frames of cameras on which the engine differs most. The caller needs the
+        role operate. Raises NotFound, InvalidInput, or Refused if the engine is not built yet.
+        """
+        request = pb.EngineReportRequest(engine=engine, pictures=pictures, json=json)
+        path, kind = _OPERATIONS + "EngineReport", pb.EngineReportResponse
+        return Call(path, request, kind, lambda answer: bytes(answer.content), timeout=_REPORT_S)
+
+    @unary
     def cameras(self) -> Call[list[CameraInfo]]:
         """Return every camera that is configured, that sends frames, or that sent frames recently."""
         parse = _list_of("cameras", CameraInfo)
@@ -312,6 +325,36 @@ class DaemonCalls:
         Raises NotFound, or InvalidInput unless either `name` or `everything` is given."""
         request = pb.RemoveFromGalleryRequest(model=model, name=name or "", everything=everything)
         return Call(_OPERATIONS + "RemoveFromGallery", request, pb.Gallery, _one(GalleryInfo))
+
+    @unary
+    def collect_frames(
+        self, model: str, cameras: Iterable[str] = (), *, frames: int = 500, over_s: float = 86400.0
+    ) -> Call[FrameCollection]:
+        """Begin to keep frames of live cameras for a model, spread over `over_s` seconds; without `cameras`, of all
+        that send frames to the model. They calibrate and judge its engines, and stay on the box.
+
+        Raises Refused if there are frames for the model already, InvalidInput if it takes no pictures."""
+        request = pb.CollectFramesRequest(model=model, cameras=cameras, frames=frames, over_s=over_s)
+        return Call(_OPERATIONS + "CollectFrames", request, pb.FrameCollection, _one(FrameCollection))
+
+    @unary
+    def stop_collecting(self, model: str) -> Call[FrameCollection]:
+        """End the collection of a model early, with the frames that it has. Raises NotFound if none runs."""
+        request = pb.StopCollectingRequest(model=model)
+        return Call(_OPERATIONS + "StopCollecting", request, pb.FrameCollection, _one(FrameCollection))
+
+    @unary
+    def frames(self, model: str = "", *, each: bool = False) -> Call[list[FrameCollection]]:
+        """Return what was and is collected for a model, or for all models; with `each`, also the name, camera, use and
+        time of each frame."""
+        request, parse = pb.ListFramesRequest(model=model, each=each), _list_of("collections", FrameCollection)
+        return Call(_OPERATIONS + "ListFrames", request, pb.ListFramesResponse, parse)
+
+    @unary
+    def remove_frames(self, model: str) -> Call[None]:
+        """Remove all frames that were collected for a model. Raises NotFound if there are none."""
+        request = pb.RemoveFramesRequest(model=model)
+        return Call(_OPERATIONS + "RemoveFrames", request, pb.RemoveFramesResponse, lambda answer: None)
 
     @unary
     def device(self) -> Call[DeviceInfo]:

@@ -5,6 +5,8 @@ values in force and their origin (`reading`), the commented file and listings (`
 (`changes`).
 """
 
+from edged.config.frames import Collect as Collect
+from edged.config.frames import Frames as Frames
 from edged.config.pipelines import Pipeline as Pipeline
 from edged.config.reading import Reading as Reading
 from edged.config.reading import load as load

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from edged.config.cameras import Camera, check_names
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
+from edged.config.frames import Frames
 from edged.config.pipelines import Pipeline, check_pipelines
 from edged.config.table import Table
 from edged.confinement.rules import Mode
@@ -366,6 +367,7 @@ class Config(Table, frozen=True):
     tls: Annotated[Tls, Reload.NEXT_CONNECTION] = Tls()
     access: Annotated[Access, Reload.NEXT_CALL] = Access()
     log: Annotated[LogOptions, Reload.NOW] = LogOptions()
+    frames: Annotated[Frames, Reload.NOW] = Frames()
     pipelines: Annotated[dict[str, Pipeline], Reload.NOW] = msgspec.field(default_factory=dict)
     cameras: Annotated[dict[str, Camera], Reload.NOW] = msgspec.field(default_factory=dict)
 

@@ -104,7 +104,9 @@ async def _serve(
     )
     controller.overrides.sweep()
     controller.pipelines.reconfigure(config.pipelines)
+    controller.frames.reconfigure(config.frames)
     cameras, publisher = Cameras(), Publisher(controller.events)
+    cameras.taps = (controller.frames,)
     supervisor = CameraSupervisor(locations.cameras(config), controller.events, locations.state_dir(config) / "events")
     tracing = Tracing(locations.state_dir(config) / "traces")
     servers = GrpcServers(
@@ -129,6 +131,7 @@ async def _serve(
     kept = [
         tasks.keep("control loop", controller.run),
         tasks.keep("heartbeat", heartbeat.run),
+        tasks.keep("collection of frames", controller.frames.run),
         tasks.keep("memory trimming", malloc_trimmer.run),
         tasks.keep("watch of libraries", controller.watch),
         tasks.keep("reload by signal", partial(reloader.run, signals.reload)),

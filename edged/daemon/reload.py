@@ -110,6 +110,8 @@ class Reloader:
             case "models":
                 self._controller.catalogue.name(locations.named_models(wanted))
                 self._controller.wake()
+            case "frames":
+                self._controller.frames.reconfigure(wanted.frames)
             case "pipelines":
                 self._controller.pipelines.reconfigure(wanted.pipelines)
                 self._controller.wake()

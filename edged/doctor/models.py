@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from edged.api_types import AlarmInfo, EngineInfo, ModelInfo
@@ -22,6 +23,7 @@ from edged.engines.plan import PlannedModel, Planner
 from edged.errors import EdgedError, Unsuitable
 from edged.formatting import many
 from edged.ipc import job_messages as jobs
+from edged.models import collected
 from edged.models.entries import ModelEntry, plain_entry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
@@ -56,7 +58,7 @@ class StoreView:
         self._named = named
         is_there = (cache / "engines").is_dir() and (cache / "staging").is_dir()
         self.store = Store(cache if is_there else scratch / "store")
-        self._planner = Planner(self.store, fingerprint, settings)
+        self._planner = Planner(self.store, fingerprint, settings, collected=partial(collected.find, state))
 
     def entries(self) -> dict[str, ModelEntry]:
         """Return all models by name."""

@@ -18,7 +18,7 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import REFERENCE, Composition, Effort, Recipe
 from edged.config.child_limits import AdmissionLimits, Limits
-from edged.engines import child_watch, trials
+from edged.engines import child_watch, judging, trials
 from edged.engines.child import in_thread, run
 from edged.engines.child_watch import Patience
 from edged.engines.families import Families
@@ -41,8 +41,9 @@ from edged.models.identity import file_digest
 from edged.models.inspection import Inspection, too_large
 from edged.models.model import Model
 from edged.store import atomic, sealed
+from edged.store.judgement import Judgement
 from edged.store.key import EngineKey
-from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.record import Blocks, BuildFacts, EngineRecord, Verdict
 from edged.store.sealed import Later, at_once
 from edged.store.store import Store
 from edged.verification.golden import SUFFIX, Sample, is_whole, prune
@@ -334,7 +335,8 @@ class Builder:
         reference: tuple[Path, Standard],
         on_progress: OnProgress,
     ) -> EngineRecord:
-        """Verify an engine, and time it if its answers are accepted. Return the record with the outcome."""
+        """Verify an engine, judge it on frames of cameras if there is a collection, and time it if its answers are
+        accepted. Return the record with the outcome."""
         golden, standard = reference
         on_progress(jobs.Progress("verifying"))
         model = task.model
@@ -349,12 +351,19 @@ class Builder:
         )
         patience = self._patience(model, REFERENCE.backend)
         found = await run(job, jobs.Verified, self._limits, on_progress=on_progress, patience=patience)
-        record = msgspec.structs.replace(record, verdict=found.verdict, standard=standard.digest)
-        if not found.verdict.accepted or not task.is_timed:
-            return msgspec.structs.replace(record, speeds=(), load=None)
+        verdict, judgement = found.verdict, None
+        if verdict.accepted and (frames := judging.job_of(job, model)) is not None:
+            judgement = judging.without_frames(record, frames.collection)
+            if frames.frames:
+                judgement = await run(frames, Judgement, self._limits, on_progress=on_progress, patience=patience)
+            if not judgement.accepts:
+                verdict = Verdict(False, judgement.reason, verdict.figures)
+        record = msgspec.structs.replace(record, verdict=verdict, standard=standard.digest, judgement=judgement)
+        if not verdict.accepted or not task.is_timed:
+            return msgspec.structs.replace(record, speeds=(), load=None, blocks=Blocks())
         again = jobs.Time(**msgspec.structs.asdict(job))
         timed = await run(again, jobs.Timed, self._limits, on_progress=on_progress, patience=patience)
-        return msgspec.structs.replace(record, speeds=timed.speeds, load=timed.load)
+        return msgspec.structs.replace(record, speeds=timed.speeds, load=timed.load, blocks=timed.blocks)
 
     async def _commit(self, out: Path, record: EngineRecord, reserve: Reserve) -> None:
         """Commit an engine. A rejected engine leaves only a record, so that it is not built again, and does not replace

@@ -147,8 +147,8 @@ class OneShotChild:
         self._granted = 0.0  # extra seconds for phases that the child began
         self._extra_seconds = 0.0  # granted once the child reports a fraction
         niceness = process.EXAMINE if isinstance(job, _EXAMINATIONS) else process.BUILD
-        if isinstance(job, jobs.Time):
-            niceness = process.MEASURE
+        if isinstance(job, jobs.Time | jobs.Sift):
+            niceness = process.MEASURE if isinstance(job, jobs.Time) else process.IDLE
         numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
         self._process = _start([*command, *map(str, numbers), reach.argument()], job)
         assert self._process.stdout is not None
@@ -390,6 +390,9 @@ def _reads(job: jobs.Job) -> Iterator[str]:
         yield job.picture
     if isinstance(job, jobs.Verify):
         yield job.golden
+    if isinstance(job, (jobs.Judge, jobs.DrawFrames)):  # folders, because a collection has many frames
+        frames = job.frames if isinstance(job, jobs.Judge) else [frame.path for frame in job.frames]
+        yield from sorted({str(Path(frame).parent) for frame in frames})
 
 
 def _packages(job: jobs.Job) -> Iterator[str]:
@@ -411,6 +414,8 @@ def _writes(job: jobs.Job) -> Iterator[str]:
             yield str(Path(job.order.timings).parent)
     if isinstance(job, (jobs.MakeGolden, Lower, FreeDims, Simplify)):
         yield str(Path(job.out).parent)
+    if isinstance(job, jobs.Sift):
+        yield job.out
 
 
 _ON_A_MODEL = (

@@ -15,7 +15,7 @@ import msgspec
 from edged.backends import registry
 from edged.backends.contract import REFERENCE
 from edged.config import Engines, Health
-from edged.config.child_limits import HostLimits
+from edged.config.child_limits import HostLimits, Limits
 from edged.confinement import rules as confinement
 from edged.device.fingerprint import Change, Fingerprint
 from edged.device.load import LoadMonitor
@@ -24,6 +24,7 @@ from edged.engines.admission import Proven, prove
 from edged.engines.alarms import Alarm, Alarms
 from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
+from edged.engines.child import run as run_child
 from edged.engines.commands import Commands
 from edged.engines.engine import Request
 from edged.engines.ensembles import PlannedEnsemble, ensemble_readiness
@@ -52,9 +53,13 @@ from edged.engines.surveyor import Surveyor
 from edged.engines.views import actual
 from edged.events import EventLog, HostLost
 from edged.files import NO_DESCRIPTORS, unwritable
+from edged.ipc.job_messages import Sifted
+from edged.models.collected import FOLDER
 from edged.models.model import Model
 from edged.models.repository import Overrides, Repository
 from edged.serving import memory
+from edged.serving.collector import Collector
+from edged.serving.frame_files import FrameFiles
 from edged.serving.galleries import Galleries
 from edged.serving.hosts import Hosts
 from edged.serving.link import HostLink
@@ -69,6 +74,7 @@ _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 1.0  # between two turns if nothing happens
 _IDLE_SECONDS = 4.0  # the same on an idle box where every model is served
 _START_SECONDS = 120.0  # the longest time that builds wait until the first models are examined
+_EXAMINATION = Limits(seconds=120.0, memory_mb=1024, stall_seconds=60.0, disk_mb=64)  # of collected frames
 _FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 
 
@@ -130,7 +136,10 @@ class Controller:
         self._stopping = False
         self.started = self._turned = time.monotonic()
         attempts = AttemptLog(store.root, self._disk.put)
-        self._planner = Planner(store, fingerprint, settings, attempts)
+        examine = partial(run_child, answer=Sifted, limits=_EXAMINATION)
+        self.frames = Collector(FrameFiles(repository.root.parent / FOLDER), examine, self.events.emit)
+        self.frames.kept.on_change, self.frames.keep_free_mb = self._frames_changed, settings.keep_free_mb
+        self._planner = Planner(store, fingerprint, settings, attempts, self.frames.kept.collected)
         self.health = health_settings or Health()
         self.observers: list[Callable[[], None]] = []  # called after every turn
         self.concerns: list[Callable[[], Iterable[Alarm]]] = []  # sources of further alarms
@@ -261,7 +270,7 @@ class Controller:
 
     def reconfigure(self, engines: Engines, hosts: HostLimits, health: Health) -> None:
         """Apply new settings. Running hosts keep their limits."""
-        self.settings = engines
+        self.settings, self.frames.keep_free_mb = engines, engines.keep_free_mb
         self._planner.reconfigure(engines)
         self.opener.reconfigure(engines.attempts)
         self.maker.reconfigure(engines)
@@ -375,6 +384,13 @@ class Controller:
     def _device_changed(self, fingerprint: Fingerprint) -> None:
         self._planner.fingerprint = fingerprint
         self.catalogue.plan_all()
+        self.wake()
+
+    def _frames_changed(self, model: str) -> None:
+        """Plan a model again whose collected frames changed."""
+        planned = self.models.get(model)
+        if planned is not None and planned.problem is None:
+            self.catalogue.replan(planned)
         self.wake()
 
     def _host_lost(self, link: HostLink, why: str) -> None:

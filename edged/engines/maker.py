@@ -43,6 +43,7 @@ _AGAIN_SECONDS = 0.2  # after the model on disk turned out to have changed
 _SPACE_SECONDS = 30.0  # after the disk was full
 _LONG_SECONDS = 60.0  # if a job takes longer, its lane may make another engine at the same time
 _SPARE_MB = 1024  # free memory for a second child in a lane
+_VERIFYING = ("verifying", "judging", "timing")  # phases
 _EVENT_STEP = 0.1  # share of a phase between two progress events
 
 
@@ -278,7 +279,7 @@ class Maker:
             return
         before = making.phase
         making.update(progress)
-        state = EngineState.VERIFYING if making.phase in ("verifying", "timing") else EngineState.BUILDING
+        state = EngineState.VERIFYING if making.phase in _VERIFYING else EngineState.BUILDING
         if engine.state is not state:
             engine.move(state, engine.reason)
         if making.phase != before or (making.reported or 0.0) - making.last_event >= _EVENT_STEP:

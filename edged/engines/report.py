@@ -11,6 +11,7 @@ from edged.api_types import (
     EngineInfo,
     Explanation,
     InputShapes,
+    JudgementInfo,
     ModelInfo,
     PartChange,
     ShapeRange,
@@ -35,6 +36,7 @@ from edged.models.model import Model
 from edged.models.shapes import ties
 from edged.serving.extents import Seen
 from edged.store import key as keys
+from edged.store.judgement import Judgement
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 from edged.tensors import TensorSpec
@@ -247,7 +249,13 @@ def _report(
         composition=record.composition if record else Composition(),
         ahead=record.ahead if record else "",
         speeds=record.speeds if record else (),
+        judgement=_judgement(record.judgement) if record and record.judgement else None,
     )
+
+
+def _judgement(found: Judgement) -> JudgementInfo:
+    """Return the part of a judgement that every list of engines has."""
+    return JudgementInfo(**{name: getattr(found, name) for name in JudgementInfo.__struct_fields__})
 
 
 def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, EngineRecord]) -> Explanation:

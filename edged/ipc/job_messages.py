@@ -10,7 +10,8 @@ from edged.backends.artefact import Artefact
 from edged.backends.contract import Composition, Order, Signature
 from edged.family_packages import Offer
 from edged.models.finding import Finding, Stage
-from edged.store.record import Speed, Verdict
+from edged.store.judgement import Box
+from edged.store.record import Blocks, Speed, Verdict
 from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import Tolerance
 from edged.vision.family import Recognition
@@ -248,6 +249,34 @@ class Time(Verify, frozen=True, tag=True):
     """Time a verified engine and the reference, alternately, on one golden input. Answered by `Timed`."""
 
 
+class Judge(Verify, frozen=True, tag=True):
+    """Compare a verified engine with the reference on frames of cameras, for about `seconds`. `frames` are the paths of
+    a collection's frames with the digests of the files, in the order in which they are judged; `cameras` has the camera
+    of each. Answered by `edged.store.judgement.Judgement`."""
+
+    model: str = ""  # its name, for messages
+    collection: str = ""
+    frames: dict[str, str] = {}
+    cameras: dict[str, str] = {}
+    seconds: float = 300.0
+
+
+class FrameToDraw(msgspec.Struct, frozen=True):
+    """A frame of a collection by path and digest, and the detections of both sides."""
+
+    path: str
+    sha256: str
+    expected: tuple[Box, ...] = ()
+    found: tuple[Box, ...] = ()
+
+
+class DrawFrames(msgspec.Struct, frozen=True, tag=True):
+    """Draw detections on frames of cameras, small, in all at most `most_bytes`. Answered by `DrawnFrames`."""
+
+    frames: tuple[FrameToDraw, ...]
+    most_bytes: int
+
+
 class CompareLevels(msgspec.Struct, frozen=True, tag=True):
     """Compare a model at each of ONNX Runtime's optimisation levels with the unoptimised model, which `order` opens.
     Answered by `ComparedLevels`."""
@@ -257,6 +286,40 @@ class CompareLevels(msgspec.Struct, frozen=True, tag=True):
     tolerance: Tolerance
     samples: tuple[str, ...] = ()  # paths of the user's samples
     shape_range: ShapeRange = ShapeRange()
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A camera's frame in the file `name`: encoded if `pixel_format` is empty, else raw with `width` and `height` in
+    pixels, `stride` in bytes."""
+
+    name: str
+    pixel_format: str = ""
+    width: int = 0
+    height: int = 0
+    stride: int = 0
+
+
+class Sift(msgspec.Struct, frozen=True, tag=True):
+    """Examine the candidates for collected frames in the folder `out`. For raw pixels in NAME, write a JPEG to NAME.jpg
+    there. Answered by `Sifted`."""
+
+    out: str
+    candidates: tuple[Candidate, ...]
+
+
+class SiftedFrame(msgspec.Struct, frozen=True):
+    """The hash of `vision.likeness` and the suffix of the format, such as `.jpg`. `problem`: why the frame cannot be
+    used; empty if it can."""
+
+    likeness: int = 0
+    suffix: str = ""
+    problem: str = ""
+
+
+class Sifted(msgspec.Struct, frozen=True):
+    """The answer to `Sift`: an outcome for each candidate, in order."""
+
+    frames: tuple[SiftedFrame, ...]
 
 
 class LoadRuntime(msgspec.Struct, frozen=True, tag=True):
@@ -363,10 +426,19 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """The answer to `Time`. `load`: the share of the box's processors, 0 to 1, that other processes used meanwhile."""
+    """The answer to `Time`. `load`: the share of the box's processors, 0 to 1, that other processes used meanwhile.
+    `blocks` are of one inference at a time."""
 
     speeds: tuple[Speed, ...]
     load: float
+    blocks: Blocks = Blocks()
+
+
+class DrawnFrames(msgspec.Struct, frozen=True):
+    """The answer to `DrawFrames`: for each frame a JPEG with the detections of the reference, and one with those of the
+    engine. Both are empty if the frame is gone or cannot be read."""
+
+    pictures: tuple[tuple[bytes, bytes], ...]
 
 
 class LevelVerdict(msgspec.Struct, frozen=True):
@@ -409,7 +481,10 @@ Job = (
     | Build
     | Verify
     | Time
+    | Judge
+    | DrawFrames
     | CompareLevels
+    | Sift
     | LoadRuntime
     | TryProvider
     | ImportPackage

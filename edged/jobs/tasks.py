@@ -70,6 +70,14 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
 
         require_same(job.order)
         return try_families(job)
+    if isinstance(job, jobs.DrawFrames):
+        from edged.jobs.judge_frames import draw  # imports the code that draws
+
+        return draw(job)
+    if isinstance(job, jobs.Sift):
+        from edged.jobs import sift  # imports OpenCV
+
+        return sift.sift(job)
     if isinstance(job, jobs.LoadRuntime):
         return runtimes.load(job)
     if isinstance(job, jobs.TryProvider):
@@ -107,6 +115,11 @@ def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Veri
         return _compare_levels(job, report)
     if isinstance(job, jobs.Build):
         return _build(job, report)
+    if isinstance(job, jobs.Judge):
+        from edged.jobs.judge_frames import judge as judge_frames  # imports the code that draws
+
+        reference = registry.load(job.reference.recipe.backend)
+        return judge_frames(job, _load(job).open(job.order), reference.open(job.reference), report)
     return _time(job, report) if isinstance(job, jobs.Time) else _verify(job, report)
 
 

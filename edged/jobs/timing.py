@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from edged.backends.contract import ONE_INSTANCE, Order, Parallelism, Replicable, Session
 from edged.device import load
 from edged.ipc.job_messages import Timed
-from edged.store.record import Speed
+from edged.store.record import Blocks, Speed
 from edged.tensors import Array
 
 _RUNS = 10  # inferences of a block
@@ -27,6 +27,7 @@ _BLOCK_SECONDS = 0.25  # a block that would take longer than this has fewer infe
 _LEAST_RUNS, _LEAST_ROUNDS = 2, 3
 _PRECISE = 0.015  # the ratio is known well enough if its standard error is this share of it or less
 _PAUSE = 0.0005  # seconds before an inference: the round trip of a request takes as long
+_MOST_BLOCKS = 200  # whose times are returned
 _REST = 1 / 3  # seconds of sleep for each second of work
 
 
@@ -59,23 +60,26 @@ def measure(
     false).
     """
     ticks, used, began = load.read(), time.process_time(), time.perf_counter()
-    speeds = []
+    speeds, blocks = list[Speed](), list[Blocks]()
     for form in forms:
         session = open_form(form)
         try:
             if form.instances == 1 or (isinstance(session, Replicable) and is_right(session)):
-                speeds.append(_compare(session, form, reference, inputs, seconds))
+                speed, took = _compare(session, form, reference, inputs, seconds)
+                speeds.append(speed)
+                blocks.append(took)
         finally:
             if session is not reference:
                 session.close()
     elapsed = time.perf_counter() - began
     mine = (time.process_time() - used) / (elapsed * (os.cpu_count() or 1))
-    return Timed(tuple(speeds), round(max(0.0, load.read().share_since(ticks) - mine), 3))
+    busy = round(max(0.0, load.read().share_since(ticks) - mine), 3)
+    return Timed(tuple(speeds), busy, blocks[0] if blocks else Blocks())
 
 
 def _compare(
     session: Session, form: Parallelism, reference: Session, inputs: Mapping[str, Array], seconds: float
-) -> Speed:
+) -> tuple[Speed, Blocks]:
     crew = [session]
     if isinstance(session, Replicable):
         crew += [session.replica() for _ in range(form.instances - 1)]
@@ -96,7 +100,8 @@ def _compare(
             replica.close()
     # Other work on the box can only make a block slower, so the fastest block is the best measure.
     fastest = (round(min(times) * 1000, 4) for times in (own, intervals, others))
-    return Speed(form.instances, form.threads, *fastest)
+    blocks = Blocks(*(tuple(round(took * 1000, 4) for took in times[:_MOST_BLOCKS]) for times in (own, others)))
+    return Speed(form.instances, form.threads, *fastest), blocks
 
 
 def block(session: Session, inputs: Mapping[str, Array], runs: int) -> float:

@@ -45,6 +45,15 @@ FIGURES = {
     "embedding": 1.0,
     "text": 1.0,
     "anomaly": 1.0,
+    "recall": 1.0,
+    "precision": 1.0,
+    "recall_75": 1.0,
+    "precision_75": 1.0,
+    "score_drift": 1.0,
+    "masks": 1.0,
+    "keypoints": 1.0,
+    "top5": 1.0,
+    "objects": 1e6,
 }
 ALL_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 

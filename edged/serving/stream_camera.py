@@ -13,6 +13,7 @@ import msgspec
 from edged.errors import EdgedError, InvalidInput
 from edged.serving.camera import CameraRecord, Cameras, Limit, StreamOptions
 from edged.serving.sound import AnySlot
+from edged.serving.taps import Copy
 from edged.serving.work import FrameWork
 
 # Why a frame is skipped. Reasons found when the frame's turn comes are in subclasses of `errors.FrameSkipped`.
@@ -69,6 +70,12 @@ _LONGEST_ID = 200  # characters: people read ids in a table
 Tag = TypeVar("Tag")
 
 
+def check_camera(name: str) -> None:
+    """Raise InvalidInput for an invalid name of a camera."""
+    if len(name) > _LONGEST_ID or not name.isprintable():
+        raise InvalidInput(f"invalid camera id {name[:40]!r}: use at most {_LONGEST_ID} printable characters")
+
+
 @dataclass(slots=True, eq=False)
 class Entry(Generic[Tag]):
     """A frame that was put into the stream."""
@@ -82,6 +89,7 @@ class Entry(Generic[Tag]):
     received_ns: int
     record: CameraRecord | None
     ids: asyncio.Future[tuple[int, ...]] | None = None
+    copy: Copy | None = None  # for taps
 
     @property
     def captured(self) -> float:
@@ -113,8 +121,7 @@ class StreamCamera(Generic[Tag]):
     tracks: dict[str, Hashable] = field(default_factory=dict)  # of this connection, by model
 
     def __post_init__(self) -> None:
-        if len(self.name) > _LONGEST_ID or not self.name.isprintable():
-            raise InvalidInput(f"invalid camera id {self.name[:40]!r}: use at most {_LONGEST_ID} printable characters")
+        check_camera(self.name)
 
     @property
     def queue_key(self) -> Hashable:

@@ -8,6 +8,7 @@ import msgspec
 
 from edged.backends.artefact import FileRecord
 from edged.backends.contract import Composition, Effort, Parallelism, Recipe
+from edged.store.judgement import Judgement
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -63,6 +64,14 @@ class Speed(msgspec.Struct, frozen=True):
         return time_ms / self.reference_ms * (_LESS_SUITED if has_several is not is_busy else 1.0)
 
 
+class Blocks(msgspec.Struct, frozen=True):
+    """How long one inference took in each block of the timing, in milliseconds, one inference at a time. Blocks of the
+    engine and of the reference alternate."""
+
+    engine: tuple[float, ...] = ()
+    reference: tuple[float, ...] = ()
+
+
 class EngineRecord(msgspec.Struct, frozen=True):
     """One engine in the store. A rejected engine has a verdict and no files, so that it is not built again."""
 
@@ -79,6 +88,8 @@ class EngineRecord(msgspec.Struct, frozen=True):
     ahead: str = ""  # the other device that it was built for; it is verified there before it serves
     composition: Composition = Composition()  # what the runtime made of the model
     evicted: bool = False  # its files were removed to make room, but verdict and times are kept
+    judgement: Judgement | None = None  # on frames of cameras; None if it was not judged on any
+    blocks: Blocks = Blocks()  # empty if it was not timed
 
     @property
     def is_usable(self) -> bool:

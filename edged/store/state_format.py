@@ -24,7 +24,8 @@ from edged.store import sealed
 _LOG = logging.getLogger("edged.store")
 FORMAT = 1
 FILE = "format.json"
-_NOT_COPIED = ("lock", "before-format-*", ".before-format-*")
+# In the state directory itself. Pictures of cameras are not copied: removing them must remove them.
+_NOT_COPIED = ("lock", "frames", "before-format-*", ".before-format-*")
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -77,5 +78,10 @@ def _keep_copy(state: Path, copy: Path) -> None:
         return
     part = copy.with_name(f".{copy.name}")
     shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(state, part, symlinks=True, copy_function=os.link, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+    matching = shutil.ignore_patterns(*_NOT_COPIED)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        return matching(folder, names) if Path(folder) == state else set()
+
+    shutil.copytree(state, part, symlinks=True, copy_function=os.link, ignore=left_out)
     part.rename(copy)

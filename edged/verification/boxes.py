@@ -122,22 +122,19 @@ def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float3
     comparison still shows it from the side with the higher one: all scores of the other side are lower.
     """
     scores: npt.NDArray[np.float32] = np.abs(seen.scores[:, None] - offered.scores)
-    same = _overlap(seen.boxes, offered.boxes) & (seen.class_ids[:, None] == offered.class_ids)
+    same = (overlaps(seen.boxes, offered.boxes) >= _SAME_PLACE) & (seen.class_ids[:, None] == offered.class_ids)
     nearest: npt.NDArray[np.float32] = np.where(same, scores, np.float32(np.inf)).min(axis=1, initial=np.inf)
     return nearest
 
 
-def _overlap(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Return a mask [n, m]: which of the boxes [n, 4] and [m, 4] have an IoU of at least `_SAME_PLACE`.
-
-    Boxes are xyxy and not empty.
-    """
+def overlaps(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the IoU [n, m] of the boxes [n, 4] and [m, 4]. Boxes are xyxy; boxes without an area overlap nothing."""
     low = np.maximum(one[:, None, :2], other[:, :2])
     high = np.minimum(one[:, None, 2:], other[:, 2:])
     shared = np.clip(high - low, 0, None).prod(axis=2)
     union = _areas(one)[:, None] + _areas(other) - shared
-    enough: npt.NDArray[np.bool_] = shared >= _SAME_PLACE * union
-    return enough
+    found: npt.NDArray[np.float32] = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    return found
 
 
 def _areas(boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

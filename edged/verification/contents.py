@@ -21,8 +21,16 @@ from edged.vision.placement import Fit, Placement, place
 
 # A class with a smaller share of both maps does not count, because a few cells decide its IoU.
 _LEAST_SHARE, _LEAST_CELLS = 0.005, 32
-_LEGIBLE = 0.8  # not compared if both sides read with a lower score: rounding decides the characters
+_LEGIBLE = 0.8  # not compared if both sides read with a lower score
 _TINY = 1e-6
+_FIGURES: Mapping[type[Content], str] = {
+    Classes: "class_score",
+    ClassMap: "class_map",
+    Depth: "depth",
+    Embedding: "embedding",
+    Text: "text",
+    Anomaly: "anomaly",
+}
 
 
 class ContentMatcher:
@@ -45,7 +53,7 @@ class ContentMatcher:
             return None
         where = placement or self._whole
         ours, theirs = (self._family.content(outputs, 0, where, self._thresholds) for outputs in (expected, found))
-        if isinstance(ours, Text) and isinstance(theirs, Text) and max(ours.score, theirs.score) < _LEGIBLE:
+        if isinstance(ours, Text) and isinstance(theirs, Text) and not is_legible(ours, theirs):
             return None
         return compare(ours, theirs)
 
@@ -85,6 +93,16 @@ def compare(expected: Content, found: Content) -> tuple[str, float]:
     return "anomaly", abs(expected.score - found.score) / max(abs(expected.score), abs(found.score), _TINY)
 
 
+def kind_of(content: Content) -> str:
+    """Return the name of the figure that compares contents of this kind."""
+    return _FIGURES[type(content)]
+
+
+def is_legible(expected: Text, found: Text | None) -> bool:
+    """Whether a side reads the text clearly; otherwise rounding decides the characters."""
+    return max(expected.score, found.score if found is not None else 0.0) >= _LEGIBLE
+
+
 def _class_score(expected: Classes, found: Classes) -> float:
     """Return the largest difference between the probabilities of a class."""
     ours, theirs = (dict(zip(each.class_ids, each.scores, strict=True)) for each in (expected, found))
@@ -92,18 +110,33 @@ def _class_score(expected: Classes, found: Classes) -> float:
 
 
 def _mean_iou(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> float:
-    """Return the mean IoU over the classes of two maps. If one map is coarser, because `ClassMap.of` thins noise,
-    compare the cells that both maps have. Maps of any other sizes share no cell."""
-    expected, found = _thinned(expected, found.shape), _thinned(found, expected.shape)
-    if expected.shape != found.shape:
+    """Return the mean IoU over the classes of two maps. Maps whose sizes do not fit share no cell."""
+    if _fitted(expected, found) is None:
         return 0.0
-    shares = []
+    shares = [*class_ious(expected, found).values()]
+    return float(np.mean(shares)) if shares else 1.0
+
+
+def class_ious(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> dict[int, float]:
+    """Return the IoU of each class of two maps, without classes that have only a few cells; empty if their sizes do not
+    fit. If one map is coarser, because `ClassMap.of` thins noise, compare the cells that both maps have."""
+    if (fitted := _fitted(expected, found)) is None:
+        return {}
+    expected, found = fitted
+    shares = {}
     for each in np.union1d(expected, found).tolist():
         ours, theirs = expected == each, found == each
         union = np.count_nonzero(ours | theirs)
         if union >= max(_LEAST_SHARE * expected.size, _LEAST_CELLS):
-            shares.append(np.count_nonzero(ours & theirs) / union)
-    return float(np.mean(shares)) if shares else 1.0
+            shares[each] = float(np.count_nonzero(ours & theirs) / union)
+    return shares
+
+
+def _fitted(
+    expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None:
+    expected, found = _thinned(expected, found.shape), _thinned(found, expected.shape)
+    return (expected, found) if expected.shape == found.shape else None
 
 
 def _thinned(cells: npt.NDArray[np.int32], shape: tuple[int, ...]) -> npt.NDArray[np.int32]:

@@ -43,10 +43,25 @@ class Tolerance(msgspec.Struct, frozen=True):
     embedding: float  # at least: cosine of the angle between embeddings
     text: float  # at least: share of a text's characters that are equal, in texts that are read clearly
     anomaly: float  # at most: difference of anomaly scores over the larger score
+    # On frames of cameras, where all figures are means over the frames or objects:
+    recall: float  # at least: share of the reference's detections that the engine has too, matched one to one
+    precision: float  # at least: share of the engine's detections that the reference has too
+    recall_75: float  # at least: as `recall`, at an IoU of 0.75 instead of 0.5
+    precision_75: float  # at least
+    score_drift: float  # at most: mean difference between the scores of a matched detection, or of the best class
+    masks: float  # at least: mean IoU of the masks of matched detections
+    keypoints: float  # at least: mean similarity of the keypoints of matched detections
+    top5: float  # at least: share of frames whose best class is among the engine's best five
+    objects: float = 50.0  # at least: objects that must be seen on frames of cameras to judge an engine by them
     finite: float = 1.0  # at least: share of elements that are finite, infinite or NaN as in the reference
 
 
-# The figures that measure what clients see.
+# The figures that decide on frames of cameras, in the order in which reasons are given.
+ON_FRAMES = (
+    *("recall", "precision", "recall_75", "precision_75", "score_drift", "masks", "keypoints", "top1", "top5"),
+    *("class_map", "depth", "embedding", "text", "anomaly"),
+)
+# The figures that measure what clients see in the golden probes.
 DECODED = ("top1", "boxes", "box_score", "class_score", "class_map", "depth", "embedding", "text", "anomaly")
 
 # Another order of additions changes float32 answers by about 1e-6, float16 answers by about 1e-3. A difference far
@@ -67,6 +82,14 @@ TOLERANCES = {
         embedding=0.9999,
         text=0.999,
         anomaly=0.01,
+        recall=0.99,
+        precision=0.99,
+        recall_75=0.98,
+        precision_75=0.98,
+        score_drift=0.005,
+        masks=0.98,
+        keypoints=0.99,
+        top5=0.999,
     ),
     # Factors are rounded to ten bits, sums are not.
     "tf32": Tolerance(
@@ -84,6 +107,14 @@ TOLERANCES = {
         embedding=0.999,
         text=0.99,
         anomaly=0.03,
+        recall=0.98,
+        precision=0.98,
+        recall_75=0.97,
+        precision_75=0.97,
+        score_drift=0.01,
+        masks=0.97,
+        keypoints=0.98,
+        top5=0.99,
     ),
     "fp16": Tolerance(
         cosine=0.999,
@@ -100,6 +131,14 @@ TOLERANCES = {
         embedding=0.998,
         text=0.98,
         anomaly=0.05,
+        recall=0.97,
+        precision=0.97,
+        recall_75=0.95,
+        precision_75=0.95,
+        score_drift=0.02,
+        masks=0.96,
+        keypoints=0.97,
+        top5=0.99,
     ),
     "bf16": Tolerance(
         cosine=0.995,
@@ -116,6 +155,14 @@ TOLERANCES = {
         embedding=0.99,
         text=0.95,
         anomaly=0.1,
+        recall=0.95,
+        precision=0.95,
+        recall_75=0.9,
+        precision_75=0.9,
+        score_drift=0.04,
+        masks=0.93,
+        keypoints=0.95,
+        top5=0.98,
     ),
     "int8": Tolerance(
         cosine=0.98,
@@ -132,6 +179,14 @@ TOLERANCES = {
         embedding=0.95,
         text=0.9,
         anomaly=0.3,
+        recall=0.9,
+        precision=0.9,
+        recall_75=0.8,
+        precision_75=0.8,
+        score_drift=0.1,
+        masks=0.85,
+        keypoints=0.9,
+        top5=0.95,
     ),
 }
 
@@ -142,18 +197,26 @@ class Standard(msgspec.Struct, frozen=True):
     tolerance: Tolerance
     golden: str  # identifies the golden probes by the model and everything else that they are made from
     detections: str = ""  # digest of how boxes are decoded; empty for a model without a family
+    frames: str = ""  # id of the collection of frames that the engine is judged on; empty if it is not
     rule: int = _RULE
 
     @classmethod
     def of(cls, model: Model, precision: str) -> Standard:
         """Return the standard for engines of a model in a precision."""
         held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
-        return cls(held, _golden(model), _detections(model.recognition))
+        frames = model.collected.id if model.collected is not None and is_judged_on_frames(model, precision) else ""
+        return cls(held, _golden(model), _detections(model.recognition), frames)
 
     @property
     def digest(self) -> str:
         """12 hexadecimal digits over all fields."""
         return _short(self)
+
+
+def is_judged_on_frames(model: Model, precision: str) -> bool:
+    """Whether engines of a precision are judged on collected frames: not exact ones, whose answers differ by rounding
+    only, and only if answers to pictures are decoded."""
+    return precision != "fp32" and model.recognition.family is not None and model.recognition.preprocess is not None
 
 
 def coarser(precision: str, arithmetic: str) -> str:
@@ -170,7 +233,7 @@ def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):
         exact = TOLERANCES[arithmetic]
-        figures = {figure: getattr(exact, figure) for figure in DECODED}
+        figures = {figure: getattr(exact, figure) for figure in (*DECODED, *ON_FRAMES)}
         found = msgspec.structs.replace(found, **figures)
     return msgspec.structs.replace(found, **model_settings.verify_bounds(settings, precision))
 

@@ -26,7 +26,8 @@ _Floats = npt.NDArray[np.float64]
 _TINY = 1e-12  # tolerated in a row or column of zeros
 
 # Figures that must be at least their bound. All others must be at most their bound.
-FLOORS = frozenset(("finite", "cosine", "top1", "boxes", "class_map", "embedding", "text"))
+FLOORS = frozenset(("finite", "cosine", "top1", "top5", "boxes", "class_map", "embedding", "text"))
+FLOORS |= {"precision", "recall", "precision_75", "recall_75", "masks", "keypoints"}  # see `edged.verification.frames`
 # The figures that decide, in the order in which a verdict gives reasons. p99_abs does not decide; it informs people.
 _DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", *DECODED)
 
@@ -160,13 +161,17 @@ class _Tally:
         self._boxes += agreement
 
     def _reason(self, figure: str, value: float) -> str:
-        bound: float = getattr(self._tolerance, figure)
-        is_floor = figure in FLOORS
-        if value >= bound if is_floor else value <= bound:  # false for NaN, which fails as well
-            return ""
-        picture = self._where.get(figure)
-        where = f" (worst on {picture})" if picture else ""
-        return f"{figure} {value:.6g} is {'below' if is_floor else 'above'} {bound:g}{where}"
+        reason, picture = beyond(figure, value, self._tolerance), self._where.get(figure)
+        return f"{reason} (worst on {picture})" if reason and picture else reason
+
+
+def beyond(figure: str, value: float, tolerance: Tolerance) -> str:
+    """Return how a figure is beyond its bound; empty if it is not."""
+    bound: float = getattr(tolerance, figure)
+    is_floor = figure in FLOORS
+    if value >= bound if is_floor else value <= bound:  # false for NaN, which fails as well
+        return ""
+    return f"{figure} {value:.6g} is {'below' if is_floor else 'above'} {bound:g}"
 
 
 def _is_alike(one: Array, other: Array) -> bool:

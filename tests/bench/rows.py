@@ -21,6 +21,7 @@ import numpy as np
 from edged.proto import cameras_pb2
 from edged.shapes import MODEL_PATH, Scene
 from tests.bench.choices import choices
+from tests.bench.frames import frames
 from tests.bench.loads import BARE, ByHand, cameras, processor_seconds, program, pss_mb
 from tests.bench.nets import NETS, save
 from tests.bench.pipelines import pipelines, reading
@@ -315,6 +316,7 @@ ROWS: Mapping[str, Callable[[Bench], Iterable[Line | Skipped]]] = {
     "http": http,
     "tracing": tracing,
     "choices": choices,
+    "frames": frames,
     "pipelines": pipelines,
     "pipelines-ocr": reading,
     "triton": triton,

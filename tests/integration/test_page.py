@@ -148,6 +148,16 @@ def test_commands_need_the_role_and_the_page_of_this_origin(box: PageBox, operat
     assert box.ask("PUT", "/call/AddCamera", b"{}", cookie=operator)[0] == 405
 
 
+def test_report_needs_the_role_operate_and_is_not_stored(box: PageBox, operator: str, client: Client) -> None:
+    engine = next(each for each in client.engines("shapes") if each.is_reference)
+    path = f"/engines/{engine.key}/report"
+    status, _, body = box.ask("GET", path)
+    assert (status, json.loads(body)["code"]) == (403, ErrorCode.PERMISSION_DENIED.value)
+    assert box.ask("GET", f"/engines/{'f' * 64}/report", cookie=operator)[0] == 404
+    assert box.ask("GET", f"/engines/{engine.key[:3]}/report", cookie=operator)[0] == 400
+    assert box.ask("GET", path, cookie=operator)[0] == 409  # nothing was built yet
+
+
 def test_sign_in_sets_an_http_only_cookie(box: PageBox) -> None:
     token = box.token("reader", "read")
     status, headers, _ = box.ask("POST", "/session", json.dumps({"token": token}).encode())

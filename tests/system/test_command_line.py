@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(120)
 NOWHERE = "/proc/nowhere"  # not even root can create a folder here
 COMMANDS = [
     *("up", "demo", "serve", "config", "models", "family", "inspect", "infer", "stream", "pipelines", "cameras"),
-    *("gallery", "status", "top", "page", "engines", "events", "logs", "inventory", "device", "doctor", "self-check"),
-    *("report", "reload", "tokens", "tls"),
+    *("gallery", "samples", "status", "top", "page", "engines", "events", "logs", "inventory", "device", "doctor"),
+    *("self-check", "report", "reload", "tokens", "tls"),
 ]
 
 

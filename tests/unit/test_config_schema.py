@@ -54,13 +54,15 @@ def test_keys_are_the_fields_of_the_configuration() -> None:
         return found
 
     camera = {"source": "s", "model": "m", "zones": {"NAME": _ZONE}, "lines": {"NAME": _LINE}}
-    whole = {"frigate": {}, "pipelines": {"NAME": {"detect": "d", "then": "t"}}, "cameras": {"NAME": camera}}
+    pipeline, frames = {"detect": "d", "then": "t"}, {"collect": {"NAME": {}}}
+    whole = {"frigate": {}, "frames": frames, "pipelines": {"NAME": pipeline}, "cameras": {"NAME": camera}}
     assert {key.name for key in KEYS} == names(msgspec.convert(whole, Config))
 
 
 def test_variables_are_unique_and_known_to_the_sources() -> None:
     named = [key.variable for key in KEYS if NAME not in key.path] + [
         "EDGED_FRIGATE",
+        "EDGED_FRAMES_COLLECT",
         "EDGED_PIPELINES",
         "EDGED_CAMERAS",
     ]

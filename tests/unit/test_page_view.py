@@ -17,6 +17,7 @@ from edged.api_types import (
     ModelInfo,
     PipelineInfo,
     StatusInfo,
+    Verdict,
 )
 from edged.events import EngineMoved, Event, ModelRead
 from edged.events import EngineProgress as ProgressMade
@@ -86,6 +87,14 @@ def test_row_has_serving_building_and_missing_engines() -> None:
     assert (row.serves, row.speed, row.loaded, row.removable) == ("ONNX Runtime", 2.4, False, False)
     assert [(each.what, each.percent) for each in row.building] == [("OpenVINO fp16", 40)]
     assert row.stale == ("OpenVINO int8 is rejected: wrong answers",)
+
+
+def test_row_links_reports_of_engines_that_were_compared() -> None:
+    parts = {"recipe.optimization": "none"}
+    judged = changed(_ENGINE, key="k3", precision="int8", verdict=Verdict(False, "too wrong", {}))
+    reference = changed(judged, key="k4", parts=parts)
+    (row,) = view.rows([_MODEL], [_ENGINE, judged, reference], [], _TITLES, frozenset())
+    assert [(each.key, each.what) for each in row.reports] == [("k3", "ONNX Runtime int8")]
 
 
 def test_row_speed_is_marked_if_the_box_was_busy_and_none_if_untimed() -> None:

@@ -19,6 +19,7 @@ from edged.engines.reconcile import Open, Refuse, Replan, reconcile
 from edged.engines.views import actual
 from edged.errors import BuildFailed, NotReady
 from edged.ipc.job_messages import Progress
+from edged.models.collected import Collected
 from edged.models.model import Model
 from edged.store.attempts import AttemptLog
 from edged.store.key import EngineKey
@@ -561,6 +562,17 @@ def test_plan_unsuitable_engine_has_a_reason(store: Store) -> None:
     for engine in made:
         assert (engine.state, engine.reason) == (S.UNSUITABLE, engine.problem)
         assert engine.problem.startswith("int8 is calibrated on pictures")
+
+
+def test_plan_model_knows_the_frames_that_were_collected_for_it(store: Store) -> None:
+    found = {"m": Collected("0123456789ab", {"/a.jpg": "0" * 64}, {"/b.jpg": "1" * 64})}
+    into, name = planned_model(), model().name
+    made = Planner(store, box(), Engines(), collected=lambda asked: found["m"] if asked == name else None)
+    made.plan(into, model())
+    assert into.model is not None
+    assert into.model.collected == found["m"]
+    Planner(store, box(), Engines()).plan(into, into.model)
+    assert into.model.collected is None
 
 
 # -- reasons of misses ----------------------------------------------------------------------------------------------

@@ -7,7 +7,21 @@ from typing import Any, cast
 
 import pytest
 
-from edged.config import Access, Config, Engines, Families, Frigate, Health, Http, Metrics, Page, Pipeline, Tls, Zmq
+from edged.config import (
+    Access,
+    Config,
+    Engines,
+    Families,
+    Frames,
+    Frigate,
+    Health,
+    Http,
+    Metrics,
+    Page,
+    Pipeline,
+    Tls,
+    Zmq,
+)
 from edged.config.cameras import Camera
 from edged.config.changes import RELOADS, value, with_value
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
@@ -41,6 +55,7 @@ OTHER = Config(
     tls=Tls(certificate="/c.pem", key="/k.pem"),
     access=Access(tokens_file="/t"),
     log=LogOptions(level="debug"),
+    frames=Frames(keep_days=1.0),
     pipelines={"plates": Pipeline(detect="m", then="n")},
     cameras={"hall": Camera(source="hall.mp4", model="m")},
 )

@@ -36,13 +36,17 @@ def test_claim_older_format_keeps_a_copy_that_the_older_version_accepts(tmp_path
     claim(tmp_path, "0.1.0", ours=1)
     (tmp_path / "models/doors").mkdir(parents=True)
     (tmp_path / "models/doors/model.onnx").write_bytes(b"onnx")
+    (tmp_path / "models/frames").mkdir()
+    (tmp_path / "frames/doors").mkdir(parents=True)  # pictures of cameras
     (tmp_path / "lock").touch()
     claim(tmp_path, "0.2.0", ours=2)
     claim(tmp_path, "0.3.0", ours=3)
     assert mark(tmp_path) == Mark(3, "0.3.0")
     copy = tmp_path / "before-format-2"
     assert (copy / "models/doors/model.onnx").samefile(tmp_path / "models/doors/model.onnx")
+    assert (copy / "models/frames").is_dir()
     assert not (copy / "lock").exists()
+    assert not (copy / "frames").exists()
     assert not (tmp_path / "before-format-3/before-format-2").exists()
     claim(copy, "0.1.0", ours=1)
     with pytest.raises(Refused):

@@ -264,6 +264,9 @@ METHODS: Final[dict[str, Roles | None]] = {
         ),
         (OPERATE, _OPERATIONS, "AddToGallery RemoveFromGallery"),
         (READ, _OPERATIONS, "ListGalleries"),
+        (OPERATE, _OPERATIONS, "EngineReport"),  # it may show pictures of what cameras saw hours ago
+        (OPERATE, _OPERATIONS, "CollectFrames StopCollecting RemoveFrames"),
+        (READ, _OPERATIONS, "ListFrames"),
         (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera SetModel TryModel"),
         (READ, _OPERATIONS, "WatchPictures"),
     )

@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from edged.api.grpc.engine_report import EngineReportHandlers
+from edged.api.grpc.frames import FrameHandlers
 from edged.api.grpc.gallery import GalleryHandlers
 from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.upload import receive_upload, repair_upload, upload_folder
@@ -24,7 +26,7 @@ from edged.config import Health
 from edged.config.changes import Change
 from edged.device import system
 from edged.device.root import Root
-from edged.engines import gallery_report, report
+from edged.engines import frame_report, gallery_report, report
 from edged.engines.admission import admit, ask_picture, examine
 from edged.engines.alarms import Alarm
 from edged.engines.commands import Ordered, Selection
@@ -61,8 +63,8 @@ class OperationsService:
         self._counts, self._sensors = counts, Sensors()
         self.reloads: Reload | None = None  # reloads the configuration; None without a configuration file
         self.page = ""  # the URL of the page, if it is open
-        handlers = (self, GalleryHandlers(controller))
-        self.service = Service(pb.DESCRIPTOR.services_by_name["Operations"], *handlers)
+        handlers = (GalleryHandlers(controller), FrameHandlers(controller), EngineReportHandlers(controller))
+        self.service = Service(pb.DESCRIPTOR.services_by_name["Operations"], self, *handlers)
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[to_message(info, pb.ModelStatus) for info in self.models()])
@@ -243,6 +245,7 @@ class OperationsService:
         await self._controller.removed(request.name)
         if request.delete:
             await self._controller.galleries.forget(request.name)
+            await self._controller.frames.forget(request.name)
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
     async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
@@ -326,7 +329,9 @@ class OperationsService:
         controller = self._controller
         shapes = report.shape_report(planned, controller.learning.state(planned.entry.name))
         info = report.model(planned, controller.alarms.active(), controller.health, shapes)
-        return msgspec.structs.replace(info, notes=(*info.notes, *gallery_report.notes(controller.galleries, planned)))
+        notes = (*info.notes, *gallery_report.notes(controller.galleries, planned))
+        frames = frame_report.collection(controller.frames.kept, planned.entry.name)
+        return msgspec.structs.replace(info, notes=notes, frames=frames)
 
     def _camera_statuses(self) -> list[pb.CameraStatus]:
         return [to_message(each, pb.CameraStatus) for each in self.cameras()]

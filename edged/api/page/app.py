@@ -41,6 +41,7 @@ from edged.api.http.exchange import (
 from edged.api.http.routes import failure_response
 from edged.api.page.feed import Feed
 from edged.api.page.files import PageFiles
+from edged.api.report.page import POLICY
 from edged.errors import ErrorCode, InvalidInput, NotFound, Unauthenticated
 from edged.proto import operations_pb2 as pb
 
@@ -62,6 +63,7 @@ COMMANDS: Final[dict[str, tuple[type[Message], type[Message]]]] = {
 }
 _CALL = re.compile(r"/call/([A-Za-z]+)")
 _STILL = re.compile(r"/cameras/([^/]+)/still")
+_REPORT = re.compile(r"/engines/([0-9a-f]+)/report")
 _VIDEO = re.compile(r"/cameras/([^/]+)/video")
 _MODEL = re.compile(r"/(models|try)/([^/]+)")
 
@@ -144,7 +146,23 @@ class PageApp:
                 pictures = _pictures(unquote(match[1]), request)
                 kind = f"multipart/x-mixed-replace; boundary={_BOUNDARY.decode()}"
                 return await self._stream(receive, send, kind, self._video(pictures))
+        if match := _REPORT.fullmatch(request.path):
+            async with self._call("EngineReport", request, engine=match[1][:200]):
+                return await self._report(match[1], request)
         raise NotFound(f"path {request.path[:100]!r} does not exist; open /")
+
+    async def _report(self, key: str, request: HttpRequest) -> HttpResponse:
+        """Return the report on an engine, without pictures if the query says `pictures=0`."""
+        wanted = pb.EngineReportRequest(engine=key, pictures=request.query.get("pictures") != "0")
+        answer = await self._operations.service.call(
+            "EngineReport", wanted, pb.EngineReportResponse, Context(request.peer)
+        )
+        headers = (
+            ("content-type", "text/html; charset=utf-8"),
+            ("content-security-policy", f"{POLICY}; frame-ancestors 'none'"),
+            ("cache-control", "no-store"),
+        )
+        return HttpResponse(parts=(answer.content,), headers=headers)
 
     def _session(self, request: HttpRequest) -> HttpResponse:
         """Return the name and roles of the caller, as the browser's credentials show them."""

@@ -28,6 +28,7 @@ Level: TypeAlias = Literal["good", "busy", "bad"]
 
 _GONE = ("lost", "failed")
 _DONE = ("ready", "serving")
+_MOST_REPORTS = 20  # links of a model
 _LOADED = 0.25  # a timing counts as made under load if other processes use this share of the processors
 
 
@@ -73,10 +74,18 @@ class Build(msgspec.Struct, frozen=True):
     progress: str
 
 
+class ReportLink(msgspec.Struct, frozen=True):
+    """An engine with a report for operators, by its key."""
+
+    key: str
+    what: str
+
+
 class ModelRow(msgspec.Struct, frozen=True):
     """A model. `serves` names the engine that answers, or the models of an ensemble; `speed` is the engine's speed as a
     multiple of unoptimised ONNX Runtime's, None if not measured; `loaded`: the box was busy during the measurement.
-    `stale` are the engines that the model should have, but that are missing or not usable, each with the reason."""
+    `stale` are the engines that the model should have, but that are missing or not usable, each with the reason;
+    `reports` are those that were compared with the reference."""
 
     name: str
     state: str
@@ -88,6 +97,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     building: tuple[Build, ...]
     stale: tuple[str, ...]
     removable: bool
+    reports: tuple[ReportLink, ...] = ()
 
 
 class AlarmRow(msgspec.Struct, frozen=True):
@@ -235,6 +245,11 @@ def _row(
             if engine.reason and engine.key not in made and engine.state not in _DONE
         ),
         removable=not is_configured,
+        reports=tuple(
+            ReportLink(engine.key, f"{_title(titles, engine.backend)} {engine.precision}")
+            for engine in engines
+            if engine.verdict is not None and not engine.is_reference
+        )[:_MOST_REPORTS],
     )
 
 

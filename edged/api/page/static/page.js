@@ -398,7 +398,8 @@ function drawModels() {
     make("td", { "data-label": "Speed", text: speed(model) }),
     make("td", {},
       ...model.building.map((build) => make("div", {}, build.percent === null ? "" : make("progress", { max: 100, value: build.percent, "aria-label": build.what }), ` ${build.what}: ${build.progress}`)),
-      ...model.stale.map((line) => make("div", { class: "dim", text: line }))),
+      ...model.stale.map((line) => make("div", { class: "dim", text: line })),
+      ...(can("operate") ? model.reports : []).map((engine) => make("div", {}, make("a", { href: `/engines/${engine.key}/report`, target: "_blank", rel: "noopener", text: `Report on ${engine.what}` })))),
   )));
   drawSources();
 }

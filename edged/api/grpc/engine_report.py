@@ -1,0 +1,106 @@
+"""The method EngineReport: what is known about one engine, with pictures of the frames on which it differs most.
+
+The pictures show what the box's cameras saw. They are drawn in a child while the call runs, from the frames that the
+daemon collected, and are not kept. Only operators may ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from edged.api.grpc.rpc import Context
+from edged.api.report.page import Report, page
+from edged.api_types import EngineInfo
+from edged.config.child_limits import Limits
+from edged.engines import report
+from edged.engines.child import run
+from edged.engines.controller import Controller
+from edged.errors import EdgedError, InvalidInput, NotFound, Refused
+from edged.ipc import job_messages as jobs
+from edged.proto import operations_pb2 as pb
+from edged.store.judgement import Judgement
+from edged.verification.standard import tolerance
+
+_SHORTEST = 6  # characters of a key
+_PICTURES = Limits(seconds=60.0, memory_mb=1024, stall_seconds=60.0)
+_MOST_BYTES = 3 << 19  # of all pictures; as text they take a third more, and a message takes at most 4 MiB
+
+
+class EngineReportHandlers:
+    """Answers EngineReport. Pictures of one call at a time are drawn."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller, self._drawing = controller, asyncio.Lock()
+
+    async def engine_report(self, request: pb.EngineReportRequest, context: Context) -> pb.EngineReportResponse:
+        """Return the report. Raises NotFound, InvalidInput for an ambiguous key, Refused if there is no record yet."""
+        engines = self._find(request.engine)
+        key = engines[0].key
+        record = self._controller.store.records().get(key)
+        if record is None:
+            raise Refused(f"engine {key[:12]} is not built yet, so there is nothing to report; see: edged engines why")
+        models = tuple(engine.model for engine in engines)
+        about = Report(engines[0], models, self._bounds(engines[0]), record.judgement, record.blocks)
+        if request.json:
+            return pb.EngineReportResponse(key=key, content=msgspec.json.encode(about))
+        pictures: dict[str, tuple[bytes, bytes]] = {}
+        if record.judgement is not None and record.judgement.worst:
+            why = "The pictures were left out."
+            if request.pictures:
+                pictures, why = await self._pictures(record.judgement, models)
+            about = msgspec.structs.replace(about, no_pictures=why)
+        text = await asyncio.to_thread(page, about, pictures)
+        return pb.EngineReportResponse(key=key, content=text.encode())
+
+    def _find(self, start: str) -> list[EngineInfo]:
+        """Return the engine whose key begins with `start`, once for each model that has it."""
+        if len(start) < _SHORTEST:
+            raise InvalidInput(f"{start!r} is too short for a key; give at least {_SHORTEST} characters")
+        every = report.engines(self._controller.models, self._controller.store, "")
+        found = [engine for engine in every if engine.key.startswith(start)]
+        keys = sorted({engine.key for engine in found})
+        if not keys:
+            raise NotFound(f"no engine with key {start[:64]!r}; see: edged engines list")
+        if len(keys) > 1:
+            raise InvalidInput(f"{len(keys)} keys begin with {start!r}, such as {keys[0]}; give more characters")
+        return found
+
+    def _bounds(self, engine: EngineInfo) -> dict[str, float]:
+        """Return the limits of the engine's figures by the settings that its model has now."""
+        planned = self._controller.models.get(engine.model)
+        if planned is None or planned.model is None or engine.is_reference:
+            return {}
+        arithmetic = planned.model.inspection.arithmetic
+        held = tolerance(planned.entry.settings, engine.precision, arithmetic)
+        bounds: dict[str, float] = msgspec.structs.asdict(held)
+        return bounds
+
+    async def _pictures(
+        self, judgement: Judgement, models: tuple[str, ...]
+    ) -> tuple[dict[str, tuple[bytes, bytes]], str]:
+        """Return the pictures by the frame's name, and why some are missing; empty if none is."""
+        worst, paths = judgement.worst, self._paths(judgement.collection, models)
+        frames = [frame for frame in worst if frame.name in paths]
+        drawn: dict[str, tuple[bytes, bytes]] = {}
+        if frames:
+            wanted = tuple(jobs.FrameToDraw(*paths[frame.name], frame.expected, frame.found) for frame in frames)
+            try:
+                async with self._drawing:
+                    found = await run(jobs.DrawFrames(wanted, _MOST_BYTES), jobs.DrawnFrames, _PICTURES)
+            except EdgedError as error:
+                return {}, f"The pictures could not be drawn: {error}"
+            for frame, (expected, other) in zip(frames, found.pictures, strict=False):
+                if expected:  # a content is described by its lines, so one picture is enough
+                    drawn[frame.name] = expected, other if frame.expected or frame.found else b""
+        missing = len(worst) - len(drawn)
+        return drawn, f"{missing} of {len(worst)} frames have no picture: they are no longer kept." if missing else ""
+
+    def _paths(self, collection: str, models: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+        """Return the paths of the frames of a collection, with the digests of their files, by name."""
+        planned = (self._controller.models.get(name) for name in models)
+        known = (each.model.collected for each in planned if each is not None and each.model is not None)
+        found = [each for each in known if each is not None and each.id == collection]
+        return {Path(path).name: (path, digest) for each in found for path, digest in each.judge.items()}

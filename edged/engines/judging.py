@@ -1,0 +1,54 @@
+"""Which frames of a collection an engine is judged on, and what becomes of its report when they are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice, zip_longest
+
+import msgspec
+
+from edged.ipc import job_messages as jobs
+from edged.models.model import Model
+from edged.store.judgement import Judgement
+from edged.store.record import EngineRecord
+from edged.verification.standard import is_judged_on_frames
+
+_MOST_FRAMES = 200  # of a judgement
+
+
+def chosen(cameras: Mapping[str, str], most: int = _MOST_FRAMES) -> list[str]:
+    """Return at most `most` frames in an order of which every beginning is spread over cameras and time.
+
+    `cameras` has the camera of each frame; frames are in the order of time.
+    """
+    by_camera: dict[str, list[str]] = {}
+    for frame, camera in cameras.items():
+        by_camera.setdefault(camera, []).append(frame)
+    rounds = zip_longest(*(_scattered(frames) for _, frames in sorted(by_camera.items())))
+    return list(islice((frame for frame in chain.from_iterable(rounds) if frame is not None), most))
+
+
+def _scattered(frames: Sequence[str]) -> list[str]:
+    """Return frames in the order 0, 1/2, 1/4, 3/4, ... of their number."""
+    bits = max(1, (len(frames) - 1).bit_length())
+    return [frames[n] for n in sorted(range(len(frames)), key=lambda n: int(f"{n:0{bits}b}"[::-1], 2))]
+
+
+def job_of(verify: jobs.Verify, model: Model) -> jobs.Judge | None:
+    """Return the job that judges an engine that `verify` accepted; without frames if their retention has ended. None
+    if the engine is not judged on frames: it is exact, nothing is decoded, or no collection is finished."""
+    collected = model.collected
+    if collected is None or not is_judged_on_frames(model, verify.order.recipe.precision):
+        return None
+    frames = {
+        path: collected.judge[path] for path in chosen({p: collected.cameras.get(p, "") for p in collected.judge})
+    }
+    cameras = {path: collected.cameras.get(path, "") for path in frames}
+    about = msgspec.structs.asdict(verify)
+    return jobs.Judge(**about, model=model.name, collection=collected.id, frames=frames, cameras=cameras)
+
+
+def without_frames(record: EngineRecord, collection: str) -> Judgement:
+    """Return the judgement of an engine if the frames of the collection are gone: the last one on that collection."""
+    last = record.judgement
+    return last if last is not None and last.collection == collection else Judgement(collection, "no_frames")

@@ -1,0 +1,150 @@
+"""Frames that the daemon collected from live cameras for one model, and their split by time.
+
+`STATE/frames/MODEL/` holds one JPEG or PNG file for each frame, and `collection.json`, which describes them. Only the
+daemon's user can read the folder. Engines are calibrated on some frames and judged on frames of other hours, so that
+neighbours in time, which look alike, are never on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+from urllib.parse import quote
+
+import msgspec
+
+from edged.files import read_regular
+from edged.store import sealed
+
+FOLDER = "frames"
+INDEX = "collection.json"
+Use: TypeAlias = Literal["calibrate", "judge", "gap"]
+
+_BLOCK_SECONDS = 3600.0  # the longest block of the split
+_BLOCKS = 8  # a collection has at least this many blocks
+_LARGEST_INDEX = 16 << 20  # bytes
+_GAP = 0.05  # share of a block, at each of its ends, whose frames are not used
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One frame. `offset_s` is the time since the collection began, in seconds of a clock that does not jump.
+
+    `taken_unix_s` is what the wall clock said. `boot` and `uptime_s` say when it was kept, for its age: the boot of the
+    box, and seconds since that boot. `likeness` is the 64-bit hash of `vision.likeness`; `sha256` is of the file.
+    """
+
+    name: str
+    camera: str
+    offset_s: float
+    taken_unix_s: float
+    boot: str
+    uptime_s: float
+    likeness: int
+    sha256: str
+    size: int
+
+
+class Collection(msgspec.Struct, frozen=True):
+    """What was collected for a model. `over_s` is the time that the collection is meant to take.
+
+    Until it is `finished` (complete, or stopped by a command), engines do not use it. `id` is then a digest of its
+    frames. It stays the same if frames are removed later, because their retention ended: engines that were calibrated
+    on them remain valid.
+    """
+
+    cameras: tuple[str, ...]
+    wanted: int
+    over_s: float
+    started_unix_s: float
+    frames: tuple[Frame, ...] = ()
+    finished: bool = False
+    id: str = ""
+    spent_s: float = 0.0  # seconds that the collection has run, without the time that the daemon was stopped
+    duplicates: int = 0  # frames that were dropped because a kept frame looks nearly the same
+    unusable: int = 0  # frames that were dropped because they cannot be decoded, or are too large
+    configured: bool = False  # whether the configuration asks for it, not a command
+
+    @property
+    def block_s(self) -> float:
+        """Length of a block of the split, in seconds."""
+        return min(_BLOCK_SECONDS, self.over_s / _BLOCKS)
+
+    @property
+    def bytes(self) -> int:
+        """Size of all frames."""
+        return sum(frame.size for frame in self.frames)
+
+    def use(self, frame: Frame) -> Use:
+        """Return what a frame is for. Blocks alternate; frames near the ends of a block are not used."""
+        return self.use_at(frame.offset_s)
+
+    def use_at(self, offset_s: float) -> Use:
+        """Return what a frame is for that is taken at this time."""
+        block, within = divmod(offset_s, self.block_s)
+        if not _GAP * self.block_s <= within < (1 - _GAP) * self.block_s:
+            return "gap"
+        return "calibrate" if int(block) % 2 == 0 else "judge"
+
+    def after_gap(self, offset_s: float) -> float:
+        """Return the first time, from `offset_s` on, whose frames are used."""
+        if self.use_at(offset_s) != "gap":
+            return offset_s
+        return (round(offset_s / self.block_s) + _GAP) * self.block_s
+
+    def frames_for(self, use: Use) -> tuple[Frame, ...]:
+        """Return the frames for a use, in the order of time."""
+        return tuple(frame for frame in self.frames if self.use(frame) == use)
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """The finished collection of a model: its id, and the paths of its frames by use, with the digests of the files.
+
+    Both are empty if the retention of the frames has ended; the id then still identifies what engines were calibrated
+    on. `cameras` has the camera of each frame in `judge`, by path.
+    """
+
+    id: str
+    calibrate: dict[str, str] = {}
+    judge: dict[str, str] = {}
+    cameras: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, folder: Path, collection: Collection) -> Collected | None:
+        """Return the frames of a collection in `folder`; None until it is finished."""
+        if not collection.finished:
+            return None
+        uses: tuple[Use, Use] = ("calibrate", "judge")
+        calibrate, judge = ({str(folder / f.name): f.sha256 for f in collection.frames_for(use)} for use in uses)
+        cameras = {str(folder / f.name): f.camera for f in collection.frames_for("judge")}
+        return cls(collection.id, calibrate, judge, cameras)
+
+
+def folder_of(state: Path, model: str) -> Path:
+    """Return the folder of a model's frames below the state directory."""
+    return state / FOLDER / quote(model, safe="")
+
+
+def read_index(folder: Path) -> Collection:
+    """Read the index of a folder. Raises OSError, and sealed.Damaged if its content is not what was written."""
+    path = folder / INDEX
+    if path.stat().st_size > _LARGEST_INDEX:
+        raise sealed.Damaged("its index is too large")
+    return sealed.unseal(read_regular(path), Collection)
+
+
+def find(state: Path, model: str) -> Collected | None:
+    """Return the frames that a daemon with this state directory collected for a model; None if there are none that can
+    be used. For commands that run without the daemon."""
+    folder = folder_of(state, model)
+    try:
+        return Collected.of(folder, read_index(folder))
+    except (OSError, sealed.Damaged):
+        return None
+
+
+def id_of(frames: Sequence[Frame]) -> str:
+    """Return 12 hexadecimal digits over the contents and times of frames."""
+    parts = "".join(f"{frame.sha256} {frame.offset_s:.3f}\n" for frame in frames)
+    return hashlib.sha256(parts.encode()).hexdigest()[:12]

@@ -1,0 +1,147 @@
+"""Candidates for collected frames: from the copy of a frame to the outcome of its examination by a child.
+
+Candidates are written to a folder of their own and examined several at a time, so that children are rare.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from edged.errors import EdgedError, OutOfSpace
+from edged.files import not_stored
+from edged.ipc import job_messages as jobs
+from edged.serving.collecting import Clock, Gathering
+from edged.serving.frame_files import FrameFiles
+
+_MOST, _MOST_BYTES = 64, 256 << 20  # of a batch
+_SHORT = 0.1  # share of the time of a collection that candidates wait at most
+_SUFFIXES = (".jpg", ".png", ".webp", ".bmp", ".gif")
+
+# Examines candidates in a child.
+Sift: TypeAlias = "Callable[[jobs.Sift], Awaitable[jobs.Sifted]]"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long candidates wait for a child, in seconds, and the least time between two children if there are many, or
+    if a collection is complete apart from its candidates. Both are shorter for a collection of a few minutes."""
+
+    wait_s: float = 30.0
+    between_s: float = 10.0
+
+
+class Candidate(NamedTuple):
+    """A frame that may be kept. `file` has the bytes of the frame, encoded or raw as `message` says."""
+
+    of: Gathering
+    camera: str
+    offset_s: float
+    at: Clock
+    size: int
+    file: Path
+    message: jobs.Candidate
+
+
+class Outcome(NamedTuple):
+    """The file to keep of a candidate, what it looks like, and its suffix. `problem`: why the frame cannot be used;
+    `disk_problem`: why it could not be examined."""
+
+    candidate: Candidate
+    file: Path
+    likeness: int = 0
+    suffix: str = ""
+    problem: str = ""
+    disk_problem: str = ""
+
+
+@dataclass
+class _Batch:
+    folder: Path
+    began_mono_s: float
+    candidates: list[Candidate] = field(default_factory=list)
+
+
+class Candidates:
+    """Those that wait, and the child that examines them. All methods raise only EdgedError for a full or failing disk.
+
+    One caller adds candidates; another may examine a batch meanwhile.
+    """
+
+    def __init__(self, files: FrameFiles, sift: Sift, pace: Pace) -> None:
+        self._files, self._sift, self._pace = files, sift, pace
+        self._batch: _Batch | None = None
+        self._examined_mono_s = -1e9
+
+    async def add(
+        self,
+        of: Gathering,
+        camera: str,
+        offset_s: float,
+        at: Clock,
+        data: bytes,
+        picture: tuple[str, int, int, int],
+        keep_free: int,
+    ) -> None:
+        """Write a candidate: its pixel format, width, height and stride are `picture`. `keep_free` bytes of the disk
+        stay free."""
+        try:
+            if self._batch is None:
+                self._batch = _Batch(await asyncio.to_thread(self._files.new_batch), at.mono_s)
+            batch, name = self._batch, str(len(self._batch.candidates))
+            await asyncio.to_thread(self._files.add_candidate, batch.folder, name, data, keep_free)
+        except OSError as error:
+            raise not_stored("frames", error) from error
+        message = jobs.Candidate(name, *picture)
+        batch.candidates.append(Candidate(of, camera, offset_s, at, len(data), batch.folder / name, message))
+
+    def is_due(self, now: float) -> bool:
+        """Whether candidates should be examined at `now`, in monotonic seconds."""
+        batch = self._batch
+        if batch is None or not batch.candidates:
+            return False
+        owners = {each.of for each in batch.candidates}
+        short = min(each.collection.over_s for each in owners) * _SHORT
+        if now - batch.began_mono_s >= min(self._pace.wait_s, short) or any(each.is_ending for each in owners):
+            return True
+        if now - self._examined_mono_s < min(self._pace.between_s, short):
+            return False
+        is_full = len(batch.candidates) >= _MOST or sum(each.size for each in batch.candidates) >= _MOST_BYTES
+        return is_full or any(each.pacer.is_over(now, each.kept + each.waiting) for each in owners)
+
+    async def examine(self, use: Callable[[list[Outcome]], Awaitable[None]], now: Callable[[], float]) -> None:
+        """Examine all that wait, and call `use` with the outcomes, whose files are removed afterwards."""
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        try:
+            await use(await self._outcomes(batch.folder, batch.candidates))
+        finally:
+            self._examined_mono_s = now()
+            await asyncio.to_thread(self._files.discard_batch, batch.folder)
+
+    async def _outcomes(self, folder: Path, candidates: list[Candidate]) -> list[Outcome]:
+        """Return the outcomes. A candidate that ends its child is found by halving."""
+        try:
+            found = await self._sift(jobs.Sift(str(folder), tuple(each.message for each in candidates)))
+            return [_outcome(one, each) for one, each in zip(candidates, found.frames, strict=True)]
+        except OutOfSpace as error:
+            return [Outcome(each, each.file, disk_problem=str(error)) for each in candidates]
+        except (EdgedError, ValueError) as error:
+            if len(candidates) == 1:
+                return [Outcome(candidates[0], candidates[0].file, problem=str(error))]
+        half = len(candidates) // 2
+        return [
+            *(await self._outcomes(folder, candidates[:half])),
+            *(await self._outcomes(folder, candidates[half:])),
+        ]
+
+
+def _outcome(candidate: Candidate, found: jobs.SiftedFrame) -> Outcome:
+    is_raw = bool(candidate.message.pixel_format)
+    file = candidate.file.with_suffix(".jpg") if is_raw else candidate.file
+    problem = found.problem or ("" if found.suffix in _SUFFIXES else "its format is unknown")
+    return Outcome(candidate, file, found.likeness, found.suffix, problem)

@@ -1,0 +1,148 @@
+"""Which frames of a model's cameras are collected, and how long they are kept. Pure.
+
+Frames are spread over the time of the collection. A frame that is wanted becomes a *candidate*: it is copied, and kept
+unless it looks like a frame that is kept already. A candidate that is dropped is replaced soon, but never by more than
+four candidates for each frame that is due, so that few frames are copied however many come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from edged.config.frames import MOST_CAMERAS
+from edged.models.collected import Collected, Collection, Frame
+from edged.vision.likeness import NEAR, distance
+
+_TRIES = 4  # most candidates for each frame that is due
+_LEAST_PAUSE = 1.0  # seconds between two candidates, unless frames are due more often
+_SETTLING = 3600.0  # seconds after the start of a box until its wall clock is believed
+_DRIFT = 60.0  # seconds by which a date may differ from the wall clock
+
+
+class Clock(NamedTuple):
+    """One moment: seconds of the monotonic clock; the boot of the box, and seconds since then; the wall clock."""
+
+    mono_s: float
+    boot: str
+    uptime_s: float
+    unix_s: float
+
+
+class Pacer:
+    """Chooses the candidates of one collection, whose `spent_s` was true at `now` (monotonic seconds).
+
+    Cameras take turns: a camera whose turn it is gets a moment to send a frame before the next camera may. The time of
+    a collection begins with its first candidate.
+    """
+
+    def __init__(self, collection: Collection, now: float) -> None:
+        self._spec, self._began = collection, now - collection.spent_s
+        self._has_begun = bool(collection.spent_s or collection.frames)
+        self._cameras = frozenset(collection.cameras)
+        self._period = collection.over_s / collection.wanted
+        self._pause = max(self._period / _TRIES, min(self._period, _LEAST_PAUSE))
+        self._turns: dict[str, None] = {}  # cameras, the one that waits longest first
+        self._last = -self._pause  # offset of the last candidate
+        self._rest_until = 0.0
+        self._next = 0.0  # when the next candidate is due
+        if self._has_begun:
+            self.plan(len(collection.frames))
+
+    def offset(self, now: float) -> float:
+        """Return the time since the collection began, in seconds."""
+        return now - self._began if self._has_begun else 0.0
+
+    def plan(self, have: int) -> None:
+        """Set when the next candidate is due, if `have` frames are kept or wait to be examined."""
+        due = max(have * self._period, self._last + self._pause)
+        self._next = max(self._began + self._spec.after_gap(due), self._rest_until)
+
+    def rest(self, until: float) -> None:
+        """Want no frame before `until` (monotonic seconds)."""
+        self._rest_until = until
+        self._next = max(self._next, until)
+
+    def wants(self, camera: str, now: float) -> bool:
+        """Whether a frame that came at `now` becomes a candidate. If so, the next one waits for `plan` or a pause."""
+        if now < self._next or (self._cameras and camera not in self._cameras):
+            return False
+        before = next((place for place, name in enumerate(self._turns, 1) if name == camera), 0)  # new cameras go first
+        if before and now < self._next + self._pause * before / (1 + len(self._turns)):
+            return False
+        if not self._has_begun:
+            self._has_begun, self._began = True, now - self._spec.after_gap(0.0)
+        offset = self.offset(now)
+        if self._spec.use_at(offset) == "gap" and offset < self._spec.after_gap(offset):
+            self._next = self._began + self._spec.after_gap(offset)
+            return False
+        self._turns.pop(camera, None)
+        self._turns[camera] = None
+        if len(self._turns) > MOST_CAMERAS:
+            del self._turns[next(iter(self._turns))]
+        self._last = offset
+        self._next = now + self._pause
+        return True
+
+    def is_over(self, now: float, kept: int) -> bool:
+        """Whether the collection is complete: it has its frames, or its time has passed and it has some."""
+        return kept >= self._spec.wanted or (kept > 0 and self.offset(now) >= self._spec.over_s)
+
+
+@dataclass(eq=False)
+class Gathering:
+    """The collection of one model, and what is known about it while the daemon runs."""
+
+    model: str
+    collection: Collection
+    pacer: Pacer
+    waiting: int = 0  # candidates that are not examined yet
+    waiting_bytes: int = 0
+    problem: str = ""  # why nothing is kept at present
+    is_ending: bool = False  # it finishes once its candidates are examined
+    saved_mono_s: float = 0.0
+    collected: Collected | None = None
+
+    @property
+    def kept(self) -> int:
+        return len(self.collection.frames)
+
+    @property
+    def bytes(self) -> int:
+        return self.collection.bytes + self.waiting_bytes
+
+    def plan(self) -> None:
+        """Set when the next candidate is due."""
+        self.pacer.plan(self.kept + self.waiting)
+
+
+def is_known(likeness: int, camera: str, frames: Iterable[Frame]) -> bool:
+    """Whether a picture looks nearly the same as a frame of its camera that is kept."""
+    return any(each.camera == camera and distance(each.likeness, likeness) <= NEAR for each in frames)
+
+
+def dated(frame: Frame, now: Clock) -> Frame:
+    """Return a frame dated by the clocks of the present boot.
+
+    Within a boot, ages come from a clock that does not jump, and the date follows the wall clock. The age of a frame of
+    an earlier boot comes from the wall clock once. If it is negative, the frame counts as new after an hour: before
+    that, the wall clock may not be set yet.
+    """
+    if frame.boot == now.boot:
+        taken = now.unix_s - (now.uptime_s - frame.uptime_s)
+        return frame if abs(taken - frame.taken_unix_s) <= _DRIFT else replace(frame, taken_unix_s=taken)
+    age = now.unix_s - frame.taken_unix_s
+    if age >= 0:
+        return replace(frame, boot=now.boot, uptime_s=now.uptime_s - age)
+    if now.uptime_s < _SETTLING:
+        return frame
+    return replace(frame, boot=now.boot, uptime_s=now.uptime_s, taken_unix_s=now.unix_s)
+
+
+def retained(frames: Iterable[Frame], now: Clock, keep_s: float) -> tuple[Frame, ...]:
+    """Return the frames that are not older than `keep_s` seconds, dated by the present boot if possible."""
+    found = (dated(frame, now) for frame in frames)
+    return tuple(frame for frame in found if frame.boot != now.boot or now.uptime_s - frame.uptime_s <= keep_s)

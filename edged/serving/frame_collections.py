@@ -1,0 +1,156 @@
+"""The collections of all models: in memory, and their indexes and frames on disk.
+
+One task changes a collection at a time. All access to the disk is in threads, after the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from edged.errors import EdgedError, InvalidInput
+from edged.events import CollectionFinished, CollectionStarted, What
+from edged.files import not_stored
+from edged.formatting import many
+from edged.models.collected import Collected, Collection, id_of
+from edged.serving.collecting import Clock, Gathering, Pacer, retained
+from edged.serving.frame_files import FrameFiles
+from edged.tasks import despite_cancelling
+
+_LOG = logging.getLogger("edged.serving")
+_REST_SECONDS = 60.0  # after a full disk or budget
+
+
+class FrameCollections:
+    """What was and is collected, by model."""
+
+    def __init__(self, files: FrameFiles, emit: Callable[[What, str], None], clock: Callable[[], Clock]) -> None:
+        """Read the collections on disk. `emit` records an event of a model."""
+        self.on_change: Callable[[str], None] = lambda model: None  # called if `collected` changes for a model
+        self.gatherings: dict[str, Gathering] = {}
+        self.running: dict[str, Gathering] = {}  # those that are not finished
+        self.damaged: dict[str, str] = {}  # why frames on disk cannot be used
+        self._files, self._emit, self._clock = files, emit, clock
+        self._read()
+
+    def collected(self, model: str) -> Collected | None:
+        """Return the frames that were collected for a model; None if there are none, or not all yet."""
+        found = self.gatherings.get(model)
+        return found.collected if found is not None else None
+
+    def folder(self, model: str) -> Path:
+        """Return the folder of a model's frames."""
+        return self._files.folder(model)
+
+    def spent_s(self, gathering: Gathering) -> float:
+        """Return for how long a collection has run."""
+        spent = gathering.collection.spent_s
+        return spent if gathering.collection.finished else gathering.pacer.offset(self._clock().mono_s)
+
+    async def begin(self, model: str, collection: Collection) -> None:
+        """Add a new collection. Raises the errors of `not_stored`."""
+        made = self._gathering(model, collection)
+        await self.save(made, collection)
+        self.gatherings[model] = self.running[model] = made
+        self._emit(CollectionStarted(collection.wanted, collection.over_s), model)
+        _LOG.info("collecting %s for model %s", many(collection.wanted, "frame"), model)
+
+    def rest(self, gathering: Gathering, problem: str) -> None:
+        """Take no frame for a while; `problem` says why."""
+        if gathering.problem != problem:
+            _LOG.warning("collecting frames for model %s: %s; trying again", gathering.model, problem)
+        gathering.problem = problem
+        gathering.pacer.rest(self._clock().mono_s + _REST_SECONDS)
+
+    async def finish(self, gathering: Gathering) -> None:
+        """Finish a collection; remove it if it has no frames."""
+        model, frames = gathering.model, gathering.collection.frames
+        if not frames:
+            with contextlib.suppress(EdgedError):
+                await self.remove(model)
+        elif await self.try_to_save(gathering, replace(gathering.collection, finished=True, id=id_of(frames))):
+            del self.running[model]
+            gathering.problem = ""
+            self._set_collected(gathering)
+        if model not in self.running:
+            self._emit(CollectionFinished(len(frames)), model)
+            _LOG.info("collected %s for model %s", many(len(frames), "frame"), model)
+
+    async def retain(self, gathering: Gathering, keep_s: float) -> None:
+        """Delete frames that are older than `keep_s` seconds, and date the others."""
+        before = gathering.collection.frames
+        kept = retained(before, self._clock(), keep_s)
+        if kept == before or not await self.try_to_save(gathering, replace(gathering.collection, frames=kept)):
+            return
+        names = {frame.name for frame in before} - {frame.name for frame in kept}
+        if names:
+            self._set_collected(gathering)
+            with contextlib.suppress(OSError):  # the next start removes them
+                await asyncio.to_thread(self._files.discard, gathering.model, names)
+            _LOG.info("deleted %s of model %s: older than frames.keep_days", many(len(names), "frame"), gathering.model)
+
+    async def remove(self, model: str) -> None:
+        """Remove all frames of a model. Raises InvalidInput if they cannot be removed."""
+        found = self.gatherings.pop(model, None)
+        self.running.pop(model, None)
+        try:
+            await despite_cancelling(asyncio.to_thread(self._files.remove, model))
+            self.damaged.pop(model, None)
+        except OSError as error:
+            self.damaged[model] = f"they could not be removed: {error.strerror or error}"
+            raise InvalidInput(f"the frames of {model!r} could not be removed: {error.strerror or error}") from error
+        finally:
+            if found is not None and found.collected is not None:
+                self.on_change(model)
+
+    async def save(self, gathering: Gathering, collection: Collection) -> None:
+        """Write the index of a collection, with the time that it has run, then use it. Disk and memory agree even if
+        the caller is cancelled. Raises the errors of `not_stored`."""
+        collection = replace(collection, spent_s=self.spent_s(gathering))
+
+        async def change() -> None:
+            await asyncio.to_thread(self._files.save, gathering.model, collection)
+            gathering.collection, gathering.saved_mono_s = collection, self._clock().mono_s
+
+        try:
+            await despite_cancelling(change())
+        except OSError as error:
+            raise not_stored(f"the frames of {gathering.model!r}", error) from error
+
+    async def try_to_save(self, gathering: Gathering, collection: Collection) -> bool:
+        """Like `save`; return whether it succeeded. An error becomes the problem of the collection."""
+        try:
+            await self.save(gathering, collection)
+        except EdgedError as error:
+            self.rest(gathering, str(error))
+            return False
+        return True
+
+    def _set_collected(self, gathering: Gathering) -> None:
+        before = gathering.collected
+        gathering.collected = Collected.of(self.folder(gathering.model), gathering.collection)
+        if gathering.collected != before:
+            self.on_change(gathering.model)
+
+    def _read(self) -> None:
+        try:
+            found, self.damaged = self._files.open()
+        except OSError as error:
+            _LOG.error("collected frames cannot be read: %s: %s", self._files.root, error.strerror or error)
+            return
+        for model, collection in found.items():
+            last = max((frame.offset_s for frame in collection.frames), default=0.0)
+            made = self._gathering(model, replace(collection, spent_s=max(collection.spent_s, last)))
+            made.collected = Collected.of(self.folder(model), collection)
+            self.gatherings[model] = made
+            if not collection.finished:
+                self.running[model] = made
+
+    def _gathering(self, model: str, collection: Collection) -> Gathering:
+        now = self._clock().mono_s
+        return Gathering(model, collection, Pacer(collection, now), saved_mono_s=now)

@@ -1,0 +1,82 @@
+"""How an engine did on frames of the box's own cameras, compared with the reference: part of the engine's record."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+# too_few: too few objects were seen to decide, which refuses the engine. no_frames: the frames of the collection are
+# gone, because their retention ended; the engine is held to its golden answers alone.
+Outcome: TypeAlias = Literal["alike", "different", "too_few", "no_frames"]
+
+
+class Box(msgspec.Struct, frozen=True, array_like=True):
+    """A detection, in pixels of its frame."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    score: float
+    label: str
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Precision and recall of the engine if only its detections with at least this score count."""
+
+    score: float
+    precision: float
+    recall: float
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """The figures of one class, or of one camera. `objects` are those of the reference, `found` those of the engine."""
+
+    name: str
+    objects: int
+    found: int
+    figures: dict[str, float]
+
+
+class WorstFrame(msgspec.Struct, frozen=True):
+    """A frame on which the engine differs most. `name` is its file in the collection.
+
+    `expected` and `found` are the best detections of the reference and of the engine; `expected_lines` and
+    `found_lines` describe contents of other models.
+    """
+
+    name: str
+    camera: str
+    figures: dict[str, float]
+    expected: tuple[Box, ...] = ()
+    found: tuple[Box, ...] = ()
+    expected_lines: tuple[str, ...] = ()
+    found_lines: tuple[str, ...] = ()
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """The outcome of comparing an engine with the reference on held-out frames of a collection.
+
+    `reason` says why the engine is refused; empty if it is not. `figures` are over all frames, `bounds` the limits of
+    those that decide. `objects` are the reference's detections; for a model without detections, the frames. `skipped`
+    frames could not be read.
+    """
+
+    collection: str
+    outcome: Outcome
+    reason: str = ""
+    frames: int = 0
+    skipped: int = 0
+    objects: int = 0
+    figures: dict[str, float] = {}
+    bounds: dict[str, float] = {}
+    classes: tuple[Tally, ...] = ()
+    cameras: tuple[Tally, ...] = ()
+    curve: tuple[Point, ...] = ()
+    worst: tuple[WorstFrame, ...] = ()
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the engine may serve, as far as the frames show."""
+        return not self.reason
