@@ -22,7 +22,7 @@ import msgspec
 from edged.device.root import Root
 
 # Names that thousands of boxes have; replacing them would only make the text hard to read.
-_COMMON = frozenset(
+COMMON = frozenset(
     (
         "localhost",
         "root",
@@ -164,7 +164,7 @@ class Redactor:
 
 
 def _is_secret(kind: str, text: str) -> bool:
-    if len(text) < _SHORTEST or text.lower() in _COMMON:
+    if len(text) < _SHORTEST or text.lower() in COMMON:
         return False
     if kind == "serial" and _NO_SERIAL.fullmatch(text):
         return False

@@ -351,6 +351,7 @@ def test_engines_show_has_every_fact_of_an_engine(stored: list[EngineInfo]) -> N
         "notes": "not calibrated on a.png: it is empty",
         "verdict": "accepted",
         "verdict cosine": "0.999",
+        "on frames": "not judged on frames of cameras; to collect some: edged samples collect doors",
         **{f"part {name}": value for name, value in stored[0].parts.items()},
     }
     found = json.loads(call("engines", "show", "abcdef0011", "--json", "-t", "box:1").stdout)
