@@ -90,9 +90,8 @@ def test_frames_of_two_cameras_are_collected_over_a_restart() -> None:
         moving = {
             name: [jpeg(number, seed) for seed in range(0, 400, 10)] for number, name in enumerate(("door", "yard"))
         }
-        with streaming(box, "shapes", **moving, other=[jpeg(9)]) as errors:
-            with box.client() as client:
-                wait_for("frames are kept", lambda: client.frames("shapes")[0].kept >= 2, 120)
+        with streaming(box, "shapes", **moving, other=[jpeg(9)]) as errors, box.client() as client:
+            wait_for("frames are kept", lambda: client.frames("shapes")[0].kept >= 2, 120)
         assert not errors
         box.stop()
         assert not [each for each in (box.state / "frames").rglob("*") if each.stat().st_mode & 0o077]
