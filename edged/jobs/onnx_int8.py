@@ -1,18 +1,15 @@
 """Converts a model to int8: inputs and weights of layers pass through Q/DQ pairs, everything else stays float32.
 
-The pairs are placed as TensorRT requires: before layers, never after them, so that following nodes can be fused;
-symmetric, with zero points of zero; float32 weights with their own pair and one scale for each channel; no pair for a
-bias. Scales are computed from the least and greatest value of each input on the calibration data.
-
-Two kinds of layers stay float32, because int8 gains little and costs accuracy: the last layers, whose outputs become
-coordinates and scores; and depthwise convolutions, whose channels differ in range but share one input scale.
+Several estimates of the values' ranges are compared with float32 on pictures that are used for nothing else, and the
+best one is taken. If its answers are still too wrong, the layers that int8 harms most are given back to float32.
 """
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +19,23 @@ from onnx import helper
 
 from edged.backends.contract import one_line
 from edged.backends.ort import quantize as ort_quantize
+from edged.backends.ort.quantize import Runner
 from edged.errors import EngineUnusable, Unsuitable
-from edged.jobs.onnx_graph import FLOAT, LAYERS, QUANTISED, Layers, Model, describe_kept, keep_inputs, replace_nodes
+from edged.formatting import many
+from edged.jobs import int8_layers, int8_ranges, int8_repair
+from edged.jobs.int8_layers import Layer, Scales, Value
+from edged.jobs.int8_pictures import Comparison, Outcome, Way
+from edged.jobs.int8_ranges import ESTIMATES, LARGEST, Range
+from edged.jobs.onnx_graph import LAYERS, QUANTISED, Model, describe_kept, keep_inputs, replace_nodes
 from edged.tensors import Array
 
 _OPSET, _IR_VERSION = 13, 7  # the first whose QuantizeLinear takes a scale for each channel
+_NAMED = 20  # layers that a note names
+_PLAIN = Way()
 
 
 def to_int8(
-    source: Path, out: Path, calibration: Sequence[Mapping[str, Array]]
+    source: Path, out: Path, calibration: Iterable[Mapping[str, Array]], way: Way = _PLAIN
 ) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
     """Write the model in int8 as `out`. Write nothing if the model is quantised already.
 
@@ -40,23 +45,125 @@ def to_int8(
     model = Model.read(source)
     if any(node.op_type in QUANTISED for node in model.graph.node):
         return False, (), ("it is quantised already",)
-    _check(model, calibration)
-    with _workplace(out.parent) as work:
+    with tempfile.TemporaryDirectory(prefix=".quantise-", dir=out.parent) as folder:
+        work = Path(folder)
         prepared, notes = prepare(model, work)
-        chosen, kept = _choose(Model.read(prepared))
-        if not chosen:
+        layers, kept = int8_layers.choose(Model.read(prepared), depthwise=way.depthwise)
+        if not layers:
             raise Unsuitable(f"{source.name} has no layer that int8 would speed up; build it in another precision")
-        made = work / "quantised.onnx"
-        ort_quantize.quantize(prepared, made, chosen, calibration)
-        result = Model.read(made)
-        check_result(result, chosen)
+        if way.depthwise and not any(layer.value.by_channel for layer in layers):
+            raise Unsuitable("no depthwise convolution can be int8, so this would be the same as the other int8 engine")
+        made = _Conversion(prepared, layers, work, way)
+        made.measure(_checked(model, calibration))
+        if way.comparison is not None and way.comparison.samples:
+            made.choose_ranges(way.comparison)
+            made.repair(way.comparison)
+        result = made.write("quantised", made.layers)
+        int8_layers.check(result, [layer.node for layer in made.layers])
         _restore_header(result.proto, model.proto)
         result.write(out)
-    return True, kept, notes
+    return True, (*kept, *made.kept), (*notes, *made.notes)
 
 
-def _check(model: Model, calibration: Sequence[Mapping[str, Array]]) -> None:
-    """Raise Unsuitable if the calibration data does not fit the model's inputs or is not finite."""
+class _Conversion:
+    """One prepared model on its way to int8: the layers to quantise, and the scales of their inputs."""
+
+    def __init__(self, prepared: Path, layers: Sequence[Layer], work: Path, way: Way) -> None:
+        self.layers, self.kept, self.notes = list(layers), tuple[str, ...](), list[str]()
+        self._prepared, self._work, self._way = prepared, work, way
+        self._scales: Scales = {}
+        self._ranges: dict[Value, Range] = {}
+        self._outcome: Outcome | None = None
+
+    def measure(self, calibration: Iterable[Mapping[str, Array]]) -> None:
+        """Measure the ranges of the layers' inputs, and cover the largest values."""
+        values = list(dict.fromkeys(layer.value for layer in self.layers))
+        notify = partial(self._way.notify, "calibrating")
+        self._ranges = int8_ranges.measure(self._prepared, values, calibration, self._work, notify)
+        if not self._ranges:
+            raise Unsuitable("int8 needs calibration data; give the model sample pictures")
+        for layer in self.layers:
+            if not np.isfinite(self._ranges[layer.value].largest).all():
+                raise EngineUnusable(
+                    f"layer {layer.node} has no finite range on the calibration data; give other samples"
+                )
+        self._scales = self._scales_by(LARGEST)
+
+    def _scales_by(self, estimate: str) -> Scales:
+        return {value: int8_layers.scales_of(ESTIMATES[estimate](found)) for value, found in self._ranges.items()}
+
+    def write(self, name: str, layers: Sequence[Layer], scales: Scales | None = None) -> Model:
+        """Return the prepared model with these layers quantised."""
+        model = Model.read(self._prepared)
+        int8_layers.quantise(model, layers, scales or self._scales)
+        return Model(model.proto, model.folder)
+
+    def _try(self, layers: Sequence[Layer], scales: Scales, comparison: Comparison) -> Outcome:
+        place = self._work / "trial.onnx"
+        for old in (place, place.with_name(f"{place.name}.data")):
+            old.unlink(missing_ok=True)
+        self.write("trial", layers, scales).write(place)
+        runner = Runner(place)
+
+        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            self._way.notify("comparing")
+            return runner.run(inputs)
+
+        return comparison.of(run)
+
+    def choose_ranges(self, comparison: Comparison) -> None:
+        """Take the estimate of ranges with which the answers are right, or, if there are several, nearest."""
+        scales = {name: self._scales_by(name) for name in ESTIMATES}
+        found = {name: self._try(self.layers, each, comparison) for name, each in scales.items()}
+        best = min(found, key=lambda name: (not found[name].verdict.accepted, found[name].loss))
+        self._scales, self._outcome = scales[best], found[best]
+        others = ", ".join(f"{name} {each.loss:.3g}" for name, each in found.items() if name != best)
+        pictures = many(len(comparison.samples), "picture")
+        self.notes.append(
+            f"ranges: {best}, which moves the outputs by {found[best].loss:.3g} on {pictures} set aside ({others})"
+        )
+
+    def repair(self, comparison: Comparison) -> None:
+        """Give layers back to float32 if the answers are too wrong."""
+        before = self._outcome
+        if before is None or before.verdict.accepted:
+            return
+        problem = f"int8 is too wrong on the pictures set aside: {before.verdict.reason}"
+        if not self._way.repair_s:
+            self.notes.append(f"{problem}; repairs are off (int8.repair_s)")
+            return
+        until = time.monotonic() + self._way.repair_s
+        inputs = [sample.inputs for sample in comparison.samples]
+        harm = int8_repair.rank(self._prepared, self.layers, self._scales, inputs, self._work)
+        ranked = sorted(self.layers, key=lambda layer: list(harm).index(layer.node))
+        outcomes: dict[frozenset[int], Outcome] = {}
+
+        def is_right(given_back: frozenset[int]) -> bool:
+            layers = [layer for place, layer in enumerate(ranked) if place not in given_back]
+            outcomes[given_back] = self._try(layers, self._scales, comparison)
+            return outcomes[given_back].verdict.accepted
+
+        search = int8_repair.give_back(len(ranked), is_right, lambda: time.monotonic() < until)
+        trials = many(search.trials, "trial")
+        if search.given_back is None:
+            end = f"the {self._way.repair_s:g} s for repairs ended after" if search.is_cut_off else "not repaired in"
+            self.notes.append(f"{problem}; {end} {trials}")
+            return
+        returned = [ranked[place] for place in sorted(search.given_back)]
+        self._outcome = outcomes[search.given_back]
+        self.kept = describe_kept((layer.kind, "int8 made the answers too wrong") for layer in returned)
+        named = ", ".join(f"{layer.node} ({harm[layer.node]:.3g})" for layer in returned[:_NAMED])
+        more = f" and {len(returned) - _NAMED} more" if len(returned) > _NAMED else ""
+        self.notes.append(
+            f"repaired: {len(returned)} of {many(len(ranked), 'layer')} compute in float32 again after {trials}, which"
+            f" moves the outputs by {self._outcome.loss:.3g} instead of {before.loss:.3g}: {named}{more}"
+            f" (in brackets: how far int8 moves the layer's own output); before: {before.verdict.reason}"
+        )
+        self.layers = [layer for layer in self.layers if layer not in returned]
+
+
+def _checked(model: Model, calibration: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:
+    """Yield calibration data. Raises Unsuitable if it does not fit the model's inputs or is not finite."""
     wanted = {
         value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         for value in model.graph.input
@@ -68,73 +175,11 @@ def _check(model: Model, calibration: Sequence[Mapping[str, Array]]) -> None:
             raise Unsuitable(f"calibration sample {number} has {_words(found)}, but the model takes {_words(wanted)}")
         if not all(np.isfinite(array).all() for array in sample.values() if array.dtype.kind == "f"):
             raise Unsuitable(f"calibration sample {number} has values that are not finite")
+        yield sample
 
 
 def _words(inputs: Mapping[str, np.dtype[np.generic]]) -> str:
     return ", ".join(f"{name} {dtype}" for name, dtype in inputs.items()) or "nothing"
-
-
-@contextlib.contextmanager
-def _workplace(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, in which the library also creates its temporary files."""
-    with tempfile.TemporaryDirectory(prefix=".quantise-", dir=folder) as work:
-        before, tempfile.tempdir = tempfile.tempdir, work
-        try:
-            yield Path(work)
-        finally:
-            tempfile.tempdir = before
-
-
-def _choose(model: Model) -> tuple[list[str], tuple[str, ...]]:
-    """Return the names of the layers to quantise, and why the other layers are not quantised."""
-    layers, chosen, kept = Layers(model), list[str](), list[tuple[str, str]]()
-    for index in sorted(layers.layers):
-        node = model.graph.node[index]
-        reason = "the last layer before an output" if index in layers.last else _obstacle(node, model)
-        if reason:
-            kept.append((node.op_type, reason))
-        else:
-            chosen.append(node.name)
-    return chosen, describe_kept(kept)
-
-
-def _obstacle(node: onnx.NodeProto, model: Model) -> str:
-    """Return why a layer cannot be quantised; empty if it can."""
-    if node.op_type not in ort_quantize.FORMS:
-        return "runtimes have no int8 kernel for it"
-    weights = model.constants.get(node.input[1])
-    if weights is None or weights.data_type != FLOAT or node.input[0] in model.constants:
-        return "its weights are not constant"
-    if model.types.get(node.input[0]) != FLOAT:
-        return "the type of its input is not known"
-    if node.op_type == "MatMul" and len(weights.dims) != 2:
-        return "its weights are not a matrix"
-    if len(weights.dims) > 2 and weights.dims[1] == 1 and _attribute(node, "group", 1) > 1:
-        return "depthwise: its channels differ too much for one scale"
-    # The library drops the factor `beta` of a bias that it does not quantise.
-    if node.op_type == "Gemm" and _attribute(node, "beta", 1.0) != 1.0:
-        return "its bias has a factor"
-    return ""
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
-    values = [onnx.helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name]
-    return float(values[0]) if values else default
-
-
-def check_result(model: Model, chosen: list[str]) -> None:
-    """Raise EngineUnusable unless the input and weights of each chosen layer come from Q/DQ pairs with finite positive
-    scales."""
-    producers = {name: node for node in model.graph.node for name in node.output}
-    layers = {node.name: node for node in model.graph.node}
-    for name in chosen:
-        for value in layers[name].input[:2]:
-            pair = producers.get(value)
-            if pair is None or pair.op_type != "DequantizeLinear":
-                raise EngineUnusable(f"quantising left layer {name} in float32; build it in another precision")
-            scales = model.array(model.constants[pair.input[1]])
-            if not np.all(np.isfinite(scales)) or not np.all(scales > 0):
-                raise EngineUnusable(f"layer {name} has no finite range on the calibration data; give other samples")
 
 
 # -- preparation and header -------------------------------------------------------------------------------------------
@@ -160,7 +205,6 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     ready = _fold(ready, work)
     _part_outputs(ready)
     _name_nodes(ready)
-    helper.set_model_props(ready.proto, ort_quantize.PREPARED)
     ready.write(work / "prepared.onnx")
     return work / "prepared.onnx", notes
 
