@@ -117,7 +117,11 @@ class _Conversion:
         found = {name: self._try(self.layers, each, comparison) for name, each in scales.items()}
         best = min(found, key=lambda name: (not found[name].verdict.accepted, found[name].loss))
         self._scales, self._outcome = scales[best], found[best]
-        others = ", ".join(f"{name} {each.loss:.3g}" for name, each in found.items() if name != best)
+        others = ", ".join(
+            f"{name} {each.loss:.3g}{'' if each.verdict.accepted else ' and too wrong'}"
+            for name, each in found.items()
+            if name != best
+        )
         pictures = many(len(comparison.samples), "picture")
         self.notes.append(
             f"ranges: {best}, which moves the outputs by {found[best].loss:.3g} on {pictures} set aside ({others})"
