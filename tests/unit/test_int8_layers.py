@@ -65,7 +65,7 @@ def test_convert_depthwise_input_has_a_pair_of_its_own_with_a_scale_for_each_cha
     assert scale == pytest.approx(largest / 127, rel=1e-5)
     assert deep_scale.max() == pytest.approx(scale, rel=1e-5)
     onnx.checker.check_model(str(tmp_path / "int8.onnx"), full_check=True)
-    expected, made = answers(source, SAMPLES[0])["y"], answers(tmp_path / "int8.onnx", SAMPLES[0])["y"]
+    expected, made = (np.asarray(answers(path, SAMPLES[0])["y"], float) for path in (source, tmp_path / "int8.onnx"))
     np.testing.assert_allclose(made, expected, atol=float(np.abs(expected).max()) * 0.05)
 
 
@@ -90,7 +90,7 @@ def test_convert_second_recipe_without_depthwise_layers_is_unsuitable(tmp_path: 
 
 
 def test_convert_layers_that_share_a_value_or_weights_share_the_pair(tmp_path: Path) -> None:
-    between = [conv("a", "c", "w3"), conv("a", "d", "w3"), "b = Add(c, d)"]
+    between: list[str | onnx.NodeProto] = [conv("a", "c", "w3"), conv("a", "d", "w3"), "b = Add(c, d)"]
     convert(store(network(between, [nets.random("w3", 8, 8, 3, 3)]), tmp_path), "int8", tmp_path / "o.onnx", SAMPLES)
     kinds = [node.op_type for node in onnx.load(tmp_path / "o.onnx").graph.node]
     assert kinds.count("QuantizeLinear") == kinds.count("DequantizeLinear") == 4  # x, w1, a, w3

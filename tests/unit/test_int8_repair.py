@@ -47,7 +47,7 @@ def test_give_back_one_bad_layer_is_found_alone(count: int, share: float) -> Non
     if bad == count - 1:  # only all layers together would be right
         assert found.given_back is None
     elif count <= 200:
-        assert found.given_back == {bad}
+        assert found.given_back == frozenset({bad})
     else:
         assert found.given_back is not None
         assert bad in found.given_back
