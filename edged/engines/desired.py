@@ -83,6 +83,9 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
         for option in _options(backend, device, precision)
         for count in (counts if device.kind == "cpu" else (0,))
     ]
+    named = model_settings.precisions(settings)
+    if named is not None and not any(recipe.precision in named for recipe in others):
+        return (reference,)  # there is nothing to compare fp32 with
     # A lower precision serves only if it is faster than every exact engine. On a CPU, where a build takes seconds,
     # the exact engines are made first, so that it does not serve until they are known.
     others.sort(key=lambda recipe: recipe.device == "cpu" and recipe.precision != REFERENCE.precision)

@@ -279,6 +279,11 @@ def test_desired_exact_engines_come_first_on_the_cpu_and_always_exist() -> None:
     assert {recipe.precision for recipe in on_gpu} == {"fp16", "fp32"}
 
 
+def test_desired_precision_that_the_box_does_not_have_leaves_the_reference_alone() -> None:
+    assert candidates({"precisions": "tf32"}, on("")) == (REFERENCE,)
+    assert len(candidates({"precisions": "bf16"}, on(""))) == 4, "fp32 of every backend, to compare with"
+
+
 def test_desired_second_int8_recipe_is_for_openvino_on_the_cpu_only() -> None:
     facts = gpu(compute_capability="8.6") | probe(BOXES / "intel-nuc-14-npu").facts
     found = [recipe for recipe in candidates({"precisions": "int8"}, facts) if recipe.options == INT8_DEPTHWISE]
