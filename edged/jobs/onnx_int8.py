@@ -27,10 +27,13 @@ from edged.jobs.int8_layers import Layer, Scales, Value
 from edged.jobs.int8_pictures import Comparison, Outcome, Way
 from edged.jobs.int8_ranges import ESTIMATES, LARGEST, Range
 from edged.jobs.onnx_graph import LAYERS, QUANTISED, Model, describe_kept, keep_inputs, replace_nodes
+from edged.jobs.onnx_walk import ONNX_DOMAINS
 from edged.tensors import Array
 
 _OPSET, _IR_VERSION = 13, 7  # the first whose QuantizeLinear takes a scale for each channel
 _NAMED = 20  # layers that a note names
+_FUNCTIONS = frozenset(("Gelu", "HardSwish", "Mish", "Swish"))  # activations that ONNX defines as functions
+_STAND_IN = "Softsign"  # ONNX Runtime has a kernel for it, and folds it into no other node
 _PLAIN = Way()
 
 
@@ -226,12 +229,43 @@ def _raise_opset(model: Model, work: Path) -> Model:
 
 
 def _fold(model: Model, work: Path) -> Model:
-    plain, folded = work / "plain.onnx", work / "folded.onnx"
+    plain, hidden, folded = work / "plain.onnx", work / "hidden.onnx", work / "folded.onnx"
     model.write(plain)
-    ort_quantize.fold(plain, folded)
-    before, after = Model.read(plain), Model.read(folded)
+    before, without = Model.read(plain), Model.read(plain)
+    activations = _hide(without)
+    without.write(hidden)
+    ort_quantize.fold(hidden, folded)
+    after = Model.read(folded)
     is_foreign = {node.domain for node in after.graph.node} - {node.domain for node in before.graph.node}
-    return before if is_foreign else after  # other runtimes lack the operators that only ONNX Runtime has
+    # Other runtimes lack the operators that only ONNX Runtime has.
+    return before if is_foreign or not _show(after, activations) else after
+
+
+def _hide(model: Model) -> dict[str, onnx.NodeProto]:
+    """Replace activations that ONNX defines as functions by a stand-in, and return them by the name of the stand-in.
+
+    When ONNX Runtime folds, it also inlines functions. OpenVINO fuses such an activation into an int8 convolution, but
+    not the operators that it consists of.
+    """
+    hidden = {}
+    for node in model.graph.node:
+        if node.op_type in _FUNCTIONS and node.domain in ONNX_DOMAINS and node.input[0] not in model.constants:
+            name = model.new_name(f"hidden {node.op_type}")
+            hidden[name] = onnx.NodeProto.FromString(node.SerializeToString())
+            node.name, node.op_type = name, _STAND_IN
+            del node.attribute[:]
+    return hidden
+
+
+def _show(model: Model, hidden: Mapping[str, onnx.NodeProto]) -> bool:
+    """Undo `_hide`. Return whether every stand-in was found."""
+    found = 0
+    for node in model.graph.node:
+        if (activation := hidden.get(node.name)) is not None and node.op_type == _STAND_IN:
+            found += 1
+            node.op_type, node.name = activation.op_type, activation.name
+            node.attribute.extend(activation.attribute)
+    return found == len(hidden)
 
 
 def _part_outputs(model: Model) -> None:
