@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from edged.backends import registry
-from edged.backends.contract import INT8_DEPTHWISE, REFERENCE, Recipe
+from edged.backends.contract import INT8_ASYMMETRIC, REFERENCE, Recipe
 from edged.backends.profile import PREFIX, Profile
 from edged.backends.trt import options as trt_options
 from edged.device import fatbin
@@ -93,10 +93,10 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
 
 
 def _options(backend: str, device: Device, precision: str) -> tuple[str, ...]:
-    """Return the options of the recipes to try. Only OpenVINO on a CPU has int8 kernels for depthwise convolutions with
-    a scale for each channel of the input."""
+    """Return the options of the recipes to try. Only OpenVINO on a CPU has int8 kernels for zero points, and for
+    depthwise convolutions with a scale for each channel of the input."""
     has_kernels = (backend, device.kind, precision) == ("openvino", "cpu", "int8")
-    return ("", INT8_DEPTHWISE) if has_kernels else ("",)
+    return ("", INT8_ASYMMETRIC) if has_kernels else ("",)
 
 
 def precisions(backend: str, device: Device, settings: Mapping[str, str], facts: Mapping[str, str]) -> tuple[str, ...]:

@@ -100,11 +100,11 @@ def _relative(expected: Array, found: Array) -> float:
 
 
 class Way(NamedTuple):
-    """How a model is converted to int8. `depthwise`: depthwise convolutions are quantised too, with a scale for each
-    channel of their input. Without a `comparison`, ranges cover the largest values and nothing is repaired.
-    `repair_s`: seconds for repairs. `notify` receives the phase before each step."""
+    """How a model is converted to int8. `asymmetric`: by the second recipe (`int8_layers`). Without a `comparison`,
+    ranges cover the largest values, and nothing is corrected or repaired. `repair_s`: seconds for repairs. `notify`
+    receives the phase before each step."""
 
-    depthwise: bool = False
+    asymmetric: bool = False
     comparison: Comparison | None = None
     repair_s: float = 0.0
     notify: Callable[[str], None] = lambda phase: None

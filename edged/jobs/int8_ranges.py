@@ -28,20 +28,27 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 class Range:
-    """The sizes of the values in one or more rows (channels): the largest of each row, and a histogram."""
+    """The values in one or more rows (channels): the least and the largest of each row, and a histogram of their
+    sizes."""
 
     def __init__(self, rows: int) -> None:
-        self.largest: _Floats = np.zeros(rows)
+        self.least: _Floats = np.zeros(rows)  # zero is always in the range
+        self.most: _Floats = np.zeros(rows)
         self.counts = np.zeros((rows, _BINS), np.int64)
         self.top: _Floats = np.full(rows, _TINY)  # upper end of a row's last bin
 
-    def add(self, largest: _Floats, some: _Floats) -> None:
-        """Count values. `largest` [rows] has the largest absolute value of each row, `some` [rows, n] a part of the
-        absolute values."""
-        largest = np.where(np.isfinite(some).all(axis=1), largest, np.inf)
-        self.largest = np.maximum(self.largest, largest)
+    @property
+    def largest(self) -> _Floats:
+        """The largest size of each row."""
+        found: _Floats = np.maximum(-self.least, self.most)
+        return found
+
+    def add(self, least: _Floats, most: _Floats, some: _Floats) -> None:
+        """Count values: the least and the largest of each row [rows], and a part of the sizes [rows, n]."""
+        most = np.where(np.isfinite(some).all(axis=1), most, np.inf)
+        self.least, self.most = np.minimum(self.least, least), np.maximum(self.most, most)
         if not np.isfinite(self.largest).all():
-            return  # no scale is possible, which `int8_layers.check` reports
+            return  # no scale is possible, which `onnx_int8` reports
         self._widen()
         rows = np.arange(len(self.top))[:, None]
         bins = np.minimum((some / self.top[:, None] * _BINS).astype(np.int64), _BINS - 1)
@@ -111,14 +118,13 @@ def measure(
     for inputs in calibration:
         notify()
         with _quantising():
-            answer = runner.run(inputs, [name for pair in names.values() for name in pair])
-        for value, (most, some) in names.items():
-            channels = answer[most].shape[1]
-            if value not in ranges:
-                ranges[value] = Range(channels)
+            answer = runner.run(inputs, [name for watch in names.values() for name in watch])
+        for value, watch in names.items():
+            least, most = (answer[name].astype(np.float64) for name in (watch.least, watch.most))
             # A batch counts as more values of the same channels.
-            rows = answer[some].transpose(1, 0, 2).reshape(channels, -1)
-            ranges[value].add(answer[most].max(axis=0).astype(np.float64), rows.astype(np.float64))
+            rows = answer[watch.some].transpose(1, 0, 2).reshape(least.shape[1], -1)
+            found = ranges.setdefault(value, Range(len(rows)))
+            found.add(least.min(axis=0), most.max(axis=0), rows.astype(np.float64))
     return ranges
 
 

@@ -1,8 +1,8 @@
 """Repairs an int8 model that answers too wrongly: gives the layers that int8 harms most back to float32.
 
-Layers are ranked by how far quantising each of them alone moves its own output. The ranking costs one pass over a few
-pictures. A bisection finds how many of the first layers must be given back; the other trials then look for layers
-among them that can stay in int8.
+Layers are ranked by how far quantising each of them alone moves its own output, which one pass over a few pictures
+shows for all of them. A bisection finds how many of the first layers must be given back; the other trials then look
+for layers among them that can stay in int8.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from edged.backends.ort.quantize import Runner
-from edged.jobs.int8_layers import Layer, Scales, add_shadows
+from edged.jobs.int8_layers import Floats, Layer, Scales, add_shadows
 from edged.jobs.onnx_graph import Model
 from edged.tensors import Array
 
 MOST_TRIALS = 12
-_RANKED_ON = 4  # pictures
 
 
 class Search(NamedTuple):
@@ -75,19 +76,29 @@ def give_back(
     return Search(best, trials, right - wrong > 1)
 
 
-def rank(
+class Harm(NamedTuple):
+    """What quantising one layer alone does to its output: `share` is how far it moves it (relative L2), `mean` the mean
+    difference in each channel, which can be added to the bias, None for a layer without a bias."""
+
+    share: float
+    mean: Floats | None
+
+
+def harm(
     prepared: Path, layers: Sequence[Layer], scales: Scales, pictures: Sequence[Mapping[str, Array]], work: Path
-) -> dict[str, float]:
-    """Return, for each layer by name, how far quantising it alone moves its output, as a share of the output (relative
-    L2); the most harmful layer first. Writes into the folder `work`."""
+) -> dict[str, Harm]:
+    """Return what int8 does to each layer by name, the most harmful first. Writes into the folder `work`."""
     model = Model.read(prepared)
     names = add_shadows(model, layers, scales)
     model.write(work / "shadows.onnx")
-    runner, harm = Runner(work / "shadows.onnx"), dict.fromkeys(names, 0.0)
-    for inputs in pictures[:_RANKED_ON]:
-        answer = runner.run(inputs, [name for pair in names.values() for name in pair])
-        for layer, (size, lost) in names.items():
-            all_of_it, part = float(answer[size]), float(answer[lost])
-            share = math.sqrt(part / all_of_it) if all_of_it > 0 else 0.0
-            harm[layer] = max(harm[layer], share)
-    return dict(sorted(harm.items(), key=lambda item: -item[1]))
+    runner, shares, means = Runner(work / "shadows.onnx"), dict.fromkeys(names, 0.0), dict[str, Floats]()
+    for inputs in pictures:
+        answer = runner.run(inputs, [name for shadow in names.values() for name in filter(None, shadow)])
+        for layer, shadow in names.items():
+            size, lost = float(answer[shadow.size]), float(answer[shadow.lost])
+            shares[layer] = max(shares[layer], math.sqrt(lost / size) if size > 0 else 0.0)
+            if shadow.mean:
+                mean = np.asarray(answer[shadow.mean] / np.float32(len(pictures)), np.float32)
+                means[layer] = np.asarray(means[layer] + mean, np.float32) if layer in means else mean
+    order = sorted(names, key=lambda layer: -shares[layer])
+    return {layer: Harm(shares[layer], means.get(layer)) for layer in order}

@@ -1,7 +1,9 @@
 """Converts a model to int8: inputs and weights of layers pass through Q/DQ pairs, everything else stays float32.
 
 Several estimates of the values' ranges are compared with float32 on pictures that are used for nothing else, and the
-best one is taken. If its answers are still too wrong, the layers that int8 harms most are given back to float32.
+best one is taken. Then what int8 adds to the mean of each channel is subtracted from the biases (Nagel et al.,
+Data-free quantization through weight equalization and bias correction, 2019). If the answers are still too wrong, the
+layers that int8 harms most are given back to float32.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from edged.backends.ort.quantize import Runner
 from edged.errors import EngineUnusable, Unsuitable
 from edged.formatting import many
 from edged.jobs import int8_layers, int8_ranges, int8_repair
-from edged.jobs.int8_layers import Layer, Scales, Value
+from edged.jobs.int8_layers import Corrections, Layer, Scales, Value
 from edged.jobs.int8_pictures import Comparison, Outcome, Way
 from edged.jobs.int8_ranges import ESTIMATES, LARGEST, Range
 from edged.jobs.onnx_graph import LAYERS, QUANTISED, Model, describe_kept, keep_inputs, replace_nodes
@@ -31,6 +33,7 @@ from edged.jobs.onnx_walk import ONNX_DOMAINS
 from edged.tensors import Array
 
 _OPSET, _IR_VERSION = 13, 7  # the first whose QuantizeLinear takes a scale for each channel
+_KEPT, _KEPT_BYTES = 16, 64 << 20  # calibration inputs that stay in memory
 _NAMED = 20  # layers that a note names
 _FUNCTIONS = frozenset(("Gelu", "HardSwish", "Mish", "Swish"))  # activations that ONNX defines as functions
 _STAND_IN = "Softsign"  # ONNX Runtime has a kernel for it, and folds it into no other node
@@ -51,17 +54,14 @@ def to_int8(
     with tempfile.TemporaryDirectory(prefix=".quantise-", dir=out.parent) as folder:
         work = Path(folder)
         prepared, notes = prepare(model, work)
-        layers, kept = int8_layers.choose(Model.read(prepared), depthwise=way.depthwise)
+        layers, kept = int8_layers.choose(Model.read(prepared), depthwise=way.asymmetric)
         if not layers:
             raise Unsuitable(f"{source.name} has no layer that int8 would speed up; build it in another precision")
-        if way.depthwise and not any(layer.value.by_channel for layer in layers):
-            raise Unsuitable("no depthwise convolution can be int8, so this would be the same as the other int8 engine")
         made = _Conversion(prepared, layers, work, way)
         made.measure(_checked(model, calibration))
         if way.comparison is not None and way.comparison.samples:
-            made.choose_ranges(way.comparison)
-            made.repair(way.comparison)
-        result = made.write("quantised", made.layers)
+            made.improve(way.comparison)
+        result = made.write(made.layers)
         int8_layers.check(result, [layer.node for layer in made.layers])
         _restore_header(result.proto, model.proto)
         result.write(out)
@@ -75,14 +75,15 @@ class _Conversion:
         self.layers, self.kept, self.notes = list(layers), tuple[str, ...](), list[str]()
         self._prepared, self._work, self._way = prepared, work, way
         self._scales: Scales = {}
+        self._corrections: Corrections = {}
         self._ranges: dict[Value, Range] = {}
-        self._outcome: Outcome | None = None
+        self._kept: list[Mapping[str, Array]] = []
 
     def measure(self, calibration: Iterable[Mapping[str, Array]]) -> None:
         """Measure the ranges of the layers' inputs, and cover the largest values."""
         values = list(dict.fromkeys(layer.value for layer in self.layers))
         notify = partial(self._way.notify, "calibrating")
-        self._ranges = int8_ranges.measure(self._prepared, values, calibration, self._work, notify)
+        self._ranges = int8_ranges.measure(self._prepared, values, self._some_kept(calibration), self._work, notify)
         if not self._ranges:
             raise Unsuitable("int8 needs calibration data; give the model sample pictures")
         for layer in self.layers:
@@ -92,20 +93,37 @@ class _Conversion:
                 )
         self._scales = self._scales_by(LARGEST)
 
-    def _scales_by(self, estimate: str) -> Scales:
-        return {value: int8_layers.scales_of(ESTIMATES[estimate](found)) for value, found in self._ranges.items()}
+    def _some_kept(self, calibration: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:
+        """Yield calibration data. Keep the first inputs in memory, for `_harm`."""
+        size = 0
+        for inputs in calibration:
+            size += sum(array.nbytes for array in inputs.values())
+            if not self._kept or (len(self._kept) < _KEPT and size <= _KEPT_BYTES):
+                self._kept.append(inputs)
+            yield inputs
 
-    def write(self, name: str, layers: Sequence[Layer], scales: Scales | None = None) -> Model:
+    def _scales_by(self, estimate: str) -> Scales:
+        covered = {value: ESTIMATES[estimate](found) for value, found in self._ranges.items()}
+        if not self._way.asymmetric:
+            return {value: int8_layers.symmetric(size) for value, size in covered.items()}
+        return {
+            value: int8_layers.asymmetric(
+                np.maximum(found.least, -covered[value]), np.minimum(found.most, covered[value])
+            )
+            for value, found in self._ranges.items()
+        }
+
+    def write(self, layers: Sequence[Layer], scales: Scales | None = None) -> Model:
         """Return the prepared model with these layers quantised."""
         model = Model.read(self._prepared)
-        int8_layers.quantise(model, layers, scales or self._scales)
+        int8_layers.quantise(model, layers, scales or self._scales, self._corrections)
         return Model(model.proto, model.folder)
 
-    def _try(self, layers: Sequence[Layer], scales: Scales, comparison: Comparison) -> Outcome:
+    def _try(self, layers: Sequence[Layer], comparison: Comparison, scales: Scales | None = None) -> Outcome:
         place = self._work / "trial.onnx"
         for old in (place, place.with_name(f"{place.name}.data")):
             old.unlink(missing_ok=True)
-        self.write("trial", layers, scales).write(place)
+        self.write(layers, scales).write(place)
         runner = Runner(place)
 
         def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -114,12 +132,26 @@ class _Conversion:
 
         return comparison.of(run)
 
-    def choose_ranges(self, comparison: Comparison) -> None:
+    def improve(self, comparison: Comparison) -> None:
+        """Choose the ranges, correct the biases, and give layers back to float32 if the answers are still too wrong."""
+        outcome = self._choose_ranges(comparison)
+        harm = int8_repair.harm(self._prepared, self.layers, self._scales, self._kept, self._work)
+        self._corrections = {layer: each.mean for layer, each in harm.items() if each.mean is not None}
+        corrected = self._try(self.layers, comparison)
+        if _rank(corrected) < _rank(outcome):
+            self.notes.append(f"biases are corrected: the outputs move by {corrected.loss:.3g}")
+            outcome = corrected
+        else:
+            self._corrections = {}
+        if not outcome.verdict.accepted:
+            self._repair(comparison, outcome, {layer: each.share for layer, each in harm.items()})
+
+    def _choose_ranges(self, comparison: Comparison) -> Outcome:
         """Take the estimate of ranges with which the answers are right, or, if there are several, nearest."""
         scales = {name: self._scales_by(name) for name in ESTIMATES}
-        found = {name: self._try(self.layers, each, comparison) for name, each in scales.items()}
-        best = min(found, key=lambda name: (not found[name].verdict.accepted, found[name].loss))
-        self._scales, self._outcome = scales[best], found[best]
+        found = {name: self._try(self.layers, comparison, each) for name, each in scales.items()}
+        best = min(found, key=lambda name: _rank(found[name]))
+        self._scales = scales[best]
         others = ", ".join(
             f"{name} {each.loss:.3g}{'' if each.verdict.accepted else ' and too wrong'}"
             for name, each in found.items()
@@ -129,25 +161,21 @@ class _Conversion:
         self.notes.append(
             f"ranges: {best}, which moves the outputs by {found[best].loss:.3g} on {pictures} set aside ({others})"
         )
+        return found[best]
 
-    def repair(self, comparison: Comparison) -> None:
-        """Give layers back to float32 if the answers are too wrong."""
-        before = self._outcome
-        if before is None or before.verdict.accepted:
-            return
+    def _repair(self, comparison: Comparison, before: Outcome, harm: Mapping[str, float]) -> None:
+        """Give layers back to float32. `harm` ranks them."""
         problem = f"int8 is too wrong on the pictures set aside: {before.verdict.reason}"
         if not self._way.repair_s:
             self.notes.append(f"{problem}; repairs are off (int8.repair_s)")
             return
         until = time.monotonic() + self._way.repair_s
-        inputs = [sample.inputs for sample in comparison.samples]
-        harm = int8_repair.rank(self._prepared, self.layers, self._scales, inputs, self._work)
         ranked = sorted(self.layers, key=lambda layer: list(harm).index(layer.node))
         outcomes: dict[frozenset[int], Outcome] = {}
 
         def is_right(given_back: frozenset[int]) -> bool:
             layers = [layer for place, layer in enumerate(ranked) if place not in given_back]
-            outcomes[given_back] = self._try(layers, self._scales, comparison)
+            outcomes[given_back] = self._try(layers, comparison)
             return outcomes[given_back].verdict.accepted
 
         search = int8_repair.give_back(len(ranked), is_right, lambda: time.monotonic() < until)
@@ -157,16 +185,21 @@ class _Conversion:
             self.notes.append(f"{problem}; {end} {trials}")
             return
         returned = [ranked[place] for place in sorted(search.given_back)]
-        self._outcome = outcomes[search.given_back]
+        after = outcomes[search.given_back]
         self.kept = describe_kept((layer.kind, "int8 made the answers too wrong") for layer in returned)
         named = ", ".join(f"{layer.node} ({harm[layer.node]:.3g})" for layer in returned[:_NAMED])
         more = f" and {len(returned) - _NAMED} more" if len(returned) > _NAMED else ""
         self.notes.append(
             f"repaired: {len(returned)} of {many(len(ranked), 'layer')} compute in float32 again after {trials}, which"
-            f" moves the outputs by {self._outcome.loss:.3g} instead of {before.loss:.3g}: {named}{more}"
+            f" moves the outputs by {after.loss:.3g} instead of {before.loss:.3g}: {named}{more}"
             f" (in brackets: how far int8 moves the layer's own output); before: {before.verdict.reason}"
         )
         self.layers = [layer for layer in self.layers if layer not in returned]
+
+
+def _rank(outcome: Outcome) -> tuple[bool, float]:
+    """Order outcomes: the right ones first, then the nearest."""
+    return not outcome.verdict.accepted, outcome.loss
 
 
 def _checked(model: Model, calibration: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:

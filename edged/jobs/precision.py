@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, cast
 
 import msgspec
 
-from edged.backends.contract import INT8_DEPTHWISE, Composition, Order
+from edged.backends.contract import INT8_ASYMMETRIC, Composition, Order
 from edged.ipc import job_messages as jobs
 from edged.jobs import int8_pictures
 from edged.jobs.int8_pictures import Way
@@ -50,7 +50,7 @@ def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progres
             report(jobs.Progress(phase))
 
         inputs, comparison = int8_pictures.plan(job, notes)
-        way = Way(order.recipe.options == INT8_DEPTHWISE, comparison, job.repair_s, notify)
+        way = Way(order.recipe.options == INT8_ASYMMETRIC, comparison, job.repair_s, notify)
     precision = cast(Precision, order.recipe.precision)  # a backend has no others in `in_graph`
     made = convert(Path(order.model), precision, folder / _GRAPH, inputs, way)
     if made.path != order.model:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import edged
-from edged.backends.contract import INT8_DEPTHWISE, Recipe
+from edged.backends.contract import INT8_ASYMMETRIC, Recipe
 from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.builder import Builder, Task
@@ -30,7 +30,7 @@ INT8 = {"family": "classification", "precisions": "int8"}
 RECIPES = [
     Recipe("onnxruntime", precision="int8"),
     Recipe("openvino", precision="int8"),
-    Recipe("openvino", precision="int8", options=INT8_DEPTHWISE),
+    Recipe("openvino", precision="int8", options=INT8_ASYMMETRIC),
 ]
 
 
@@ -48,7 +48,7 @@ def make(proto: onnx.ModelProto, recipe: Recipe, folder: Path, **settings: str) 
     return run(builder.make(task, lambda progress: None, plenty), 120)
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=["onnxruntime", "openvino", "openvino depthwise"])
+@pytest.mark.parametrize("recipe", RECIPES, ids=["onnxruntime", "openvino", "openvino asymmetric"])
 def test_int8_engine_of_a_model_with_a_bad_layer_is_repaired_and_accepted(recipe: Recipe, tmp_path: Path) -> None:
     record = make(classifier(bad=[1]), recipe, tmp_path)
     assert record.verdict.accepted, record.verdict.reason

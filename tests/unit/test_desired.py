@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import edged
 from edged.backends import registry
-from edged.backends.contract import INT8_DEPTHWISE, REFERENCE, Recipe
+from edged.backends.contract import INT8_ASYMMETRIC, REFERENCE, Recipe
 from edged.config import Engines
 from edged.device.fingerprint import Device, Fingerprint, probe
 from edged.device.validity import relevant
@@ -267,7 +267,7 @@ def test_desired_int8_only_if_set() -> None:
         *(Recipe("onnxruntime"), Recipe("openvino")),
         Recipe("onnxruntime", precision="int8"),
         Recipe("openvino", precision="int8"),
-        Recipe("openvino", precision="int8", options=INT8_DEPTHWISE),
+        Recipe("openvino", precision="int8", options=INT8_ASYMMETRIC),
     )
 
 
@@ -286,7 +286,7 @@ def test_desired_precision_that_the_box_does_not_have_leaves_the_reference_alone
 
 def test_desired_second_int8_recipe_is_for_openvino_on_the_cpu_only() -> None:
     facts = gpu(compute_capability="8.6") | probe(BOXES / "intel-nuc-14-npu").facts
-    found = [recipe for recipe in candidates({"precisions": "int8"}, facts) if recipe.options == INT8_DEPTHWISE]
+    found = [recipe for recipe in candidates({"precisions": "int8"}, facts) if recipe.options == INT8_ASYMMETRIC]
     assert [(recipe.backend, recipe.device) for recipe in found] == [("openvino", "cpu")]
 
 

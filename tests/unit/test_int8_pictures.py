@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edged.backends.contract import INT8_DEPTHWISE, Recipe
+from edged.backends.contract import INT8_ASYMMETRIC, Recipe
 from edged.engines import child
 from edged.engines.desired import complete
 from edged.errors import Superseded, Unsuitable
@@ -167,5 +167,5 @@ def test_child_of_a_build_may_read_the_frames_to_calibrate_on_only(tmp_path: Pat
 
 
 def test_recipes_of_int8_have_keys_of_their_own() -> None:
-    one, other = (msgspec.structs.replace(INT8, options=options) for options in ("", INT8_DEPTHWISE))
+    one, other = (msgspec.structs.replace(INT8, options=options) for options in ("", INT8_ASYMMETRIC))
     assert one.parts() != other.parts()

@@ -22,7 +22,7 @@ def of(*batches: np.ndarray) -> Range:
     """Return the range of absolute values [rows, n]."""
     found = Range(len(batches[0]))
     for batch in batches:
-        found.add(np.abs(batch).max(axis=1), np.abs(batch))
+        found.add(batch.min(axis=1), batch.max(axis=1), np.abs(batch))
     return found
 
 
@@ -67,7 +67,7 @@ def test_range_of_zeros_is_zero_and_of_infinity_infinite() -> None:
     assert [estimate(nothing).tolist() for estimate in ESTIMATES.values()] == [[0.0, 0.0]] * len(ESTIMATES)
     for wrong in (np.inf, np.nan):
         found = Range(1)
-        found.add(np.array([1.0]), np.array([[1.0, wrong]]))
+        found.add(np.array([0.0]), np.array([1.0]), np.array([[1.0, wrong]]))
         assert found.largest[0] == np.inf
 
 
@@ -91,6 +91,7 @@ def test_measure_returns_the_largest_values_of_tensors_and_channels(tmp_path: Pa
     assert len(calls) == 3
     assert found[Value("a")].largest == pytest.approx([max(each.max() for each in every)])
     assert found[Value("a", by_channel=True)].largest == pytest.approx(np.max([e.max(axis=1) for e in every], axis=0))
+    assert found[Value("a", by_channel=True)].least.tolist() == [0.0, 0.0, 0.0]
     assert found[Value("a")].counts.sum() == sum(each.size for each in every)
 
 
@@ -107,3 +108,10 @@ def test_measure_samples_large_values_but_finds_their_maximum(tmp_path: Path) ->
     assert found.largest == 77.0
     assert 40_000 < found.counts.sum() < 90_000
     assert found.percentile(0.5)[0] == pytest.approx(0.5, abs=0.05)
+
+
+def test_range_has_both_ends() -> None:
+    found = of(np.array([[-3.0, 1.0], [0.5, 2.0]]), np.array([[-1.0, 2.0], [1.0, 1.0]]))
+    assert found.least.tolist() == [-3.0, 0.0]
+    assert found.most.tolist() == [2.0, 2.0]
+    assert found.largest.tolist() == [3.0, 2.0]

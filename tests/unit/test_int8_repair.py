@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,10 @@ import pytest
 from onnx import numpy_helper
 
 from edged.backends.contract import REFERENCE, Order
-from edged.jobs.int8_layers import choose, scales_of
+from edged.jobs.int8_layers import choose, symmetric
 from edged.jobs.int8_pictures import Comparison, Way
 from edged.jobs.int8_ranges import measure
-from edged.jobs.int8_repair import MOST_TRIALS, give_back, rank
+from edged.jobs.int8_repair import MOST_TRIALS, give_back, harm
 from edged.jobs.onnx_graph import Model
 from edged.jobs.onnx_int8 import prepare
 from edged.jobs.precision import Converted, convert
@@ -24,6 +25,7 @@ from edged.verification.probes import PICTURE, Probe
 from edged.verification.standard import TOLERANCES, Tolerance
 from edged.vision.family import Recognition, Thresholds
 from tests import models
+from tests.models import OPSET
 from tests.unit import precision_models as nets
 from tests.unit.precision_models import CHANNELS, conv, network, store
 
@@ -87,7 +89,7 @@ def test_give_back_returns_the_best_so_far_when_the_time_ends(seconds: int, expe
 # -- real models ----------------------------------------------------------------------------------------------------
 
 
-def spread(layers: int = 3) -> onnx.ModelProto:
+def spread(layers: int = 3, opset: int = OPSET) -> onnx.ModelProto:
     """A chain of convolutions. The input of the second has channels of very different size, and its weights make up for
     that, so one scale for its input loses the small ones."""
     sizes = np.geomspace(1, 30_000, CHANNELS).astype(np.float32)
@@ -98,20 +100,26 @@ def spread(layers: int = 3) -> onnx.ModelProto:
     for number in range(1, layers):
         constants.append(nets.random(f"w{number}x", CHANNELS, CHANNELS, 3, 3))
         between.append(conv(f"c{number - 1}", f"c{number}", f"w{number}x"))
-    return network([*between, f"b = Identity(c{layers - 1})"], constants)
+    return network([*between, f"b = Identity(c{layers - 1})"], constants, opset=opset)
 
 
-def test_rank_puts_the_layer_first_whose_own_output_moves_most(tmp_path: Path) -> None:
-    prepared, _ = prepare(Model.read(store(spread(4), tmp_path)), tmp_path)
+@pytest.mark.parametrize("opset", [13, 20])
+def test_harm_is_greatest_for_the_layer_whose_own_output_moves_most(tmp_path: Path, opset: int) -> None:
+    prepared, _ = prepare(Model.read(store(spread(4, opset=opset), tmp_path)), tmp_path)
     layers, _ = choose(Model.read(prepared), depthwise=False)
-    values = {layer.value for layer in layers}
-    found = measure(prepared, values, [nets.picture(seed) for seed in range(4)], tmp_path, lambda: None)
-    scales = {value: scales_of(each.largest) for value, each in found.items()}
-    harm = rank(prepared, layers, scales, [nets.picture(9)], tmp_path)
-    (worst, most), (_, second), *others = harm.items()
-    assert (worst, len(harm)) == ("conv c0", len(layers))
-    assert most > 5 * second
-    assert all(0 < each <= second for _, each in others)
+    pictures = [nets.picture(seed) for seed in range(4)]
+    found = measure(prepared, {layer.value for layer in layers}, pictures, tmp_path, lambda: None)
+    scales = {value: symmetric(each.largest) for value, each in found.items()}
+    each = harm(prepared, layers, scales, pictures[:2], tmp_path)
+    shares = {layer: found.share for layer, found in each.items()}
+    worst, second, *others = shares
+    assert (worst, len(shares)) == ("conv c0", len(layers))
+    assert shares[worst] > 5 * shares[second]
+    assert all(0 < shares[other] <= shares[second] for other in others)
+    means = each[second].mean
+    assert means is not None
+    assert means.shape == (CHANNELS,)
+    assert means.any()
 
 
 def quantised(
@@ -152,9 +160,9 @@ def test_convert_bad_layer_is_found_and_given_back(tmp_path: Path) -> None:
 def test_convert_right_model_is_not_repaired_and_names_its_ranges(tmp_path: Path) -> None:
     made, graph, _ = quantised(nets.chain(4), tmp_path)
     assert len(in_int8(graph)) == 3
-    (note,) = made.notes
-    assert note.startswith("ranges: ")
-    assert "2 pictures set aside" in note
+    assert made.notes[0].startswith("ranges: ")
+    assert "2 pictures set aside" in made.notes[0]
+    assert not any("wrong" in note or "repaired" in note for note in made.notes)
 
 
 def test_convert_hopeless_model_is_built_and_says_so(tmp_path: Path) -> None:
@@ -191,3 +199,11 @@ def test_convert_outliers_make_another_range_than_the_largest_value_best(tmp_pat
     made = convert(source, "int8", folder / "int8.onnx", calibration, Way(comparison=comparison))
     assert not made.notes[0].startswith("ranges: largest value")
     assert "largest value" in made.notes[0]
+
+
+def test_convert_biases_are_corrected_if_that_brings_the_answers_nearer(tmp_path: Path) -> None:
+    made, graph, _ = quantised(nets.chain(6), tmp_path)
+    (note,) = (note for note in made.notes if note.startswith("biases are corrected"))
+    before, after = (float(re.findall(r"by ([0-9.e-]+)", text)[0].rstrip(".")) for text in (made.notes[0], note))
+    assert after < before
+    assert len([tensor for tensor in graph.initializer if tensor.name.endswith(".bias")]) == 5

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backends.contract import INT8_DEPTHWISE, REFERENCE, Parallelism, Recipe
+from edged.backends.contract import INT8_ASYMMETRIC, REFERENCE, Parallelism, Recipe
 from edged.engines import views
 from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.plan import PlannedModel
@@ -23,7 +23,7 @@ from tests.unit.control_room import entry, key_of, model, record_of, serve
 EXACT, HALF = Recipe("openvino"), Recipe("openvino", precision="bf16")
 OTHER = Recipe("onnxruntime")
 INT8 = Recipe("openvino", precision="int8")
-DEEP = msgspec.structs.replace(INT8, options=INT8_DEPTHWISE)
+DEEP = msgspec.structs.replace(INT8, options=INT8_ASYMMETRIC)
 
 
 def world(costs: dict[Recipe, float | None], serving: Recipe = REFERENCE, **settings: str) -> PlannedModel:
