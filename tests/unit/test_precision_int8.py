@@ -256,6 +256,21 @@ def test_prepare_changes_no_answer(tmp_path: Path, proto: onnx.ModelProto) -> No
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize(
+    "line", ["b = HardSwish(a)", "b = Mish(a)", 'b = Gelu<approximate = "tanh">(a)', "b = HardSwish(w3)"]
+)
+def test_prepare_keeps_activations_whole_that_are_functions(tmp_path: Path, line: str) -> None:
+    """ONNX Runtime inlines them while it folds constants, and OpenVINO fuses only the whole into an int8 layer."""
+    source = store(network([line], [nets.random("w3", 1, CHANNELS, SIZE, SIZE)]), tmp_path)
+    prepared, _ = prepare(Model.read(source), tmp_path)
+    kinds = [node.op_type for node in onnx.load(prepared).graph.node]
+    if "w3" not in line:  # a constant may be folded
+        assert kinds == ["Conv", line.split()[2].split("(")[0].split("<")[0], "Conv"]
+    for sample in SAMPLES:
+        expected, found = (np.asarray(answers(path, sample)["y"], float) for path in (source, prepared))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_convert_weights_in_constant_nodes_are_found_without_folding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
