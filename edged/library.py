@@ -186,7 +186,7 @@ def _ignore(progress: Progress) -> None:
 def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
     """Open the fastest engine that can be opened; the reference is tried last."""
     engines = planned.engines.values()
-    ready = [e for e in engines if e.state is EngineState.READY and not views.is_doubted(e, engines)]
+    ready = [e for e in engines if e.state is EngineState.READY and views.may_serve(e, engines)]
     ready.sort(key=lambda e: views.cost(planned, e, parallelism=ONE_INSTANCE) or math.inf)
     reference = [e for e in planned.engines.values() if e.recipe.is_reference and e not in ready]
     refusal: EdgedError = EngineUnusable("no backend is installed")

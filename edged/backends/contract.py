@@ -30,6 +30,10 @@ UNOPTIMISED = "none"
 Nodes: TypeAlias = dict[str, dict[str, int]]
 
 
+# The option of int8 recipes whose activations have zero points, and, before depthwise convolutions, a scale for each
+# channel.
+INT8_ASYMMETRIC = "asymmetric"
+
 # How hard a build tries. After a failure for lack of memory or time, less effort is requested. An engine of less effort
 # is equally valid, but may be slower.
 Effort: TypeAlias = Literal["full", "reduced", "least"]

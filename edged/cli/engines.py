@@ -15,6 +15,7 @@ from rich.table import Table
 
 from edged import formatting, packages
 from edged.api_types import Composition, EngineInfo, Explanation
+from edged.backends.contract import INT8_ASYMMETRIC
 from edged.cli import common, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import (
@@ -246,7 +247,8 @@ def _how(engine: EngineInfo) -> str:
     level = engine.parts.get("recipe.optimization", "?")
     device = "" if engine.device == "cpu" else f" on {engine.device}"
     many = f", {engine.instances} at a time" if engine.instances > 1 else ""
-    return f"{engine.backend}{device} ({level}{'' if threads == '0' else f', threads {threads}'}{many})"
+    recipe = ", asymmetric" if engine.parts.get("recipe.options") == INT8_ASYMMETRIC else ""
+    return f"{engine.backend}{device} ({level}{'' if threads == '0' else f', threads {threads}'}{recipe}{many})"
 
 
 def _speed(engine: EngineInfo) -> str:

@@ -40,22 +40,25 @@ from edged.models.finding import Finding
 from edged.models.identity import file_digest
 from edged.models.inspection import Inspection, too_large
 from edged.models.model import Model
+from edged.models.settings import repair_seconds
 from edged.store import atomic, sealed
 from edged.store.judgement import Judgement
 from edged.store.key import EngineKey
 from edged.store.record import Blocks, BuildFacts, EngineRecord, Verdict
 from edged.store.sealed import Later, at_once
 from edged.store.store import Store
+from edged.verification import user_samples
 from edged.verification.golden import SUFFIX, Sample, is_whole, prune
 from edged.verification.golden import load as load_golden
 from edged.verification.shape_range import ShapeRange
-from edged.verification.standard import Standard, coarser
+from edged.verification.standard import Standard, coarser, tolerance
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged.engines")
 _DEFAULT_ADMISSION = AdmissionLimits()
 _LEAST = 1 << 20  # free bytes below which a disk counts as full
 _READ_FORMAT = 8  # of cached inspections; raise it when `edged.jobs.inspect`, or a check that it calls, changes
+_REPAIR_SHARE = 0.5  # of a build's time limit, for repairs of int8
 _KEPT = 1000  # cached inspections; the oldest belong to models that were refused and removed
 
 OnProgress: TypeAlias = Callable[[jobs.Progress], None]
@@ -315,6 +318,14 @@ class Builder:
         timings = self._timings / f"{task.recipe.backend}-{capability or task.key.generation}"
         order = msgspec.structs.replace(order, capability=capability, timings=str(timings))
         job = jobs.Build(order, str(out), model.recognition, model.samples, _version(task))
+        if task.recipe.precision == "int8":
+            settings = model.entry.settings
+            job = msgspec.structs.replace(
+                job,
+                tolerance=tolerance(settings, "int8", model.inspection.arithmetic),
+                collected=user_samples.calibration_frames(model.collected),
+                repair_s=min(repair_seconds(settings), _REPAIR_SHARE * limits.seconds),
+            )
         return await run(
             job, jobs.Built, limits, on_progress=on_progress, patience=self._patience(model, task.recipe.backend)
         )

@@ -383,6 +383,8 @@ def _reads(job: jobs.Job) -> Iterator[str]:
         yield from job.files
     if isinstance(job, (jobs.CheckSamples, jobs.MakeGolden, jobs.Build, jobs.CompareLevels, Prove)):
         yield from job.samples
+    if isinstance(job, jobs.Build) and job.collected is not None:
+        yield from job.collected.calibrate
     if isinstance(job, jobs.Check):
         yield from job.given.values()
     yield from _packages(job)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from edged.backends import registry
-from edged.backends.contract import REFERENCE, Recipe
+from edged.backends.contract import INT8_ASYMMETRIC, REFERENCE, Recipe
 from edged.backends.profile import PREFIX, Profile
 from edged.backends.trt import options as trt_options
 from edged.device import fatbin
@@ -74,26 +74,44 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
     counts = model_settings.threads(settings)
     wanted = model_settings.backends(settings) or registry.usable(facts)
     reference = Recipe(REFERENCE.backend, optimization=REFERENCE.optimization, threads=counts[0])
-    others = (
-        Recipe(backend, device.name, precision, threads=count)
+    others = [
+        Recipe(backend, device.name, precision, threads=count, options=option)
         for device in devices(Fingerprint(dict(facts)))
         for backend in wanted
         for precision in precisions(backend, device, settings, facts)
         if is_decoded or precision == REFERENCE.precision or PRECISIONS in settings
+        for option in _options(backend, device, precision)
         for count in (counts if device.kind == "cpu" else (0,))
-    )
+    ]
+    named = model_settings.precisions(settings)
+    if named is not None and not any(recipe.precision in named for recipe in others):
+        return (reference,)  # there is nothing to compare fp32 with
+    # A lower precision serves only if it is faster than every exact engine. On a CPU, where a build takes seconds,
+    # the exact engines are made first, so that it does not serve until they are known.
+    others.sort(key=lambda recipe: recipe.device == "cpu" and recipe.precision != REFERENCE.precision)
     return tuple(dict.fromkeys((reference, *others)))
+
+
+def _options(backend: str, device: Device, precision: str) -> tuple[str, ...]:
+    """Return the options of the recipes to try. Only OpenVINO on a CPU has int8 kernels for zero points, and for
+    depthwise convolutions with a scale for each channel of the input."""
+    has_kernels = (backend, device.kind, precision) == ("openvino", "cpu", "int8")
+    return ("", INT8_ASYMMETRIC) if has_kernels else ("",)
 
 
 def precisions(backend: str, device: Device, settings: Mapping[str, str], facts: Mapping[str, str]) -> tuple[str, ...]:
     """Return the precisions to try with a backend on a device: those of the setting `precisions` that the backend
-    supports; without the setting, those that suit the hardware. Empty if the backend cannot use the device."""
+    supports; without the setting, those that suit the hardware. Empty if the backend cannot use the device.
+
+    fp32 is always tried: a lower precision only serves if it is faster, and fp32 replaces one that is rejected.
+    """
     known = _PRECISIONS.get((backend, device.kind), {})
     if not _is_usable(backend, device, facts):
         return ()
     chosen = model_settings.precisions(settings)
     if chosen is not None:
-        return tuple(precision for precision in chosen if precision in known)
+        exact = () if REFERENCE.precision in chosen else (REFERENCE.precision,)
+        return tuple(precision for precision in (*exact, *chosen) if precision in known)
     instructions = frozenset(facts.get("cpu.features", "").split())
     return tuple(precision for precision, suits in known.items() if suits(device, instructions))
 
@@ -140,7 +158,8 @@ def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Re
 
 def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
     if recipe.precision == "int8":
-        digest = user_samples.calibration_digest(model.recognition, model.samples, model.content)
+        collection = model.collected.id if model.collected is not None else ""
+        digest = user_samples.calibration_digest(model.recognition, model.samples, model.content, collection)
         if not digest:
             raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {model.recognition.picture}")
         recipe = msgspec.structs.replace(recipe, calibration=digest)

@@ -150,7 +150,7 @@ def _evicted(record: EngineRecord) -> EngineRecord:
 def _best(planned: PlannedModel) -> str:
     """Return the key of the engine that would be opened if none served, as after a start; empty if there is none."""
     engines = planned.engines.values()
-    usable = [engine for engine in engines if engine.is_usable and not views.is_doubted(engine, engines)]
+    usable = [engine for engine in engines if engine.is_usable and views.may_serve(engine, engines)]
     costs = {engine.digest: views.cost(planned, engine) for engine in usable}
     return min(costs, key=lambda key: (costs[key] is None, costs[key] or 0.0, key), default="")
 

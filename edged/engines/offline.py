@@ -126,7 +126,11 @@ def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[Desi
     chosen = {"precisions": ",".join(precisions)} if precisions else {}
     entry = msgspec.structs.replace(model.entry, settings={**model.entry.settings, **chosen, "backends": BACKEND})
     wanted = desired(on.fingerprint, msgspec.structs.replace(model, entry=entry))
-    found = tuple(engine for engine in wanted if engine.recipe.device == "cuda:0")
+    found = tuple(
+        engine
+        for engine in wanted
+        if engine.recipe.device == "cuda:0" and (not precisions or engine.recipe.precision in precisions)
+    )
     if not found:
         asked = f" in {', '.join(precisions)}" if precisions else ""
         raise InvalidInput(f"TensorRT-RTX can build no engine for {on.name}{asked}")

@@ -22,7 +22,8 @@ class EngineView(msgspec.Struct, frozen=True):
 
     `cost` is the time of one inference divided by the reference's. Both were timed alternately, so costs of different
     days can be compared. If the model is busy, the times are those with all instances at work. A precision coarser than
-    requested adds to the cost (`views.cost`). A doubted engine does not serve.
+    requested adds to the cost (`views.cost`). A doubted engine does not serve, nor does one that is
+    outpaced: of lower precision, and not faster than float32.
     """
 
     key: str
@@ -31,6 +32,7 @@ class EngineView(msgspec.Struct, frozen=True):
     lane: str = "cpu"  # engines of one lane are made one after the other
     usable: bool = False  # in the store, accepted and whole, also while it is being made again
     is_doubted: bool = False
+    is_outpaced: bool = False
     edition: str = ""  # identifies the build
     apart: str = ""  # the separate host that it belongs in; empty for the shared host
     cost: float | None = None
@@ -190,8 +192,8 @@ def _open(model: ModelView, now: float) -> Open | None:
     if model.outdated and serving is None:
         return _replace_outdated(model, able)
     if serving is None or (
-        serving not in able and _is_wrong(serving)
-    ):  # an engine with wrong answers is replaced at once
+        serving not in able and (_is_wrong(serving) or serving.is_outpaced)
+    ):  # an engine that must not serve is replaced at once
         return _opened(model, _first_choice(able))
     best = min(able, key=_cost)
     is_in_form = serving.parallelism == model.parallelism
@@ -225,7 +227,7 @@ def _replace_outdated(model: ModelView, able: list[EngineView]) -> Open | None:
 def _can_open(engine: EngineView) -> bool:
     # A reference needs no build. Only an attempt shows whether it opens; `open_at` says when to try again. Its verdict
     # does not matter: its answers are right by definition, even if they differ from run to run.
-    return (engine.usable and not engine.is_doubted) or engine.recipe.is_reference
+    return (engine.usable and not engine.is_doubted and not engine.is_outpaced) or engine.recipe.is_reference
 
 
 def _cost(engine: EngineView) -> float:

@@ -133,7 +133,7 @@ def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_comm
                 engine.digest,
                 name,
                 _state(engine, planned.serving),
-                _awaited(engine, name) if by_command else engine.reason,
+                _reason(planned, engine, by_command),
                 engine.key.parts,
                 engine.record,
                 store,
@@ -153,11 +153,15 @@ def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_comm
     return reports
 
 
-def _awaited(engine: PlannedEngine, model: str) -> str:
-    """Return the reason for the engine's state if engines are built by command only."""
-    if engine.state is not EngineState.ABSENT or engine.request is not Request.NONE or engine.recipe.is_reference:
+def _reason(planned: PlannedModel, engine: PlannedEngine, by_command: bool) -> str:
+    """Return the reason for the engine's state; for a ready engine of lower precision, why it does not serve.
+    `by_command`: engines are built by command only."""
+    is_awaited = engine.state is EngineState.ABSENT and engine.request is Request.NONE
+    if engine.reason:
         return engine.reason
-    return engine.reason or f"built by command only (engines.build): edged engines rebuild {model}"
+    if by_command and is_awaited and not engine.recipe.is_reference:
+        return f"built by command only (engines.build): edged engines rebuild {planned.entry.name}"
+    return views.why_not(engine, planned) if engine.state is EngineState.READY else ""
 
 
 def status(controller: Controller) -> StatusInfo:

@@ -121,6 +121,7 @@ def _engine(planned: PlannedModel, engine: PlannedEngine, is_busy: bool) -> Engi
         edition=engine.edition,
         apart=engine.apart,
         is_doubted=is_doubted(engine, planned.engines.values()),
+        is_outpaced=is_outpaced(engine, planned.engines.values(), is_busy),
         cost=cost(planned, engine, is_busy),
         parallelism=ONE_INSTANCE if fastest is None else fastest.parallelism,
         retry_at=engine.retry_at,
@@ -161,38 +162,63 @@ def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> boo
     return any(e.state is EngineState.REJECTED for e in exact) and not any(e.is_usable for e in exact)
 
 
+def is_outpaced(engine: PlannedEngine, engines: Collection[PlannedEngine], is_busy: bool = False) -> bool:
+    """Whether an engine of lower precision must not serve because it is not faster than the fastest float32 engine that
+    can be opened. An engine that was not timed is not."""
+    gain = _gain(engine, engines, is_busy)
+    return engine.recipe.precision != EXACT and gain is not None and gain <= 1.0
+
+
+def may_serve(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> bool:
+    """Whether an engine may serve if its answers passed."""
+    return not is_doubted(engine, engines) and not is_outpaced(engine, engines)
+
+
 def precision_reason(planned: PlannedModel) -> str:
     """Return in a few words why the serving engine has its precision; empty if no engine serves."""
     serving = planned.engines.get(planned.serving or "")
     if serving is None:
         return ""
-    rivals = [each for each in planned.engines.values() if each.recipe.precision != EXACT]
     if serving.recipe.precision != EXACT:
-        gain = _gain(serving, planned)
+        gain = _gain(serving, planned.engines.values())
         asked = not _is_unasked(serving.recipe, planned.entry.settings)
         return "as set" if asked else "decoded alike" + (f", {gain:.1f}x as fast as fp32" if gain else "")
-    reasons = sorted({f"{each.recipe.precision} {why}" for each in rivals if (why := _against(each, planned))})
-    return "; ".join(["exact", *reasons])
+    reasons = dict[str, str]()
+    # Of several engines of a precision, the reason for the fastest.
+    for each in sorted(planned.engines.values(), key=lambda each: _gain(each, planned.engines.values()) or 0.0):
+        if why := why_not(each, planned):
+            reasons[each.recipe.precision] = f"{each.recipe.precision} {why}"
+    return "; ".join(["exact", *sorted(reasons.values())])
 
 
-def _against(engine: PlannedEngine, planned: PlannedModel) -> str:
-    """Return why an engine of lower precision does not serve; empty if unknown."""
+def why_not(engine: PlannedEngine, planned: PlannedModel) -> str:
+    """Return in a few words why an engine of lower precision does not serve; empty for other engines, and if it is not
+    known."""
+    engines = planned.engines.values()
+    if engine.recipe.precision == EXACT or engine.digest == planned.serving:
+        return ""
     if engine.state is EngineState.REJECTED:
         return "answers differ"
-    if is_doubted(engine, planned.engines.values()):
+    if is_doubted(engine, engines):
         return f"not trusted, because {engine.recipe.backend} in fp32 gives wrong answers"
-    gain = _gain(engine, planned) if engine.is_usable else None
-    return f"{gain:.1f}x as fast" if gain is not None else ""
+    gain = _gain(engine, engines) if engine.is_usable else None
+    if gain is None:
+        return ""
+    return f"{gain:.1f}x as fast as fp32" + (", not used" if gain <= 1.0 else "")
 
 
-def _gain(engine: PlannedEngine, planned: PlannedModel) -> float | None:
-    """Return the speed of an engine as a multiple of the fastest float32 engine's; None if either was not timed."""
-    own = engine.record.cost if engine.record is not None else None
-    exact = [
-        e.record.cost for e in planned.engines.values() if e.recipe.precision == EXACT and e.record and e.is_usable
-    ]
+def _gain(engine: PlannedEngine, engines: Collection[PlannedEngine], is_busy: bool = False) -> float | None:
+    """Return the speed of an engine as a multiple of the fastest float32 engine's that can be opened; None if either
+    was not timed."""
+    own = _fastest(engine, is_busy)
+    exact = [_fastest(each, is_busy) for each in engines if each.recipe.precision == EXACT and each.may_open]
     known = [each for each in exact if each is not None]
     return min(known) / own if own and known else None
+
+
+def _fastest(engine: PlannedEngine, is_busy: bool) -> float | None:
+    speed = engine.record.fastest(is_busy=is_busy) if engine.record is not None else None
+    return None if speed is None else speed.cost(is_busy=is_busy)
 
 
 def _is_exact(recipe: Recipe) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from edged.backends.artefact import Artefact
 from edged.backends.contract import Composition, Order, Signature
 from edged.family_packages import Offer
+from edged.models.collected import Collected
 from edged.models.finding import Finding, Stage
 from edged.store.judgement import Box
 from edged.store.record import Blocks, Speed, Verdict
@@ -224,13 +225,20 @@ class Build(msgspec.Struct, frozen=True, tag=True):
     """Build an engine in the empty directory `out`. Answered by `Built`.
 
     `expects` is the version of the runtime in the engine's key; the job fails if another version is loaded.
+
+    The other fields are for int8. It is calibrated on the user's `samples` (paths) and on the frames to calibrate on in
+    `collected`. If its answers are outside of `tolerance`, layers are given back to float32, for at most `repair_s`
+    seconds. Without a tolerance answers are not compared.
     """
 
     order: Order
     out: str
     recognition: Recognition
-    samples: tuple[str, ...] = ()  # paths of the user's pictures, which an int8 engine is calibrated on
+    samples: tuple[str, ...] = ()
     expects: str = ""
+    tolerance: Tolerance | None = None
+    collected: Collected | None = None
+    repair_s: float = 0.0
 
 
 class Verify(msgspec.Struct, frozen=True, tag=True):

@@ -51,7 +51,7 @@ class Model:
     def __init__(self, proto: onnx.ModelProto, folder: Path) -> None:
         self.proto, self.graph, self.folder = proto, proto.graph, folder
         self.opset = next((entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
-        _sort(self.graph)
+        sort_nodes(self.graph)
         self.constants = {tensor.name: tensor for tensor in self.graph.initializer} | dict(_constant_nodes(self.graph))
         self.types = _types(proto)
         self.used = {name for node in self.graph.node for name in (*node.input, *captured(node))}
@@ -154,7 +154,7 @@ def _reading(tensor: TensorProto) -> Iterator[None]:
         raise EngineUnusable(f"the weights of {tensor.name!r} cannot be read: {one_line(error)}") from error
 
 
-def _sort(graph: onnx.GraphProto) -> None:
+def sort_nodes(graph: onnx.GraphProto) -> None:
     """Sort nodes so that producers come before consumers, as ONNX requires; otherwise in the order of the file."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     needs = [{producers[name] for name in (*node.input, *captured(node)) if name in producers} for node in graph.node]

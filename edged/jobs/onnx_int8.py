@@ -1,18 +1,17 @@
 """Converts a model to int8: inputs and weights of layers pass through Q/DQ pairs, everything else stays float32.
 
-The pairs are placed as TensorRT requires: before layers, never after them, so that following nodes can be fused;
-symmetric, with zero points of zero; float32 weights with their own pair and one scale for each channel; no pair for a
-bias. Scales are computed from the least and greatest value of each input on the calibration data.
-
-Two kinds of layers stay float32, because int8 gains little and costs accuracy: the last layers, whose outputs become
-coordinates and scores; and depthwise convolutions, whose channels differ in range but share one input scale.
+Several estimates of the values' ranges are compared with float32 on pictures that are used for nothing else, and the
+best one is taken. Then what int8 adds to the mean of each channel is subtracted from the biases (Nagel et al.,
+Data-free quantization through weight equalization and bias correction, 2019). If the answers are still too wrong, the
+layers that int8 harms most are given back to float32.
 """
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +21,27 @@ from onnx import helper
 
 from edged.backends.contract import one_line
 from edged.backends.ort import quantize as ort_quantize
+from edged.backends.ort.quantize import Runner
 from edged.errors import EngineUnusable, Unsuitable
-from edged.jobs.onnx_graph import FLOAT, LAYERS, QUANTISED, Layers, Model, describe_kept, keep_inputs, replace_nodes
+from edged.formatting import many
+from edged.jobs import int8_layers, int8_ranges, int8_repair
+from edged.jobs.int8_layers import Corrections, Layer, Scales, Value
+from edged.jobs.int8_pictures import Comparison, Outcome, Way
+from edged.jobs.int8_ranges import ESTIMATES, LARGEST, Range
+from edged.jobs.onnx_graph import LAYERS, QUANTISED, Model, describe_kept, keep_inputs, replace_nodes
+from edged.jobs.onnx_walk import ONNX_DOMAINS
 from edged.tensors import Array
 
 _OPSET, _IR_VERSION = 13, 7  # the first whose QuantizeLinear takes a scale for each channel
+_KEPT, _KEPT_BYTES = 16, 64 << 20  # calibration inputs that stay in memory
+_NAMED = 20  # layers that a note names
+_FUNCTIONS = frozenset(("Gelu", "HardSwish", "Mish", "Swish"))  # activations that ONNX defines as functions
+_STAND_IN = "Softsign"  # ONNX Runtime has a kernel for it, and folds it into no other node
+_PLAIN = Way()
 
 
 def to_int8(
-    source: Path, out: Path, calibration: Sequence[Mapping[str, Array]]
+    source: Path, out: Path, calibration: Iterable[Mapping[str, Array]], way: Way = _PLAIN
 ) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
     """Write the model in int8 as `out`. Write nothing if the model is quantised already.
 
@@ -40,23 +51,159 @@ def to_int8(
     model = Model.read(source)
     if any(node.op_type in QUANTISED for node in model.graph.node):
         return False, (), ("it is quantised already",)
-    _check(model, calibration)
-    with _workplace(out.parent) as work:
+    with tempfile.TemporaryDirectory(prefix=".quantise-", dir=out.parent) as folder:
+        work = Path(folder)
         prepared, notes = prepare(model, work)
-        chosen, kept = _choose(Model.read(prepared))
-        if not chosen:
+        layers, kept = int8_layers.choose(Model.read(prepared), depthwise=way.asymmetric)
+        if not layers:
             raise Unsuitable(f"{source.name} has no layer that int8 would speed up; build it in another precision")
-        made = work / "quantised.onnx"
-        ort_quantize.quantize(prepared, made, chosen, calibration)
-        result = Model.read(made)
-        check_result(result, chosen)
+        made = _Conversion(prepared, layers, work, way)
+        made.measure(_checked(model, calibration))
+        if way.comparison is not None and way.comparison.samples:
+            made.improve(way.comparison)
+        result = made.write(made.layers)
+        int8_layers.check(result, [layer.node for layer in made.layers])
         _restore_header(result.proto, model.proto)
         result.write(out)
-    return True, kept, notes
+    return True, (*kept, *made.kept), (*notes, *made.notes)
 
 
-def _check(model: Model, calibration: Sequence[Mapping[str, Array]]) -> None:
-    """Raise Unsuitable if the calibration data does not fit the model's inputs or is not finite."""
+class _Conversion:
+    """One prepared model on its way to int8: the layers to quantise, and the scales of their inputs."""
+
+    def __init__(self, prepared: Path, layers: Sequence[Layer], work: Path, way: Way) -> None:
+        self.layers, self.kept, self.notes = list(layers), tuple[str, ...](), list[str]()
+        self._prepared, self._work, self._way = prepared, work, way
+        self._scales: Scales = {}
+        self._corrections: Corrections = {}
+        self._ranges: dict[Value, Range] = {}
+        self._kept: list[Mapping[str, Array]] = []
+
+    def measure(self, calibration: Iterable[Mapping[str, Array]]) -> None:
+        """Measure the ranges of the layers' inputs, and cover the largest values."""
+        values = list(dict.fromkeys(layer.value for layer in self.layers))
+        notify = partial(self._way.notify, "calibrating")
+        self._ranges = int8_ranges.measure(self._prepared, values, self._some_kept(calibration), self._work, notify)
+        if not self._ranges:
+            raise Unsuitable("int8 needs calibration data; give the model sample pictures")
+        for layer in self.layers:
+            if not np.isfinite(self._ranges[layer.value].largest).all():
+                raise EngineUnusable(
+                    f"layer {layer.node} has no finite range on the calibration data; give other samples"
+                )
+        self._scales = self._scales_by(LARGEST)
+
+    def _some_kept(self, calibration: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:
+        """Yield calibration data. Keep the first inputs in memory, for `_harm`."""
+        size = 0
+        for inputs in calibration:
+            size += sum(array.nbytes for array in inputs.values())
+            if not self._kept or (len(self._kept) < _KEPT and size <= _KEPT_BYTES):
+                self._kept.append(inputs)
+            yield inputs
+
+    def _scales_by(self, estimate: str) -> Scales:
+        covered = {value: ESTIMATES[estimate](found) for value, found in self._ranges.items()}
+        if not self._way.asymmetric:
+            return {value: int8_layers.symmetric(size) for value, size in covered.items()}
+        return {
+            value: int8_layers.asymmetric(
+                np.maximum(found.least, -covered[value]), np.minimum(found.most, covered[value])
+            )
+            for value, found in self._ranges.items()
+        }
+
+    def write(self, layers: Sequence[Layer], scales: Scales | None = None) -> Model:
+        """Return the prepared model with these layers quantised."""
+        model = Model.read(self._prepared)
+        int8_layers.quantise(model, layers, scales or self._scales, self._corrections)
+        return Model(model.proto, model.folder)
+
+    def _try(self, layers: Sequence[Layer], comparison: Comparison, scales: Scales | None = None) -> Outcome:
+        place = self._work / "trial.onnx"
+        for old in (place, place.with_name(f"{place.name}.data")):
+            old.unlink(missing_ok=True)
+        self.write(layers, scales).write(place)
+        runner = Runner(place)
+
+        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            self._way.notify("comparing")
+            return runner.run(inputs)
+
+        return comparison.of(run)
+
+    def improve(self, comparison: Comparison) -> None:
+        """Choose the ranges, correct the biases, and give layers back to float32 if the answers are still too wrong."""
+        outcome = self._choose_ranges(comparison)
+        harm = int8_repair.harm(self._prepared, self.layers, self._scales, self._kept, self._work)
+        self._corrections = {layer: each.mean for layer, each in harm.items() if each.mean is not None}
+        corrected = self._try(self.layers, comparison)
+        if _rank(corrected) < _rank(outcome):
+            self.notes.append(f"biases are corrected: the outputs move by {corrected.loss:.3g}")
+            outcome = corrected
+        else:
+            self._corrections = {}
+        if not outcome.verdict.accepted:
+            self._repair(comparison, outcome, {layer: each.share for layer, each in harm.items()})
+
+    def _choose_ranges(self, comparison: Comparison) -> Outcome:
+        """Take the estimate of ranges with which the answers are right, or, if there are several, nearest."""
+        scales = {name: self._scales_by(name) for name in ESTIMATES}
+        found = {name: self._try(self.layers, comparison, each) for name, each in scales.items()}
+        best = min(found, key=lambda name: _rank(found[name]))
+        self._scales = scales[best]
+        others = ", ".join(
+            f"{name} {each.loss:.3g}{'' if each.verdict.accepted else ' and too wrong'}"
+            for name, each in found.items()
+            if name != best
+        )
+        pictures = many(len(comparison.samples), "picture")
+        self.notes.append(
+            f"ranges: {best}, which moves the outputs by {found[best].loss:.3g} on {pictures} set aside ({others})"
+        )
+        return found[best]
+
+    def _repair(self, comparison: Comparison, before: Outcome, harm: Mapping[str, float]) -> None:
+        """Give layers back to float32. `harm` ranks them."""
+        problem = f"int8 is too wrong on the pictures set aside: {before.verdict.reason}"
+        if not self._way.repair_s:
+            self.notes.append(f"{problem}; repairs are off (int8.repair_s)")
+            return
+        until = time.monotonic() + self._way.repair_s
+        ranked = sorted(self.layers, key=lambda layer: list(harm).index(layer.node))
+        outcomes: dict[frozenset[int], Outcome] = {}
+
+        def is_right(given_back: frozenset[int]) -> bool:
+            layers = [layer for place, layer in enumerate(ranked) if place not in given_back]
+            outcomes[given_back] = self._try(layers, comparison)
+            return outcomes[given_back].verdict.accepted
+
+        search = int8_repair.give_back(len(ranked), is_right, lambda: time.monotonic() < until)
+        trials = many(search.trials, "trial")
+        if search.given_back is None:
+            end = f"the {self._way.repair_s:g} s for repairs ended after" if search.is_cut_off else "not repaired in"
+            self.notes.append(f"{problem}; {end} {trials}")
+            return
+        returned = [ranked[place] for place in sorted(search.given_back)]
+        after = outcomes[search.given_back]
+        self.kept = describe_kept((layer.kind, "int8 made the answers too wrong") for layer in returned)
+        named = ", ".join(f"{layer.node} ({harm[layer.node]:.3g})" for layer in returned[:_NAMED])
+        more = f" and {len(returned) - _NAMED} more" if len(returned) > _NAMED else ""
+        self.notes.append(
+            f"repaired: {len(returned)} of {many(len(ranked), 'layer')} compute in float32 again after {trials}, which"
+            f" moves the outputs by {after.loss:.3g} instead of {before.loss:.3g}: {named}{more}"
+            f" (in brackets: how far int8 moves the layer's own output); before: {before.verdict.reason}"
+        )
+        self.layers = [layer for layer in self.layers if layer not in returned]
+
+
+def _rank(outcome: Outcome) -> tuple[bool, float]:
+    """Order outcomes: the right ones first, then the nearest."""
+    return not outcome.verdict.accepted, outcome.loss
+
+
+def _checked(model: Model, calibration: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:
+    """Yield calibration data. Raises Unsuitable if it does not fit the model's inputs or is not finite."""
     wanted = {
         value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         for value in model.graph.input
@@ -68,73 +215,11 @@ def _check(model: Model, calibration: Sequence[Mapping[str, Array]]) -> None:
             raise Unsuitable(f"calibration sample {number} has {_words(found)}, but the model takes {_words(wanted)}")
         if not all(np.isfinite(array).all() for array in sample.values() if array.dtype.kind == "f"):
             raise Unsuitable(f"calibration sample {number} has values that are not finite")
+        yield sample
 
 
 def _words(inputs: Mapping[str, np.dtype[np.generic]]) -> str:
     return ", ".join(f"{name} {dtype}" for name, dtype in inputs.items()) or "nothing"
-
-
-@contextlib.contextmanager
-def _workplace(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, in which the library also creates its temporary files."""
-    with tempfile.TemporaryDirectory(prefix=".quantise-", dir=folder) as work:
-        before, tempfile.tempdir = tempfile.tempdir, work
-        try:
-            yield Path(work)
-        finally:
-            tempfile.tempdir = before
-
-
-def _choose(model: Model) -> tuple[list[str], tuple[str, ...]]:
-    """Return the names of the layers to quantise, and why the other layers are not quantised."""
-    layers, chosen, kept = Layers(model), list[str](), list[tuple[str, str]]()
-    for index in sorted(layers.layers):
-        node = model.graph.node[index]
-        reason = "the last layer before an output" if index in layers.last else _obstacle(node, model)
-        if reason:
-            kept.append((node.op_type, reason))
-        else:
-            chosen.append(node.name)
-    return chosen, describe_kept(kept)
-
-
-def _obstacle(node: onnx.NodeProto, model: Model) -> str:
-    """Return why a layer cannot be quantised; empty if it can."""
-    if node.op_type not in ort_quantize.FORMS:
-        return "runtimes have no int8 kernel for it"
-    weights = model.constants.get(node.input[1])
-    if weights is None or weights.data_type != FLOAT or node.input[0] in model.constants:
-        return "its weights are not constant"
-    if model.types.get(node.input[0]) != FLOAT:
-        return "the type of its input is not known"
-    if node.op_type == "MatMul" and len(weights.dims) != 2:
-        return "its weights are not a matrix"
-    if len(weights.dims) > 2 and weights.dims[1] == 1 and _attribute(node, "group", 1) > 1:
-        return "depthwise: its channels differ too much for one scale"
-    # The library drops the factor `beta` of a bias that it does not quantise.
-    if node.op_type == "Gemm" and _attribute(node, "beta", 1.0) != 1.0:
-        return "its bias has a factor"
-    return ""
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
-    values = [onnx.helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name]
-    return float(values[0]) if values else default
-
-
-def check_result(model: Model, chosen: list[str]) -> None:
-    """Raise EngineUnusable unless the input and weights of each chosen layer come from Q/DQ pairs with finite positive
-    scales."""
-    producers = {name: node for node in model.graph.node for name in node.output}
-    layers = {node.name: node for node in model.graph.node}
-    for name in chosen:
-        for value in layers[name].input[:2]:
-            pair = producers.get(value)
-            if pair is None or pair.op_type != "DequantizeLinear":
-                raise EngineUnusable(f"quantising left layer {name} in float32; build it in another precision")
-            scales = model.array(model.constants[pair.input[1]])
-            if not np.all(np.isfinite(scales)) or not np.all(scales > 0):
-                raise EngineUnusable(f"layer {name} has no finite range on the calibration data; give other samples")
 
 
 # -- preparation and header -------------------------------------------------------------------------------------------
@@ -160,7 +245,6 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     ready = _fold(ready, work)
     _part_outputs(ready)
     _name_nodes(ready)
-    helper.set_model_props(ready.proto, ort_quantize.PREPARED)
     ready.write(work / "prepared.onnx")
     return work / "prepared.onnx", notes
 
@@ -178,12 +262,43 @@ def _raise_opset(model: Model, work: Path) -> Model:
 
 
 def _fold(model: Model, work: Path) -> Model:
-    plain, folded = work / "plain.onnx", work / "folded.onnx"
+    plain, hidden, folded = work / "plain.onnx", work / "hidden.onnx", work / "folded.onnx"
     model.write(plain)
-    ort_quantize.fold(plain, folded)
-    before, after = Model.read(plain), Model.read(folded)
+    before, without = Model.read(plain), Model.read(plain)
+    activations = _hide(without)
+    without.write(hidden)
+    ort_quantize.fold(hidden, folded)
+    after = Model.read(folded)
     is_foreign = {node.domain for node in after.graph.node} - {node.domain for node in before.graph.node}
-    return before if is_foreign else after  # other runtimes lack the operators that only ONNX Runtime has
+    # Other runtimes lack the operators that only ONNX Runtime has.
+    return before if is_foreign or not _show(after, activations) else after
+
+
+def _hide(model: Model) -> dict[str, onnx.NodeProto]:
+    """Replace activations that ONNX defines as functions by a stand-in, and return them by the name of the stand-in.
+
+    When ONNX Runtime folds, it also inlines functions. OpenVINO fuses such an activation into an int8 convolution, but
+    not the operators that it consists of.
+    """
+    hidden = {}
+    for node in model.graph.node:
+        if node.op_type in _FUNCTIONS and node.domain in ONNX_DOMAINS and node.input[0] not in model.constants:
+            name = model.new_name(f"hidden {node.op_type}")
+            hidden[name] = onnx.NodeProto.FromString(node.SerializeToString())
+            node.name, node.op_type = name, _STAND_IN
+            del node.attribute[:]
+    return hidden
+
+
+def _show(model: Model, hidden: Mapping[str, onnx.NodeProto]) -> bool:
+    """Undo `_hide`. Return whether every stand-in was found."""
+    found = 0
+    for node in model.graph.node:
+        if (activation := hidden.get(node.name)) is not None and node.op_type == _STAND_IN:
+            found += 1
+            node.op_type, node.name = activation.op_type, activation.name
+            node.attribute.extend(activation.attribute)
+    return found == len(hidden)
 
 
 def _part_outputs(model: Model) -> None:

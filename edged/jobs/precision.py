@@ -5,25 +5,24 @@ TensorRT 11 supports only this way, and all other runtimes accept such a graph t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 import msgspec
 
-from edged.backends.contract import Composition, Order
-from edged.errors import InvalidInput, Superseded, Unsuitable
+from edged.backends.contract import INT8_ASYMMETRIC, Composition, Order
 from edged.ipc import job_messages as jobs
+from edged.jobs import int8_pictures
+from edged.jobs.int8_pictures import Way
 from edged.tensors import Array
-from edged.verification import user_samples
-from edged.verification.pictures import TO_CALIBRATE
-from edged.verification.probes import Pictures, Probe
 
 Precision: TypeAlias = Literal["fp32", "fp16", "int8"]
-Calibration: TypeAlias = Sequence[Mapping[str, Array]]
+Calibration: TypeAlias = Iterable[Mapping[str, Array]]
+Report: TypeAlias = Callable[[jobs.Progress], None]
 
 _GRAPH = "model.onnx"
-_MOST_BYTES = 256 << 20  # of all inputs to calibrate with, which are held in memory meanwhile
+_PLAIN = Way()
 
 
 class Converted(msgspec.Struct, frozen=True):
@@ -38,17 +37,22 @@ class Converted(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def convert_order(job: jobs.Build, folder: Path) -> tuple[Order, Composition]:
+def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progress: None) -> tuple[Order, Composition]:
     """Convert a model into the empty `folder`. Return the order for it, and the layers that stay in float32.
 
     Raises Superseded if the calibration pictures are not those of the engine's key, and otherwise as `convert`.
     """
-    order, inputs = job.order, list[dict[str, Array]]()
-    notes: list[str] = []
+    order, way, notes = job.order, Way(), list[str]()
+    inputs: Calibration = ()
     if order.recipe.precision == "int8":
-        inputs = _calibration(job, notes)
+
+        def notify(phase: str) -> None:
+            report(jobs.Progress(phase))
+
+        inputs, comparison = int8_pictures.plan(job, notes)
+        way = Way(order.recipe.options == INT8_ASYMMETRIC, comparison, job.repair_s, notify)
     precision = cast(Precision, order.recipe.precision)  # a backend has no others in `in_graph`
-    made = convert(Path(order.model), precision, folder / _GRAPH, inputs)
+    made = convert(Path(order.model), precision, folder / _GRAPH, inputs, way)
     if made.path != order.model:
         external = tuple(path.name for path in sorted(folder.iterdir()) if path.name != _GRAPH)
         # The digest is left out, because it is that of the original model.
@@ -56,44 +60,14 @@ def convert_order(job: jobs.Build, folder: Path) -> tuple[Order, Composition]:
     return order, Composition(kept=made.kept_fp32, notes=(*made.notes, *notes))
 
 
-def _calibration(job: jobs.Build, notes: list[str]) -> list[dict[str, Array]]:
-    """Return the calibration inputs by name. The user's pictures come first, because they give the best ranges.
-
-    Drawn pictures are added, for models with few samples or none. Other drawn pictures, and some of the user's, are
-    reserved for verification.
-    """
-    if job.recognition.preprocess is None:
-        raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {job.recognition.picture}")
-    found = user_samples.calibration_pictures(job.samples)
-    if user_samples.calibration_name(job.recognition, found) != job.order.recipe.calibration:
-        raise Superseded("the sample pictures were changed after the engine was planned")
-    chosen: list[dict[str, Array]] = []
-    size = 0
-    for probe in _pictures(Pictures(job.order.signature, job.recognition), found, notes):
-        size += sum(array.nbytes for array in probe.inputs.values())
-        if chosen and size > _MOST_BYTES:
-            notes.append(f"calibrated on {len(chosen)} pictures: more do not fit into {_MOST_BYTES >> 20} MiB")
-            break
-        chosen.append(probe.inputs)
-    return chosen
-
-
-def _pictures(pictures: Pictures, samples: Mapping[str, str], notes: list[str]) -> Iterator[Probe]:
-    """Yield the user's pictures, then drawn ones. `samples`: paths by the SHA-256 of their content."""
-    for digest, path in samples.items():
-        try:
-            yield pictures.sample(Path(path), digest)
-        except InvalidInput as error:
-            notes.append(f"not calibrated on {Path(path).name}: {error}")
-    yield from pictures.drawn(TO_CALIBRATE)
-
-
-def convert(model: Path, precision: Precision, out: Path, calibration: Calibration = ()) -> Converted:
+def convert(
+    model: Path, precision: Precision, out: Path, calibration: Calibration = (), way: Way = _PLAIN
+) -> Converted:
     """Write the model in `precision` as `out`. Neither `out` nor `out`.data may exist.
 
     Inputs and outputs keep names, order, types and shapes. Weights are written to `out`.data if the model has external
-    data or is very large. No file is written outside the folder of `out`. `calibration`: inputs by name, with dtypes
-    and shapes that the model accepts; only int8 needs them.
+    data or is very large. No file is written outside the folder of `out`. Only int8 needs `calibration` (inputs by
+    name, with dtypes and shapes that the model accepts) and `way`.
 
     Raises Unsuitable if another attempt would fail too, EngineUnusable if the model cannot be read or a library fails,
     and OSError if a file cannot be written.
@@ -104,10 +78,8 @@ def convert(model: Path, precision: Precision, out: Path, calibration: Calibrati
         changed, kept = to_half(model, out)
         return Converted(str(out if changed else model), precision, kept)
     if precision == "int8":
-        if not calibration:
-            raise Unsuitable(f"{model.name} needs calibration data for int8; give it sample pictures")
         from edged.jobs.onnx_int8 import to_int8  # imports the onnx package and ONNX Runtime
 
-        changed, kept, notes = to_int8(model, out, calibration)
+        changed, kept, notes = to_int8(model, out, calibration, way)
         return Converted(str(out if changed else model), precision, kept, notes)
     return Converted(str(model), precision)

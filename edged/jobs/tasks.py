@@ -130,7 +130,7 @@ def _build(job: jobs.Build, report: Report) -> jobs.Built:
         # The folder is inside the stage, so that both are removed if this process is killed.
         with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
             report(jobs.Progress("converting"))
-            order, converted = convert_order(job, Path(folder))
+            order, converted = convert_order(job, Path(folder), report)
             made = _run(backend, order, out, report)
         made = msgspec.structs.replace(made, kept=converted.kept + made.kept, notes=converted.notes + made.notes)
     else:

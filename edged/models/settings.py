@@ -25,6 +25,7 @@ BACKENDS = "backends"
 THREADS = "threads"
 PERFORMANCE = "performance"
 PRECISIONS = "precisions"
+REPAIR_S = "int8.repair_s"
 BATCH_MAX, BATCH_WAIT_MS = "batch.max", "batch.wait_ms"
 VERIFY = "verify."
 # The figures (measured differences) that engines are verified by, and for each the largest bound that a setting may
@@ -61,6 +62,7 @@ _PLAIN = (BACKENDS, sequencing.DECOUPLED, PERFORMANCE, PRECISIONS, THREADS, trit
 # The names below these prefixes. The names below the other prefixes are checked by the modules that read them.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "batch.": (BATCH_MAX, BATCH_WAIT_MS),
+    "int8.": (REPAIR_S,),
     "limits.": limits.NAMES,
     "outputs.": limits.NAMES,
     "shapes.": shapes.NAMES,
@@ -68,6 +70,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 _PREFIXES = (*_GROUPS, profile.PREFIX, sequencing.PREFIX, trt_options.PREFIX, VERIFY)
 _MAX_BATCH = 256
 _MAX_WAIT_MS = 1000.0
+_REPAIR_SECONDS, _MAX_REPAIR_SECONDS = 300.0, 86400.0
 
 
 def parse_assignments(assignments: Iterable[str]) -> Settings:
@@ -97,6 +100,7 @@ def validate(settings: Mapping[str, str]) -> None:
     triton_config.version_policy(settings)
     max_batch(settings)
     batch_wait_seconds(settings)
+    repair_seconds(settings)
     limits.bounds("", settings)
     sequencing.check(settings)
     shapes.policy(settings)
@@ -179,6 +183,12 @@ def max_batch(settings: Mapping[str, str]) -> int | None:
 def batch_wait_seconds(settings: Mapping[str, str]) -> float:
     """Return how long the first frame or request of a batch may wait for others (`batch.wait_ms`)."""
     return (number(settings, BATCH_WAIT_MS, 0.0, _MAX_WAIT_MS) or 0.0) / 1e3
+
+
+def repair_seconds(settings: Mapping[str, str]) -> float:
+    """Return how many seconds a build may spend to make an int8 engine right that is too wrong; 0 for none."""
+    wanted = number(settings, REPAIR_S, 0.0, _MAX_REPAIR_SECONDS)
+    return _REPAIR_SECONDS if wanted is None else wanted
 
 
 def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, float]:

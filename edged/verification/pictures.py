@@ -1,6 +1,7 @@
 """Draws pictures for the probes of engines: always the same ones, with the statistics of photographs.
 
-There are two sets: one to judge engines, one to calibrate int8.
+There are three sets: one to judge engines, one to calibrate int8, and one to compare int8 with float32 while it is
+made.
 
 Each picture is a "dead leaves" drawing: discs and slabs of all sizes cover each other like objects before a camera,
 each with a shade, a texture and light from one side. Their sizes follow a power law, so the drawing looks similar at
@@ -46,6 +47,7 @@ COUNT = len(_SHOTS)
 # The seeds of the first picture of each set.
 TO_JUDGE = 0
 TO_CALIBRATE = 100
+TO_COMPARE = 200
 
 
 def draw(seed: int = TO_JUDGE) -> Iterator[Image]:

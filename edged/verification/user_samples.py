@@ -8,7 +8,7 @@ nothing is unpacked before its size is known.
 An engine is most accurate on its calibration pictures, so some pictures are only used to judge engines: every second
 picture of the user if there are enough, and a separate set of drawn pictures (`pictures.py`). The daemon's event loop
 computes the digest of the calibration data of every planned engine, so nothing here decodes a picture; the child that
-calibrates (`jobs/precision.py`) does.
+calibrates (`jobs/int8_pictures.py`) does.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 
 from edged.backends.contract import Signature
 from edged.errors import InvalidInput
+from edged.models.collected import Collected
 from edged.models.samples import SHA_256, content, is_tensors
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from edged.verification.probes import GIVEN, Probe, sample_content
@@ -42,8 +43,9 @@ _HEADERS: Mapping[tuple[int, int], Callable[[io.BytesIO], _Header]] = {
 }
 # What zipfile, zlib and numpy raise for invalid files.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, NotImplementedError, EOFError, OSError)
-# Increase it with every change of the calibration (jobs/precision.py, pictures.py, jobs/onnx_int8.py).
-_METHOD = 2
+# Increase it with every change of the calibration (pictures.py, jobs/onnx_int8.py, jobs/int8_*.py).
+_METHOD = 3
+_MOST_FRAMES = 128  # collected frames to calibrate on
 _ENOUGH = 4  # with fewer pictures of the user, all are used to calibrate
 
 
@@ -128,16 +130,31 @@ def calibration_pictures(samples: Sequence[str], digest_of: Callable[[str], str]
     return {named: found[named] for named in sorted(found)[:: 2 if len(found) >= _ENOUGH else 1]}
 
 
+def calibration_frames(collected: Collected | None) -> Collected | None:
+    """Return the part of a model's collected frames that int8 is calibrated on: at most `_MOST_FRAMES`, spread over
+    time. Within a span of time the frame with the smallest digest is chosen, so that all cameras have their share."""
+    if collected is None:
+        return None
+    frames = list(collected.calibrate.items())  # in the order of time
+    count = min(len(frames), _MOST_FRAMES)
+    spans = [frames[len(frames) * at // count : len(frames) * (at + 1) // count] for at in range(count)]
+    return Collected(collected.id, dict(min(span, key=lambda frame: frame[1]) for span in spans))
+
+
 def calibration_digest(
-    recognition: Recognition, samples: Sequence[str], digest_of: Callable[[str], str] = content
+    recognition: Recognition, samples: Sequence[str], digest_of: Callable[[str], str] = content, collection: str = ""
 ) -> str:
-    """Return 12 hexadecimal digits over everything that calibration depends on, except the model. `samples` are paths.
+    """Return 12 hexadecimal digits over everything that calibration depends on, except the model. `samples` are paths;
+    `collection` is the id of the model's collected frames, empty without any.
 
     Empty for a model that takes no pictures, which cannot be calibrated.
     """
-    return calibration_name(recognition, calibration_pictures(samples, digest_of)) if recognition.preprocess else ""
+    if not recognition.preprocess:
+        return ""
+    return calibration_name(recognition, calibration_pictures(samples, digest_of), collection)
 
 
-def calibration_name(recognition: Recognition, contents: Iterable[str]) -> str:
+def calibration_name(recognition: Recognition, contents: Iterable[str], collection: str = "") -> str:
     """Return `calibration_digest` for the digests of the chosen pictures."""
-    return hashlib.sha256(msgspec.json.encode([_METHOD, recognition.preprocess, [*contents]])).hexdigest()[:12]
+    parts = [_METHOD, recognition.preprocess, [*contents], *([collection] if collection else [])]
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]

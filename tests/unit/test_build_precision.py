@@ -20,6 +20,7 @@ from edged.errors import Superseded, Unsuitable
 from edged.ipc import job_messages as jobs
 from edged.jobs import precision, tasks
 from edged.jobs.inspect import inspect
+from edged.jobs.int8_pictures import Way
 from edged.jobs.precision import Calibration, Converted, Precision, convert_order
 from edged.models.entries import plain_entry
 from edged.models.model import Model
@@ -190,7 +191,7 @@ def test_calibration_drawn_pictures_are_not_used_for_verification(
 ) -> None:
     seen: list[bytes] = []
 
-    def convert(model: Path, precision: Precision, out: Path, inputs: Calibration) -> Converted:
+    def convert(model: Path, precision: Precision, out: Path, inputs: Calibration, way: Way) -> Converted:
         seen.extend(array.tobytes() for each in inputs for array in each.values())
         return Converted(str(model), precision)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import edged
 from edged.backends import registry
-from edged.backends.contract import REFERENCE, Recipe
+from edged.backends.contract import INT8_ASYMMETRIC, REFERENCE, Recipe
 from edged.config import Engines
 from edged.device.fingerprint import Device, Fingerprint, probe
 from edged.device.validity import relevant
@@ -89,7 +89,8 @@ def test_desired_tensorrt_has_shapes_and_options_in_its_key() -> None:
 def test_desired_unsuitable_engine_names_the_setting() -> None:
     for engine in on_a_gpu({}, (1, "length")):
         assert 'set profile.x = "' in engine.problem
-    (engine,) = on_a_gpu({"precisions": "int8"}, (1, 4))
+    exact, engine = on_a_gpu({"precisions": "int8"}, (1, 4))
+    assert exact.problem == ""
     assert engine.problem.startswith("int8 is calibrated on pictures")
     (engine,) = on_a_gpu({"precisions": "fp32", "tensorrt.workspace_mb": "9000"}, (1, 4))
     assert "9000" in engine.problem
@@ -252,7 +253,7 @@ def test_desired_precisions_are_known_to_the_backend(backend: str) -> None:
 
 
 def test_desired_precisions_follow_the_setting() -> None:
-    assert precisions("openvino", CPU, {"precisions": "bf16"}, on("")) == ("bf16",)
+    assert precisions("openvino", CPU, {"precisions": "bf16"}, on("")) == ("fp32", "bf16")
     assert precisions("openvino", CPU, {"precisions": "fp32"}, on("avx512_bf16")) == ("fp32",)
     assert precisions("openvino", CPU, {"precisions": "fp16, fp32, fp16"}, on("")) == ("fp16", "fp32")
 
@@ -261,7 +262,32 @@ def test_desired_int8_only_if_set() -> None:
     everything = on("avx512_vnni amx_int8 avx512_fp16 avx512_bf16")
     assert all(recipe.precision != "int8" for recipe in candidates({}, everything))
     asked = candidates({"precisions": "int8"}, everything)
-    assert asked == (REFERENCE, Recipe("onnxruntime", precision="int8"), Recipe("openvino", precision="int8"))
+    assert asked == (
+        REFERENCE,
+        *(Recipe("onnxruntime"), Recipe("openvino")),
+        Recipe("onnxruntime", precision="int8"),
+        Recipe("openvino", precision="int8"),
+        Recipe("openvino", precision="int8", options=INT8_ASYMMETRIC),
+    )
+
+
+def test_desired_exact_engines_come_first_on_the_cpu_and_always_exist() -> None:
+    found = candidates({"precisions": "int8,bf16"}, on("avx512_bf16"))[1:]
+    assert [recipe.precision for recipe in found[:2]] == ["fp32", "fp32"]
+    assert "fp32" not in {recipe.precision for recipe in found[2:]}
+    on_gpu = candidates({"backends": "tensorrt", "precisions": "fp16"}, gpu(compute_capability="8.6"))[1:]
+    assert {recipe.precision for recipe in on_gpu} == {"fp16", "fp32"}
+
+
+def test_desired_precision_that_the_box_does_not_have_leaves_the_reference_alone() -> None:
+    assert candidates({"precisions": "tf32"}, on("")) == (REFERENCE,)
+    assert len(candidates({"precisions": "bf16"}, on(""))) == 4, "fp32 of every backend, to compare with"
+
+
+def test_desired_second_int8_recipe_is_for_openvino_on_the_cpu_only() -> None:
+    facts = gpu(compute_capability="8.6") | probe(BOXES / "intel-nuc-14-npu").facts
+    found = [recipe for recipe in candidates({"precisions": "int8"}, facts) if recipe.options == INT8_ASYMMETRIC]
+    assert [(recipe.backend, recipe.device) for recipe in found] == [("openvino", "cpu")]
 
 
 @pytest.mark.parametrize("text", ["fp64", "", "fp32,nonsense"])
@@ -437,7 +463,7 @@ def test_desired_engines_are_distinct(settings: dict[str, str], facts: dict[str,
 def test_desired_raw_model_is_exact_unless_precisions_are_set() -> None:
     facts = on("avx512_bf16")
     assert {recipe.precision for recipe in candidates({}, facts, is_decoded=False)} == {"fp32"}
-    assert candidates({"precisions": "bf16"}, facts, is_decoded=False)[1].precision == "bf16"
+    assert candidates({"precisions": "bf16"}, facts, is_decoded=False)[-1].precision == "bf16"
 
 
 @pytest.mark.parametrize("backend", registry.NAMES)

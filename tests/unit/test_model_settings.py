@@ -16,6 +16,7 @@ from edged.models.settings import (
     parse_assignments,
     precisions,
     read_toml,
+    repair_seconds,
     threads,
     validate,
     verify_bounds,
@@ -27,6 +28,18 @@ from edged.verification.standard import TOLERANCES, Tolerance
 
 # test_read_toml_reads_any_character has all other characters.
 BMP = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]))
+
+
+@pytest.mark.parametrize(("settings", "expected"), [({}, 300.0), ({"int8.repair_s": "0"}, 0.0)])
+def test_repair_seconds_are_optional(settings: dict[str, str], expected: float) -> None:
+    validate(settings)
+    assert repair_seconds(settings) == expected
+
+
+@pytest.mark.parametrize("settings", [{"int8.repair_s": "-1"}, {"int8.repair_s": "1e9"}, {"int8.repairs": "1"}])
+def test_validate_refuses_unknown_settings_of_int8(settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        validate(settings)
 
 
 @given(st.dictionaries(BMP, BMP))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from edged.backends.contract import REFERENCE, Parallelism, Recipe
+from edged.backends.contract import INT8_ASYMMETRIC, REFERENCE, Parallelism, Recipe
 from edged.engines import views
 from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.plan import PlannedModel
@@ -21,6 +22,8 @@ from tests.unit.control_room import entry, key_of, model, record_of, serve
 
 EXACT, HALF = Recipe("openvino"), Recipe("openvino", precision="bf16")
 OTHER = Recipe("onnxruntime")
+INT8 = Recipe("openvino", precision="int8")
+DEEP = msgspec.structs.replace(INT8, options=INT8_ASYMMETRIC)
 
 
 def world(costs: dict[Recipe, float | None], serving: Recipe = REFERENCE, **settings: str) -> PlannedModel:
@@ -63,6 +66,24 @@ def test_reconcile_configured_precision_serves_with_any_gain(tmp_path: Path) -> 
     assert chosen(world({EXACT: 0.5, HALF: 0.45}, precisions="fp32,bf16"), tmp_path) == HALF
 
 
+@pytest.mark.parametrize("settings", [{}, {"precisions": "fp32,bf16"}, {"precisions": "bf16"}])
+@pytest.mark.parametrize(("exact", "half"), [(0.5, 0.5), (0.5, 0.501), (0.5, 0.9), (1.2, 1.0)])
+def test_reconcile_lower_precision_that_is_not_faster_never_serves(
+    tmp_path: Path, exact: float, half: float, settings: dict[str, str]
+) -> None:
+    best = EXACT if exact < 0.95 else None
+    assert chosen(world({EXACT: exact, HALF: half}, **settings), tmp_path) == best
+    # It served before the exact engine was made, and is replaced at once, however small the difference.
+    assert chosen(world({EXACT: exact, HALF: half}, serving=HALF, **settings), tmp_path) == (best or REFERENCE)
+
+
+def test_reconcile_lower_precision_is_compared_with_exact_engines_that_can_be_opened(tmp_path: Path) -> None:
+    planned = world({EXACT: 0.3, HALF: 0.5}, serving=HALF, precisions="bf16")
+    exact = next(engine for engine in planned.engines.values() if engine.recipe == EXACT)
+    exact.open_at = math.inf  # the runtime refused it
+    assert chosen(planned, tmp_path) is None
+
+
 @pytest.mark.parametrize("settings", [{}, {"precisions": "fp32,bf16"}])
 def test_reconcile_coarse_engine_without_an_accepted_exact_one_never_serves(
     tmp_path: Path, settings: dict[str, str]
@@ -83,6 +104,19 @@ def test_reconcile_coarse_engine_with_an_exact_one_of_a_lower_level_serves(tmp_p
     [
         ({EXACT: 0.5}, EXACT, {}, ["exact"]),
         ({EXACT: 0.5, HALF: 0.45}, EXACT, {}, ["exact", "bf16 1.1x"]),
+        ({EXACT: 0.5, HALF: 0.6}, EXACT, {"precisions": "bf16"}, ["exact", "bf16 0.8x as fast as fp32, not used"]),
+        (
+            {EXACT: 0.5, INT8: 0.8, DEEP: 0.625},
+            EXACT,
+            {"precisions": "int8"},
+            ["exact; int8 0.8x as fast as fp32, not"],
+        ),
+        (
+            {EXACT: 0.5, INT8: None, DEEP: 0.625},
+            EXACT,
+            {"precisions": "int8"},
+            ["exact; int8 0.8x as fast as fp32, not"],
+        ),
         ({EXACT: 0.5, HALF: None}, EXACT, {}, ["exact", "bf16 answers differ"]),
         ({EXACT: None, HALF: 0.1}, REFERENCE, {}, ["exact", "not trusted"]),
         ({EXACT: 0.5, HALF: 0.25}, HALF, {}, ["decoded alike", "2.0x"]),
@@ -95,6 +129,14 @@ def test_precision_reason_of_the_serving_engine_is_short(
     found = views.precision_reason(world(costs, serving, **settings))
     assert all(word in found for word in words), found
     assert len(found) < 80
+
+
+def test_why_not_is_in_words_for_each_engine() -> None:
+    planned = world({EXACT: 0.5, INT8: 0.625, DEEP: 0.25, HALF: None}, serving=DEEP, precisions="int8,bf16")
+    words = {engine.recipe: views.why_not(engine, planned) for engine in planned.engines.values()}
+    assert words[INT8] == "0.8x as fast as fp32, not used"
+    assert words[HALF] == "answers differ"
+    assert [words[recipe] for recipe in (REFERENCE, EXACT, DEEP)] == ["", "", ""]
 
 
 def test_precision_reason_without_engines_is_empty() -> None:

@@ -1,29 +1,17 @@
-"""ONNX Runtime's tools for int8: constant folding, and Q/DQ pairs by calibration. Runs in a child process."""
+"""ONNX Runtime as a tool of the conversion to int8: folding of constants, and runs of graphs with Q/DQ pairs. Runs in a
+child process."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import onnxruntime as ort
-from onnxruntime import quantization
 
 from edged.backends.contract import one_line
+from edged.backends.ort import runtime
 from edged.errors import EngineUnusable
 from edged.tensors import Array
-
-FORMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # operators that every runtime has in int8
-# Metadata that marks a model as prepared. Without it `quantize_static` recommends its own preparation, which does less.
-PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}
-_OPTIONS = {
-    "ActivationSymmetric": True,
-    "WeightSymmetric": True,
-    "AddQDQPairToWeight": True,  # TensorRT 8 does not accept int8 weights
-    "QuantizeBias": False,  # it would be int32, which TensorRT does not accept
-    "OpTypesToExcludeOutputQuantization": list(FORMS),
-}
 
 
 def fold(model: Path, out: Path) -> None:
@@ -40,38 +28,21 @@ def fold(model: Path, out: Path) -> None:
         raise EngineUnusable(f"ONNX Runtime refuses the model: {one_line(error)}") from error
 
 
-class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # the library has no types
-    def __init__(self, calibration: Sequence[Mapping[str, Array]]) -> None:
-        self._samples = iter(calibration)
+class Runner:
+    """Runs a graph on the CPU. Q/DQ pairs are computed as they are written instead of being replaced by int8 kernels,
+    whose rounding depends on the processor. So answers show what quantising does on any runtime."""
 
-    def get_next(self) -> dict[str, Array] | None:
-        sample = next(self._samples, None)
-        return None if sample is None else dict(sample)
+    def __init__(self, model: Path) -> None:
+        """Raises EngineUnusable if the runtime refuses the model."""
+        options = runtime.session_options("all", 0)
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        self._session = runtime.create(str(model), options)
+        self.outputs = [output.name for output in self._session.get_outputs()]
 
-
-def quantize(model: Path, out: Path, nodes: list[str], calibration: Sequence[Mapping[str, Array]]) -> None:
-    """Write the model with Q/DQ pairs before `nodes`; their scales come from the ranges on the calibration data."""
-    large = model.with_name(f"{model.name}.data").exists()
-    try:
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            # The caller reports layers without a finite range; numpy's warning would only name a library's line.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            quantization.quantize_static(
-                model,
-                out,
-                _Reader(calibration),
-                quant_format=quantization.QuantFormat.QDQ,
-                op_types_to_quantize=list(FORMS),
-                per_channel=True,
-                activation_type=quantization.QuantType.QInt8,
-                weight_type=quantization.QuantType.QInt8,
-                nodes_to_quantize=nodes,
-                use_external_data_format=large,
-                calibrate_method=quantization.CalibrationMethod.MinMax,
-                extra_options=dict(_OPTIONS),
-            )
-    except MemoryError:  # the child reports its own memory limit
-        raise
-    except Exception as error:  # of the runtime and of the library's Python, without a common base
-        reason = one_line(error)
-        raise EngineUnusable(f"the model cannot be quantised: {reason}; use other samples or fp16") from error
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return these outputs by name; all if None. Raises EngineUnusable with the runtime's reason."""
+        names = list(self.outputs if outputs is None else outputs)
+        try:
+            return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))
+        except Exception as error:  # the runtime's errors have no common base of their own
+            raise EngineUnusable(one_line(error)) from error

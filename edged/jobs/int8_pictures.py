@@ -1,0 +1,153 @@
+"""The pictures that an int8 model is calibrated on, and others, on which it is compared with float32.
+
+The user's pictures come first. Frames that were collected from the user's cameras follow; a model without them gets
+drawn pictures instead. Every fourth of the user's pictures and frames is set aside for the comparison, which chooses
+ranges and layers. Engines are judged later on pictures that are used for neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from edged.backends import registry
+from edged.backends.contract import REFERENCE, Order
+from edged.errors import EngineUnusable, InvalidInput, Superseded, Unsuitable
+from edged.ipc import job_messages as jobs
+from edged.store.record import Verdict
+from edged.tensors import Array
+from edged.verification import noise, user_samples
+from edged.verification.golden import Sample, with_least_noise
+from edged.verification.pictures import TO_CALIBRATE, TO_COMPARE
+from edged.verification.probes import Pictures, Probe
+from edged.verification.standard import Tolerance
+from edged.verification.verify import Pair, judge, matcher_for
+from edged.vision.family import Recognition
+
+Run: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+_ASIDE = 4  # every fourth picture is set aside, if there are as many
+_MOST_ASIDE = 16
+_MOST_BYTES = 64 << 20  # of the pictures set aside and the reference's answers, which are held in memory
+
+
+class Outcome(NamedTuple):
+    """How an int8 model compares with float32. `loss`: the mean relative L2 difference of the outputs; infinite if
+    they cannot be compared."""
+
+    loss: float
+    verdict: Verdict
+
+
+class Comparison:
+    """Compares models with the reference on pictures. `tolerance` is the one that the engine will be held to."""
+
+    def __init__(
+        self, probes: Callable[[], Iterator[Probe]], order: Order, recognition: Recognition, tolerance: Tolerance
+    ) -> None:
+        self._probes, self._order, self._tolerance = probes, order, tolerance
+        self._matcher = matcher_for(recognition, tolerance.box_score)
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """The pictures with the reference's answers."""
+        recipe = msgspec.structs.replace(REFERENCE, threads=self._order.recipe.threads)
+        reference = registry.load(REFERENCE.backend).open(msgspec.structs.replace(self._order, recipe=recipe))
+        found, size = list[Sample](), 0
+        for probe in self._probes():
+            try:
+                answer = {name: array.copy() for name, array in reference.infer(probe.inputs).items()}
+                moved = reference.infer(noise.nudged(probe.inputs))
+            except (EngineUnusable, InvalidInput):  # verification reports it
+                continue
+            own = noise.measured(answer, moved)
+            sample = Sample(probe.inputs, answer, probe.kind, probe.name, probe.placement, own)
+            size += sample.size
+            if found and size > _MOST_BYTES:
+                break
+            found.append(sample)
+        reference.close()
+        return with_least_noise(found)
+
+    def of(self, run: Run) -> Outcome:
+        """Compare a model that `run` answers for."""
+        pairs = [Pair.of(sample, run(sample.inputs)) for sample in self.samples]
+        return Outcome(_loss(pairs), judge(pairs, self._tolerance, self._matcher))
+
+
+def _loss(pairs: Sequence[Pair]) -> float:
+    shares = [
+        _relative(expected, found)
+        for pair in pairs
+        for name, expected in pair.expected.items()
+        if (found := pair.answer.get(name)) is not None and found.shape == expected.shape and expected.dtype.kind == "f"
+    ]
+    loss = float(np.mean(shares)) if shares else np.inf
+    return loss if np.isfinite(loss) else np.inf
+
+
+def _relative(expected: Array, found: Array) -> float:
+    sound = np.isfinite(expected)
+    with np.errstate(all="ignore"):
+        one, other = np.where(sound, expected, 0).astype(np.float64), np.where(sound, found, 0).astype(np.float64)
+        norm = np.linalg.norm(one)
+        return float(np.linalg.norm(other - one) / norm) if norm else float(np.linalg.norm(other) > 0)
+
+
+class Way(NamedTuple):
+    """How a model is converted to int8. `asymmetric`: by the second recipe (`int8_layers`). Without a `comparison`,
+    ranges cover the largest values, and nothing is corrected or repaired. `repair_s`: seconds for repairs. `notify`
+    receives the phase before each step."""
+
+    asymmetric: bool = False
+    comparison: Comparison | None = None
+    repair_s: float = 0.0
+    notify: Callable[[str], None] = lambda phase: None
+
+
+def plan(job: jobs.Build, notes: list[str]) -> tuple[Iterator[dict[str, Array]], Comparison | None]:
+    """Return the inputs to calibrate on, which are read one at a time, and the comparison for the job's tolerance.
+
+    Raises Unsuitable if the model takes no pictures, or if the collected frames are gone. Raises Superseded if the
+    pictures are not those of the engine's key. Both may also be raised while inputs are read. `notes` receives remarks.
+    """
+    recognition, recipe = job.recognition, job.order.recipe
+    if recognition.preprocess is None:
+        raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {recognition.picture}")
+    found = user_samples.calibration_pictures(job.samples)
+    collected = job.collected
+    if user_samples.calibration_name(recognition, found, collected.id if collected else "") != recipe.calibration:
+        raise Superseded("the sample pictures were changed after the engine was planned")
+    frames = {digest: path for path, digest in collected.calibrate.items() if Path(path).exists()} if collected else {}
+    if collected is not None and not frames:
+        raise Unsuitable(
+            "the collected frames for int8 are gone, because their retention ended; collect new ones"
+            " (edged samples collect), or drop the collection (edged samples remove)"
+        )
+    if collected is not None and (gone := len(collected.calibrate) - len(frames)):
+        notes.append(f"{gone} of {len(collected.calibrate)} collected frames are gone")
+    pictures = Pictures(job.order.signature, recognition)
+    used, aside = dict[str, str](), dict[str, str]()
+    for some in (found, frames):
+        for number, (digest, path) in enumerate(some.items(), 1):
+            is_aside = len(some) >= _ASIDE and number % _ASIDE == 0 and len(aside) < _MOST_ASIDE
+            (aside if is_aside else used)[digest] = path
+
+    def probes(some: Mapping[str, str], seed: int) -> Iterator[Probe]:
+        for digest, path in some.items():
+            try:
+                yield pictures.sample(Path(path), digest)
+            except InvalidInput as error:
+                notes.append(f"not calibrated on {Path(path).name}: {error}")
+        if not frames:
+            yield from pictures.drawn(seed)
+
+    comparison = None
+    if job.tolerance is not None:
+        comparison = Comparison(lambda: probes(aside, TO_COMPARE), job.order, recognition, job.tolerance)
+    return (probe.inputs for probe in probes(used, TO_CALIBRATE)), comparison

@@ -1,0 +1,104 @@
+"""Repairs an int8 model that answers too wrongly: gives the layers that int8 harms most back to float32.
+
+Layers are ranked by how far quantising each of them alone moves its own output, which one pass over a few pictures
+shows for all of them. A bisection finds how many of the first layers must be given back; the other trials then look
+for layers among them that can stay in int8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from edged.backends.ort.quantize import Runner
+from edged.jobs.int8_layers import Floats, Layer, Scales, add_shadows
+from edged.jobs.onnx_graph import Model
+from edged.tensors import Array
+
+MOST_TRIALS = 12
+
+
+class Search(NamedTuple):
+    """The outcome of `give_back`: the positions in the ranking to give back, None if no set was found to be right; the
+    number of trials; whether the time ended before the search."""
+
+    given_back: frozenset[int] | None
+    trials: int
+    is_cut_off: bool
+
+
+def give_back(
+    count: int,
+    is_right: Callable[[frozenset[int]], bool],
+    may_go_on: Callable[[], bool] = lambda: True,
+    most: int = MOST_TRIALS,
+) -> Search:
+    """Find few of `count` ranked layers, the most harmful first, without which int8 is right.
+
+    `is_right` tries the model with these layers in float32; it is called at most `most` times, and only while
+    `may_go_on` returns true. At least one layer stays in int8, otherwise the model would not be int8.
+    """
+    best: frozenset[int] | None = None
+    trials = 0
+
+    def attempt(layers: frozenset[int]) -> bool:
+        nonlocal best, trials
+        trials += 1
+        if not is_right(layers):
+            return False
+        best = layers
+        return True
+
+    def has_more() -> bool:
+        return trials < most and may_go_on()
+
+    wrong, right = 0, count  # the first `wrong` are too few; the first `right` are enough
+    while right - wrong > 1 and has_more():
+        middle = (wrong + right) // 2
+        if attempt(frozenset(range(middle))):
+            right = middle
+        else:
+            wrong = middle
+    if best is None:
+        return Search(None, trials, right - wrong > 1)
+    # The last of the prefix is needed: without it the prefix was wrong. Try to keep the others in int8, in halves.
+    open_parts = [tuple(sorted(best - {max(best)}))] if right - wrong <= 1 else []
+    while open_parts and has_more():
+        part = open_parts.pop(0)
+        if part and not attempt(best - frozenset(part)) and len(part) > 1:
+            half = len(part) // 2
+            # The less harmful half first: it is the most likely to be superfluous.
+            open_parts += [part[half:], part[:half]]
+    return Search(best, trials, right - wrong > 1)
+
+
+class Harm(NamedTuple):
+    """What quantising one layer alone does to its output: `share` is how far it moves it (relative L2), `mean` the mean
+    difference in each channel, which can be added to the bias, None for a layer without a bias."""
+
+    share: float
+    mean: Floats | None
+
+
+def harm(
+    prepared: Path, layers: Sequence[Layer], scales: Scales, pictures: Sequence[Mapping[str, Array]], work: Path
+) -> dict[str, Harm]:
+    """Return what int8 does to each layer by name, the most harmful first. Writes into the folder `work`."""
+    model = Model.read(prepared)
+    names = add_shadows(model, layers, scales)
+    model.write(work / "shadows.onnx")
+    runner, shares, means = Runner(work / "shadows.onnx"), dict.fromkeys(names, 0.0), dict[str, Floats]()
+    for inputs in pictures:
+        answer = runner.run(inputs, [name for shadow in names.values() for name in filter(None, shadow)])
+        for layer, shadow in names.items():
+            size, lost = float(answer[shadow.size]), float(answer[shadow.lost])
+            shares[layer] = max(shares[layer], math.sqrt(lost / size) if size > 0 else 0.0)
+            if shadow.mean:
+                mean = np.asarray(answer[shadow.mean] / np.float32(len(pictures)), np.float32)
+                means[layer] = np.asarray(means[layer] + mean, np.float32) if layer in means else mean
+    order = sorted(names, key=lambda layer: -shares[layer])
+    return {layer: Harm(shares[layer], means.get(layer)) for layer in order}
