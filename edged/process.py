@@ -19,8 +19,8 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # the idle class would wait forever while a camera is recorded
 # Niceness of children that build; of children for which a model waits before it can answer; and of children that time
-# engines, whose priority must be that of the hosts.
-BUILD, EXAMINE, MEASURE = 10, 5, 0
+# engines, whose priority must be that of the hosts. IDLE is for children that nothing waits for.
+IDLE, BUILD, EXAMINE, MEASURE = 19, 10, 5, 0
 
 # Children do not start in the caller's folder, since Python would import modules from there first.
 ISOLATED: dict[str, Any] = {"cwd": "/"}
@@ -39,8 +39,8 @@ def die_with_parent(parent: int) -> bool:
 def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> None:
     """Lower this process's priorities: lowest for the disk, and first to be killed when memory runs out.
 
-    niceness: BUILD gets only processor time that no other process needs, EXAMINE a small share of a busy box, MEASURE a
-    normal share.
+    niceness: IDLE and BUILD get only processor time that no other process needs, EXAMINE a small share of a busy box,
+    MEASURE a normal share.
 
     memory_mb: limit in MiB of writable data (RLIMIT_DATA), 0 for no limit. Address space is not limited, since runtimes
     reserve much of it. disk_mb: limit in MiB of one file, 0 for no limit; larger writes fail with OSError, EFBIG.
@@ -51,7 +51,7 @@ def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> Non
     with contextlib.suppress(OSError):
         os.nice(niceness)
     _yield_as_a_session(niceness)
-    if niceness == BUILD:
+    if niceness >= BUILD:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     _yield_the_disk()

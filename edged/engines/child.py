@@ -149,6 +149,8 @@ class OneShotChild:
         niceness = process.EXAMINE if isinstance(job, _EXAMINATIONS) else process.BUILD
         if isinstance(job, jobs.Time):
             niceness = process.MEASURE
+        if isinstance(job, jobs.Shadow):
+            niceness = process.IDLE
         numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
         self._process = _start([*command, *map(str, numbers), reach.argument()], job)
         assert self._process.stdout is not None
@@ -386,7 +388,7 @@ def _reads(job: jobs.Job) -> Iterator[str]:
     if isinstance(job, jobs.Check):
         yield from job.given.values()
     yield from _packages(job)
-    if isinstance(job, (jobs.AskPicture, jobs.TryFamilies)) and job.picture:
+    if isinstance(job, (jobs.AskPicture, jobs.TryFamilies, jobs.Shadow)) and job.picture:
         yield job.picture
     if isinstance(job, jobs.Verify):
         yield job.golden
@@ -405,6 +407,8 @@ def _packages(job: jobs.Job) -> Iterator[str]:
 
 
 def _writes(job: jobs.Job) -> Iterator[str]:
+    if isinstance(job, jobs.Shadow):
+        yield job.out
     if isinstance(job, jobs.Build):
         yield job.out
         if job.order.timings:  # each device has its own timings, which all builds for the device share
@@ -415,7 +419,7 @@ def _writes(job: jobs.Job) -> Iterator[str]:
 
 _ON_A_MODEL = (
     *(jobs.Check, jobs.AskPicture, jobs.TryFamilies, jobs.MakeGolden, jobs.Build),
-    *(jobs.Verify, jobs.CompareLevels, FreeDims),
+    *(jobs.Verify, jobs.CompareLevels, jobs.Shadow, FreeDims),
 )
 
 

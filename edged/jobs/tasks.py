@@ -78,6 +78,11 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         return runtimes.import_package(job)
     if isinstance(job, Lower | Prove | FreeDims | Simplify):
         return _repair(job)
+    if isinstance(job, jobs.Shadow):
+        from edged.jobs.shadow import shadow  # imports the code that decodes pictures
+
+        require_same(job.order)
+        return shadow(job)
     # The file is read by its path, so its digest is compared with the job's before and after.
     require_same(job.order)
     answer = _on_model(job, report)
