@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
 
 from edged.backends.contract import Recipe
 from edged.backends.profile import parsed
@@ -20,6 +23,7 @@ from edged.engines.shape_book import ShapeBook
 from edged.errors import EdgedError, NotReady, Quarantined
 from edged.files import leads_outside
 from edged.formatting import many
+from edged.models.collected import Collected
 from edged.models.entries import ModelEntry
 from edged.models.finding import Finding
 from edged.models.inspection import Inspection
@@ -33,6 +37,9 @@ from edged.store.attempts import AttemptLog
 from edged.store.key import changes, differ_by_driver, may_be_for, nearest
 from edged.store.record import EngineRecord
 from edged.store.store import Store
+
+# Returns the frames that were collected for a model of this name, if there are any.
+FindCollected: TypeAlias = Callable[[str], "Collected | None"]
 
 
 @dataclass
@@ -268,15 +275,22 @@ def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
 
 
 class Planner:
-    """Plans models with the records of the store and with `log`, the earlier attempts (None: read from the store)."""
+    """Plans models with the records of the store, with `log`, the earlier attempts (None: read from the store), and
+    with the frames that `collected` finds."""
 
     def __init__(
-        self, store: Store, fingerprint: Fingerprint, settings: Engines, log: AttemptLog | None = None
+        self,
+        store: Store,
+        fingerprint: Fingerprint,
+        settings: Engines,
+        log: AttemptLog | None = None,
+        collected: FindCollected = lambda model: None,
     ) -> None:
         self.fingerprint = fingerprint
         self.book = ShapeBook(store.root)
         self.misses: Counter[str] = Counter()  # planned engines that the store did not have, by reason
         self._store, self._log, self._settings = store, log or AttemptLog(store.root), settings
+        self._collected = collected
 
     def reconfigure(self, settings: Engines) -> None:
         """Use new settings from the next plan on."""
@@ -286,7 +300,7 @@ class Planner:
         self, planned: PlannedModel, model: Model, on_change: Callable[[PlannedEngine], None] | None = None
     ) -> None:
         """Plan a model for the current device. `on_change` is called when an engine changes state."""
-        model, stored = self.book.applied(model), self._store.records()
+        model, stored = self._with_frames(self.book.applied(model)), self._store.records()
         wanted = desired(self.fingerprint, model)
         for engine in planned.plan(model, lowered(wanted, lambda each: _is_rejected(each, planned, stored))):
             engine.on_change = on_change
@@ -299,6 +313,11 @@ class Planner:
                 self.misses[missing(engine.key.parts, stored)] += 1
             if engine.state is EngineState.ABSENT:
                 self._recall(engine, stored)
+
+    def _with_frames(self, model: Model) -> Model:
+        """Return the model with the frames that were collected for it."""
+        found = self._collected(model.name)
+        return model if found == model.collected else msgspec.structs.replace(model, collected=found)
 
     def _recall(self, engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> None:
         """Apply earlier failures to an engine that is not in the store. If it has none, choose a stored engine to try

@@ -9,6 +9,7 @@ from edged.backends.contract import ONE_INSTANCE, Effort, Order, Parallelism, Re
 from edged.backends.profile import Profile
 from edged.errors import ConfigError, ModelRefused, Unsuitable
 from edged.models import limits, sequencing, shapes, triton_check, triton_config
+from edged.models.collected import Collected
 from edged.models.entries import ModelEntry
 from edged.models.inspection import Inspection
 from edged.models.repair import Record
@@ -23,7 +24,8 @@ class Model(msgspec.Struct, frozen=True):
     `learnt` is the range of shapes learnt from traffic, wider than the range of settings and pictures; empty if none
     was learnt. `contents` has the digests of the model's samples by path, so that planning does not read the disk; if
     it is None, samples are read when needed. `batch_gain` is how many times faster rows are in a batch than alone; 0 if
-    rows are not independent, or if this was not measured.
+    rows are not independent, or if this was not measured. `collected` are the frames that were collected from live
+    cameras for it; None if none were, or if they are still being collected.
     """
 
     entry: ModelEntry
@@ -32,6 +34,7 @@ class Model(msgspec.Struct, frozen=True):
     learnt: Profile = Profile()
     contents: dict[str, str] | None = None
     batch_gain: float = 0.0
+    collected: Collected | None = None
 
     @classmethod
     def of(cls, entry: ModelEntry, inspection: Inspection, recognition: Recognition | None = None) -> Model:

@@ -17,6 +17,7 @@ from edged.api_types import CameraInfo
 from edged.errors import InvalidInput
 from edged.serving.schedule import Share
 from edged.serving.statistics import Histogram
+from edged.serving.taps import Tap
 
 _WINDOW = 10.0  # seconds
 _KEPT = 1024
@@ -181,9 +182,10 @@ class CameraRecord:
 
 
 class Cameras:
-    """All cameras of the daemon."""
+    """All cameras of the daemon. `taps` may copy frames of all of them."""
 
     def __init__(self) -> None:
+        self.taps: tuple[Tap, ...] = ()
         self._records: dict[tuple[str, str], CameraRecord] = {}
 
     def connect(self, camera: str, model: str, protocol: str) -> CameraRecord:

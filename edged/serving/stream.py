@@ -18,6 +18,7 @@ from edged.errors import EdgedError, FrameSkipped, Overloaded
 from edged.serving.camera import Cameras, StreamOptions
 from edged.serving.sound import AnySlot
 from edged.serving.stream_camera import EVERY_IN_FLIGHT, FULL, OVERTAKEN, RATE, Entry, Skips, StreamCamera
+from edged.serving.taps import copy_of
 from edged.serving.tracking import Tracking
 from edged.serving.work import Answered, FrameWork
 
@@ -208,6 +209,8 @@ class Stream(Generic[Tag]):
         if isinstance(entry.slot, EdgedError):
             entry.work.future.set_exception(entry.slot)
         else:
+            if self._known.taps:
+                entry.copy = copy_of(self._known.taps, entry.slot, state.name, entry.work)
             try:
                 if state.options.mode == "freshest":
                     overtaken = entry.slot.offer(state.queue_key, entry.work, state.options.share)
@@ -249,6 +252,10 @@ class Stream(Generic[Tag]):
     # -- and back ----------------------------------------------------------------------------------------------------
 
     def _finish(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> None:
+        future = entry.work.future
+        if entry.copy is not None and not future.cancelled() and future.exception() is None:
+            entry.copy.give(state.name, entry.work)
+        entry.copy = None
         entry.work.data = b""  # frees the picture: the answer may wait long for a client that does not read
         self._flush(state)
 

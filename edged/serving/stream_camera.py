@@ -13,6 +13,7 @@ import msgspec
 from edged.errors import EdgedError, InvalidInput
 from edged.serving.camera import CameraRecord, Cameras, Limit, StreamOptions
 from edged.serving.sound import AnySlot
+from edged.serving.taps import Copy
 from edged.serving.work import FrameWork
 
 # Why a frame is skipped. Reasons found when the frame's turn comes are in subclasses of `errors.FrameSkipped`.
@@ -82,6 +83,7 @@ class Entry(Generic[Tag]):
     received_ns: int
     record: CameraRecord | None
     ids: asyncio.Future[tuple[int, ...]] | None = None
+    copy: Copy | None = None  # for taps
 
     @property
     def captured(self) -> float:

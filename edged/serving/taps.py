@@ -6,11 +6,16 @@ not copied.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from edged.errors import EdgedError
+from edged.serving.pipeline_slot import PipelineSlot
+from edged.serving.sound import AnySlot, SoundSource
 from edged.serving.work import Answered, FrameWork
+
+MOST_BYTES = 64 << 20  # larger frames are not copied: the event loop would stop for tens of milliseconds
 
 
 class Tapped(msgspec.Struct, frozen=True):
@@ -32,7 +37,51 @@ class Tap(Protocol):
     """What looks at some of the frames of streams."""
 
     def wants(self, model: str, camera: str, now: float) -> bool:
-        """Whether to copy the frame that came at `now` (monotonic seconds)."""
+        """Whether to copy a frame that was received at `now` (monotonic seconds). The copy may never be given: the
+        frame may fail or be skipped."""
 
     def take(self, frame: Tapped) -> None:
         """Accept a frame that was wanted and is answered. Frames that fail or are skipped are not given."""
+
+
+class Copy(NamedTuple):
+    """A copy of a frame's bytes, and the taps that want it."""
+
+    model: str
+    data: bytes
+    taps: tuple[Tap, ...]
+
+    def give(self, camera: str, work: FrameWork) -> None:
+        """Give the copy of an answered frame to the taps."""
+        about = (work.pixel_format, work.width, work.height, work.stride, work)
+        tapped = Tapped(self.model, camera, self.data, *about, work.future.result())
+        for tap in self.taps:
+            tap.take(tapped)
+
+
+def copy_of(taps: tuple[Tap, ...], slot: AnySlot, camera: str, work: FrameWork) -> Copy | None:
+    """Return a copy of a frame that goes to `slot`; None if no tap wants it, or if it cannot be copied.
+
+    A frame of a pipeline counts for the first model. Sound is never copied.
+    """
+    if isinstance(slot, SoundSource):
+        return None
+    model = slot.rule.detect if isinstance(slot, PipelineSlot) else slot.model
+    wanting = tuple(tap for tap in taps if tap.wants(model, camera, work.received))
+    data = _bytes_of(work) if wanting else b""
+    return Copy(model, data, wanting) if data else None
+
+
+def _bytes_of(work: FrameWork) -> bytes:
+    """Return the bytes of a frame; empty if it is too large or cannot be read."""
+    data = work.data
+    if isinstance(data, bytes | memoryview):
+        return bytes(data) if len(data) <= MOST_BYTES else b""
+    if data.size > MOST_BYTES:
+        return b""
+    copy = bytearray(data.size)
+    try:
+        data.read_into(memoryview(copy))
+    except EdgedError:  # it becomes the answer of the frame when the slot reads it
+        return b""
+    return bytes(copy)
