@@ -78,12 +78,32 @@ class Shapes(Info, frozen=True):
     requests: int = 0
 
 
+class DriftInfo(Info, frozen=True):
+    """The checks of a model for drift: the reference answers a live frame as well (docs/drift.md). Checks are counted
+    since the daemon started: those that `differed` beyond the bounds, and those that `failed`, which show nothing.
+    `agreement` is the mean of the last checks of this engine, 0 to 1; None before the first. `every_s` is the present
+    interval. `outcome` of the last check is agreed, differed, empty (nothing to compare) or failed, with `reason`.
+    `waiting` says why no check is made at present."""
+
+    checks: int
+    differed: int
+    failed: int
+    every_s: float
+    agreement: float | None = None
+    last_unix_s: float = 0.0
+    camera: str = ""
+    outcome: str = ""
+    reason: str = ""
+    waiting: str = ""
+
+
 class ModelInfo(Info, frozen=True):
     """A model in the daemon. `state` is loading, ready, refused or failed; `reason` says why the model is not ready.
     `alarms` are problems of the model or its engines; `notes` say which settings of its config.pbtxt have no effect,
     and what else is unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md;
     otherwise they are empty. `precision_reason` says why the serving engine has its precision. `parts` are the models
-    of an ensemble, which has no engine; empty for other models. A further version of a model is called NAME:VERSION."""
+    of an ensemble, which has no engine; empty for other models. A further version of a model is called NAME:VERSION.
+    `drift` is None unless live answers are checked."""
 
     name: str
     version: str
@@ -106,6 +126,7 @@ class ModelInfo(Info, frozen=True):
     precision: str = ""
     precision_reason: str = ""
     parts: tuple[str, ...] = ()
+    drift: DriftInfo | None = None
 
 
 class GalleryInfo(Info, frozen=True):

@@ -8,6 +8,7 @@ from edged import paths
 from edged.api.auth.guard import Guard
 from edged.cameras.definitions import Definitions
 from edged.config import Config
+from edged.engines import drift_files
 from edged.errors import InvalidInput
 from edged.models.entries import check_name
 from edged.models.repository import Repository
@@ -46,7 +47,8 @@ def private(config: Config) -> tuple[Path, ...]:
     files = (Path(each).expanduser().absolute() for each in named if each)
     state = state_dir(config)
     kept = state.glob(state_format.copy_name("*"))
-    return (state / "access", state / "audit", state / "lock", state / "cameras", state / "gallery", *kept, *files)
+    own = ("access", "audit", "lock", "cameras", "gallery", drift_files.FOLDER)
+    return (*(state / name for name in own), *kept, *files)
 
 
 def addresses(config: Config) -> tuple[str, ...]:

@@ -104,7 +104,9 @@ async def _serve(
     )
     controller.overrides.sweep()
     controller.pipelines.reconfigure(config.pipelines)
+    controller.drift.reconfigure(config.drift)
     cameras, publisher = Cameras(), Publisher(controller.events)
+    cameras.taps = (*cameras.taps, controller.drift)
     supervisor = CameraSupervisor(locations.cameras(config), controller.events, locations.state_dir(config) / "events")
     tracing = Tracing(locations.state_dir(config) / "traces")
     servers = GrpcServers(

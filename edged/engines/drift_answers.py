@@ -67,8 +67,8 @@ class Answers(msgspec.Struct, frozen=True):
     """What the checks of one engine have shown.
 
     `first` has the shifts of the first checks, until the usual shift is known. `above` and `below` are the sums of the
-    test of the shift. `shift` is the mean of the last checks, in the unit of the figure `figure`. `problem` describes
-    the last bad check.
+    test of the shift. `shift` is the mean of the last checks, in the unit of the figure `figure`, and `allowed` the
+    largest mean that counts as usual. `problem` describes the last bad check.
     """
 
     checks: int = 0
@@ -78,6 +78,7 @@ class Answers(msgspec.Struct, frozen=True):
     below: float = 0.0
     is_shifted: bool = False
     shift: float = 0.0
+    allowed: float = 0.0
     figure: str = ""
     agreements: tuple[float, ...] = ()
     problem: str = ""
@@ -95,6 +96,18 @@ class Answers(msgspec.Struct, frozen=True):
     @property
     def is_drifted(self) -> bool:
         return self.tally.is_raised or self.is_shifted
+
+    @property
+    def reason(self) -> str:
+        """How the answers have drifted, with the figure and its bound; empty if they have not."""
+        if self.tally.is_raised:
+            return f"in several of the last checks, last {self.problem}"
+        if not self.is_shifted:
+            return ""
+        if self.figure == "box_score":
+            word = "higher" if self.shift > 0 else "lower"
+            return f"scores are {abs(self.shift):.2g} {word} on average, usual is up to {self.allowed:.2g}"
+        return f"{self.figure} is off by {self.shift:.2g} on average, usual is up to {self.allowed:.2g}"
 
 
 def after(answers: Answers, found: Comparison, held: Tolerance, usual: Tolerance, precision: str) -> Answers:
@@ -147,7 +160,8 @@ def _shifted(answers: Answers, found: Comparison, usual: Tolerance, *, is_exact:
     above = min(max(0.0, answers.above + moved - level - allowed), raised)
     below = min(max(0.0, answers.below - moved + level - allowed), raised)
     is_shifted = max(above, below) >= raised if not answers.is_shifted else max(above, below) > raised / 2
-    return msgspec.structs.replace(answers, above=above, below=below, is_shifted=is_shifted)
+    most = (abs(level) + allowed) * unit
+    return msgspec.structs.replace(answers, above=above, below=below, is_shifted=is_shifted, allowed=most)
 
 
 def _shift(found: Comparison) -> tuple[str, float]:

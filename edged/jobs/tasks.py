@@ -78,11 +78,6 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         return runtimes.import_package(job)
     if isinstance(job, Lower | Prove | FreeDims | Simplify):
         return _repair(job)
-    if isinstance(job, jobs.Shadow):
-        from edged.jobs.shadow import shadow  # imports the code that decodes pictures
-
-        require_same(job.order)
-        return shadow(job)
     # The file is read by its path, so its digest is compared with the job's before and after.
     require_same(job.order)
     answer = _on_model(job, report)
@@ -105,7 +100,13 @@ def _repair(job: Lower | Prove | FreeDims | Simplify) -> msgspec.Struct:
     return simplify.simplify(job) if isinstance(job, Simplify) else lowering.write_lowered(job)
 
 
-def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Verify, report: Report) -> msgspec.Struct:
+def _on_model(
+    job: jobs.MakeGolden | jobs.CompareLevels | jobs.Shadow | jobs.Build | jobs.Verify, report: Report
+) -> msgspec.Struct:
+    if isinstance(job, jobs.Shadow):
+        from edged.jobs.shadow import shadow  # imports the code that decodes pictures
+
+        return shadow(job)
     if isinstance(job, jobs.MakeGolden):
         return _make_golden(job, report)
     if isinstance(job, jobs.CompareLevels):

@@ -326,7 +326,8 @@ class OperationsService:
         controller = self._controller
         shapes = report.shape_report(planned, controller.learning.state(planned.entry.name))
         info = report.model(planned, controller.alarms.active(), controller.health, shapes)
-        return msgspec.structs.replace(info, notes=(*info.notes, *gallery_report.notes(controller.galleries, planned)))
+        notes = (*info.notes, *gallery_report.notes(controller.galleries, planned))
+        return msgspec.structs.replace(info, notes=notes, drift=controller.drift.report(planned.entry.name))
 
     def _camera_statuses(self) -> list[pb.CameraStatus]:
         return [to_message(each, pb.CameraStatus) for each in self.cameras()]
