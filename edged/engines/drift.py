@@ -146,7 +146,7 @@ class DriftMonitor:
         self._run, self._clock = run, clock
         self._settings = Drift()
         self._opening: set[str] = set()  # models whose history is being read
-        self._running = ""  # the model of the check that runs
+        self.checking = ""  # the model of the check that runs; empty if none runs
         self._hindrance = ""
         self._tidied = -math.inf
         self._started = time.monotonic()
@@ -226,7 +226,7 @@ class DriftMonitor:
         watched = self.watched.get(model)
         if watched is None or not watched.meet(camera, now):
             return False
-        if now < watched.due or self._running or self._hindrance or not watched.is_turn_of(camera, now):
+        if now < watched.due or self.checking or self._hindrance or not watched.is_turn_of(camera, now):
             return False
         watched.turns[camera] = now
         return True
@@ -234,27 +234,26 @@ class DriftMonitor:
     def take(self, frame: Tapped) -> None:
         """Start the check of a frame, unless the model or its engine changed meanwhile."""
         watched, planned = self.watched.get(frame.model), self._models.get(frame.model)
-        if watched is None or planned is None or self._running:
+        if watched is None or planned is None or self.checking:
             return
         model, engine = _served(planned, frame.answer.engine), planned.engines.get(frame.answer.engine.key)
         if model is None or engine is None:
             return
-        self._running = frame.model
+        self.checking = frame.model
         watched.due = time.monotonic() + watched.interval(self._settings, frame.model)
-        self._tasks.start(self._check(watched, planned, model, engine.recipe.precision, frame))
+        self._tasks.start(self._check(watched, model, engine.recipe.precision, frame))
 
     # -- one check --------------------------------------------------------------------------------------------------
 
-    async def _check(
-        self, watched: Watched, planned: PlannedModel, model: Model, precision: str, frame: Tapped
-    ) -> None:
+    async def _check(self, watched: Watched, model: Model, precision: str, frame: Tapped) -> None:
         began, name = time.monotonic(), frame.model
         held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
         try:
             async with in_thread(partial(_staged, frame.data)) as folder:
                 job = _job(model, frame, folder, held.box_score, keeps=_is_suspect(watched.history, frame.camera))
                 shown = await self._run(job, self._limits(model))
-                if self.watched.get(name) is watched and _served(planned, frame.answer.engine) is model:
+                planned = self._models.get(name)
+                if self.watched.get(name) is watched and planned and _served(planned, frame.answer.engine) is model:
                     watched.failures, watched.last_cpu_s = 0, shown.cpu_s
                     watched.cpu_s += shown.cpu_s
                     await self._judge(watched, model, precision, held, frame, shown, folder / "out")
@@ -266,7 +265,7 @@ class DriftMonitor:
             watched.last_cpu_s = max(watched.last_cpu_s, min(_CPU_SECONDS, time.monotonic() - began))
             self._note(watched, frame.camera, "failed", reason)
         finally:
-            self._running = ""
+            self.checking = ""
             watched.due = max(watched.due, began + watched.interval(self._settings, name))
         if self.watched.get(name) is watched:
             self._disk.put(partial(self._files.write, name, watched.history))
@@ -374,7 +373,8 @@ def answers_alarm(model: str, history: History, engine: EngineRef) -> Iterator[A
 def camera_alarm(model: str, camera: str, past: drift_cameras.Past, frame: str, learn_hours: float) -> Alarm:
     """Return the alarm about pictures of a camera that changed. Pure."""
     where = f"; the frame: {frame}" if frame else ""
-    how = f"check the camera; if it is meant to be so, the alarm ends after {learn_hours:g} h"
+    hours = max(learn_hours, drift_cameras.DAY / 3600)
+    how = f"check the camera; if it is meant to be so, the alarm ends after {hours:g} h"
     message = f"model {model}: the pictures of camera {camera} have changed: {past.problem}{where}; {how}"
     return Alarm(AlarmKind.ANSWERS_DRIFT, message, model, camera=camera)
 

@@ -7,7 +7,7 @@ camera was seen for a day, nothing is judged. How far a picture may be from the 
 pictures were: a camera that turns all the time is hardly ever judged to have changed.
 
 An alarm needs several unusual pictures in a row (`Tally`). Unusual pictures change nothing about what is usual. But if
-the change lasts as long as the camera was learned, the camera is learned again: the new pictures are then usual.
+the change lasts for a day, the camera is learned again: the new pictures are then usual.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _SLOWEST_SPREAD = 0.02
 _STRUCTURE = 8.0  # levels: a layout with less structure counts less, because noise decides its correlation
 _LONGEST_STEP = 3600.0  # seconds that one check adds to the time for which a camera was seen
 _HOURS = 24
+DAY = 86400.0  # seconds; a change that lasts for as long, or for `learn_s` if that is longer, becomes usual
 _Floats = npt.NDArray[np.float64]
 
 
@@ -120,14 +121,15 @@ def after(past: Past, seen: Seen, hour: int | None, elapsed_s: float, unix_s: fl
     `hour` is the hour of the day in local time, None if the clock is not set. `elapsed_s` are the seconds since the
     last picture of this camera, 0 if unknown. `learn_s`: for how long a camera must be seen before it is judged.
     """
-    if past.changed_s > learn_s:
+    if past.changed_s > max(learn_s, DAY):
         past = Past()
     step = min(elapsed_s, _LONGEST_STEP)
     past = msgspec.structs.replace(past, seen_s=past.seen_s + step, checked_unix_s=unix_s)
     found = _nearest(past, seen, hour)
     if found is None:
         return _learned(past, seen, hour, {})
-    is_judged = past.seen_s >= learn_s and min(each.count for each in past.spreads.values()) >= _LEAST_COMPARED
+    compared = past.spreads.get(LAYOUT, Spread()).count
+    is_judged = past.seen_s >= learn_s and compared >= _LEAST_COMPARED
     beyond = [(found[name] / _bound(past, name), name) for name in found if found[name] > _bound(past, name)]
     if not is_judged or not beyond:
         tally = past.tally.after(False, CHANGED_PICTURES) if is_judged else past.tally

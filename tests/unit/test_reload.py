@@ -7,7 +7,21 @@ from typing import Any, cast
 
 import pytest
 
-from edged.config import Access, Config, Engines, Families, Frigate, Health, Http, Metrics, Page, Pipeline, Tls, Zmq
+from edged.config import (
+    Access,
+    Config,
+    Drift,
+    Engines,
+    Families,
+    Frigate,
+    Health,
+    Http,
+    Metrics,
+    Page,
+    Pipeline,
+    Tls,
+    Zmq,
+)
 from edged.config.cameras import Camera
 from edged.config.changes import RELOADS, value, with_value
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
@@ -32,6 +46,7 @@ OTHER = Config(
     build=Limits(1.0),
     hosts=HostLimits(1),
     health=Health(probe_seconds=1.0),
+    drift=Drift(every_seconds=600.0),
     families=Families(allow=("x",)),
     frigate=Frigate(),
     zmq=Zmq(frames="ipc:///f", publish="ipc:///p"),
