@@ -23,13 +23,28 @@ from edged.verification.served import Comparison
 from edged.verification.standard import Tolerance
 from edged.verification.verify import FLOORS
 
-_EXACT = ("fp32", "tf32")
 _FIRST = 20  # checks after which the usual shift of an engine is known
 _KEPT = 20  # checks whose mean agreement is reported
-# Units of the shift: the bound of the figure for the engine's precision, such as 0.01 of a score for float32.
-_ALLOWED = 0.1  # a smaller shift does not count
-_RAISED = 0.5  # the sum of what was above that, from which the shift counts as real
-_MOST = 0.3  # of one check: a single picture does not decide
+_SPREADS = 5.0  # of the first checks: the sum must be that far beyond what they show
+
+
+class ShiftTest(msgspec.Struct, frozen=True):
+    """A test of a mean. The unit of the shift is the bound of the figure for the precision, such as 0.01 of a score for
+    float32. `allowed`: a smaller shift does not count. `raised`: the sum of what was above that, from which the shift
+    is real. A single check adds at most 60 % of it."""
+
+    allowed: float
+    raised: float
+
+    @property
+    def most(self) -> float:
+        return 0.6 * self.raised
+
+
+_EXACT, _EXACT_FIGURES = "fp32", ("box_score", "class_score")
+# Scores in float32 differ by 1e-6, which is 0.0001 units, so 0.03 units are no noise. In maps and texts, rounding may
+# change a cell or a character.
+_EXACT_SHIFT, _SHIFT = ShiftTest(0.03, 0.15), ShiftTest(0.1, 0.5)
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -126,7 +141,7 @@ def after(answers: Answers, found: Comparison, held: Tolerance, usual: Tolerance
         agreements=(*answers.agreements, agreement(found))[-_KEPT:],
         problem=problem or answers.problem,
     )
-    return _shifted(answers, found, usual, is_exact=precision in _EXACT)
+    return _shifted(answers, found, usual, precision)
 
 
 def worst(found: Comparison, held: Tolerance) -> str:
@@ -144,19 +159,20 @@ def agreement(found: Comparison) -> float:
     return min(1.0, max(0.0, value if figure in FLOORS else 1 - value))
 
 
-def _shifted(answers: Answers, found: Comparison, usual: Tolerance, *, is_exact: bool) -> Answers:
+def _shifted(answers: Answers, found: Comparison, usual: Tolerance, precision: str) -> Answers:
     figure, shift = _shift(found)
     if not figure:
         return answers
+    is_exact = precision == _EXACT and figure in _EXACT_FIGURES
     bound: float = getattr(usual, figure)
-    unit = 1 - bound if figure in FLOORS else bound
-    moved = min(_MOST, max(-_MOST, shift / unit))
+    unit, test = 1 - bound if figure in FLOORS else bound, _EXACT_SHIFT if is_exact else _SHIFT
+    moved = min(test.most, max(-test.most, shift / unit))
     weight = max(1 / answers.checks, 1 / _KEPT)
     answers = msgspec.structs.replace(answers, shift=answers.shift + weight * (shift - answers.shift), figure=figure)
     if not is_exact and len(answers.first) < _FIRST:
         return msgspec.structs.replace(answers, first=(*answers.first, moved))
     level, spread = (statistics.fmean(answers.first), statistics.pstdev(answers.first)) if answers.first else (0.0, 0.0)
-    allowed, raised = _ALLOWED + spread, _RAISED + 5 * spread
+    allowed, raised = test.allowed + spread, test.raised + _SPREADS * spread
     above = min(max(0.0, answers.above + moved - level - allowed), raised)
     below = min(max(0.0, answers.below - moved + level - allowed), raised)
     is_shifted = max(above, below) >= raised if not answers.is_shifted else max(above, below) > raised / 2
