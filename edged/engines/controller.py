@@ -297,6 +297,7 @@ class Controller:
         await self.loader.stop()
         await self.learning.stop()
         await self._tasks.stop()
+        self.drift.stop()
         await asyncio.gather(self._hosts.stop(), self.tracking.close())
         await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
 

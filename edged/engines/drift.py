@@ -10,28 +10,38 @@ questions: do the answers still agree (`drift_answers`), and does the camera sti
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from edged.api_types import DriftInfo
-from edged.backends.contract import REFERENCE
 from edged.config import Drift
 from edged.config.child_limits import AdmissionLimits, Limits
-from edged.engines import drift_answers, drift_cameras
-from edged.engines.alarms import Alarm, AlarmKind
-from edged.engines.child import in_thread, run
-from edged.engines.child_watch import Patience
+from edged.engines.alarms import Alarm
+from edged.engines.child import in_thread
+from edged.engines.drift_check import (
+    CPU_SECONDS,
+    Judged,
+    Moment,
+    Standard,
+    alarmed,
+    answers_alarm,
+    camera_alarm,
+    identity,
+    is_suspect,
+    job_of,
+    judged,
+    limits_of,
+    run_child,
+    staged,
+)
 from edged.engines.drift_files import Checked, DriftFiles, History
 from edged.engines.plan import PlannedModel
 from edged.errors import EdgedError, Superseded
@@ -43,23 +53,20 @@ from edged.serving.taps import Tapped
 from edged.serving.work import EngineRef
 from edged.store.sealed import Background
 from edged.tasks import TaskGroup
-from edged.verification.standard import TOLERANCES, Tolerance, coarser, tolerance
-from edged.vision.content import pack
 
-_CPU_SECONDS, _SECONDS, _STARVED_SECONDS = 60, 120.0, 600.0  # limits of a child
-_DISK_MB = 256  # largest file of a child: a raw frame as PNG
 _FIRST_SECONDS = 60.0  # after the start, or the interval if that is shorter
 _SEEN_SECONDS = 30.0  # a camera without a frame for so long is not waited for
 _GIVEN_SECONDS = 3.0  # until another frame is asked for, if the one that was asked for was skipped
 _GONE_SECONDS = 3600.0  # the alarm of a camera without frames ends
 _MOST_CAMERAS = 256  # of a model, whose ids clients choose
-_MOST_PASTS = 64  # cameras of a model that are remembered
 _MOST_DOUBLINGS = 6  # of the interval, after failures
 _BUSY = 0.9  # share of the processors
 _SPARE_MB = 512
 _TIDY_SECONDS = 3600.0
-_SET_YEAR = 2024  # an earlier clock was not set
-_MB = 1 << 20
+_WRITE_SECONDS = 600.0  # between two writes of a history, unless an alarm begins or ends: flash memory wears out
+
+# Runs a job in a child with limits.
+Run: TypeAlias = Callable[[jobs.Shadow, Limits], Awaitable[jobs.Shadowed]]
 
 
 class Load(Protocol):
@@ -78,15 +85,6 @@ class Lanes(Protocol):
         """Lanes in which an engine is being made."""
 
 
-# Runs a job in a child: `child.run` with limits.
-Run = Callable[[jobs.Shadow, Limits], Awaitable[jobs.Shadowed]]
-
-
-async def run_child(job: jobs.Shadow, limits: Limits) -> jobs.Shadowed:
-    """Run a check in a child. Waiting for a processor extends its time limit."""
-    return await run(job, jobs.Shadowed, limits, patience=Patience(starved_seconds=_STARVED_SECONDS))
-
-
 @dataclass
 class Watched:
     """A model whose answers are checked. Times are monotonic seconds."""
@@ -97,6 +95,7 @@ class Watched:
     cpu_s: float = 0.0  # processor time of all checks
     last_cpu_s: float = 0.0
     failures: int = 0  # in a row
+    written: float = -math.inf
     seen: dict[str, float] = field(default_factory=dict)  # by camera: when its last frame came
     turns: dict[str, float] = field(default_factory=dict)  # by camera: when a frame of it was last asked for
     checked: dict[str, float] = field(default_factory=dict)  # by camera: when it was last checked
@@ -115,6 +114,17 @@ class Watched:
             return False
         self.seen[camera] = now
         return True
+
+    def since_check(self, camera: str) -> float:
+        """Return the seconds since the last check of a camera, 0 if there was none; the next ones count from now."""
+        now = time.monotonic()
+        before, self.checked[camera] = self.checked.get(camera, now), now
+        return now - before
+
+    def note(self, history: History) -> None:
+        """Take the history after a check, and count the check."""
+        self.history = history
+        self.counts[history.last.outcome] += 1
 
     def interval(self, settings: Drift, model: str) -> float:
         """Return the seconds between two checks: longer if they cost much, or if they fail."""
@@ -234,96 +244,70 @@ class DriftMonitor:
     def take(self, frame: Tapped) -> None:
         """Start the check of a frame, unless the model or its engine changed meanwhile."""
         watched, planned = self.watched.get(frame.model), self._models.get(frame.model)
-        if watched is None or planned is None or self.checking:
+        model = _served(planned, frame.answer.engine)
+        if watched is None or planned is None or model is None or self.checking:
             return
-        model, engine = _served(planned, frame.answer.engine), planned.engines.get(frame.answer.engine.key)
-        if model is None or engine is None:
+        engine = planned.engines.get(frame.answer.engine.key)
+        if engine is None:  # it serves until an engine for the changed device is ready
             return
         self.checking = frame.model
         watched.due = time.monotonic() + watched.interval(self._settings, frame.model)
-        self._tasks.start(self._check(watched, model, engine.recipe.precision, frame))
+        self._tasks.start(self._check(watched, model, Standard.of(model, engine.recipe.precision), frame))
 
     # -- one check --------------------------------------------------------------------------------------------------
 
-    async def _check(self, watched: Watched, model: Model, precision: str, frame: Tapped) -> None:
-        began, name = time.monotonic(), frame.model
-        held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
+    async def _check(self, watched: Watched, model: Model, standard: Standard, frame: Tapped) -> None:
+        began, name, before, engine = time.monotonic(), frame.model, watched.history, frame.answer.engine
         try:
-            async with in_thread(partial(_staged, frame.data)) as folder:
-                job = _job(model, frame, folder, held.box_score, keeps=_is_suspect(watched.history, frame.camera))
-                shown = await self._run(job, self._limits(model))
-                planned = self._models.get(name)
-                if self.watched.get(name) is watched and planned and _served(planned, frame.answer.engine) is model:
-                    watched.failures, watched.last_cpu_s = 0, shown.cpu_s
-                    watched.cpu_s += shown.cpu_s
-                    await self._judge(watched, model, precision, held, frame, shown, folder / "out")
+            async with in_thread(partial(staged, frame.data)) as folder:
+                job = job_of(model, frame, folder, standard.held.box_score, keeps=is_suspect(before, frame.camera))
+                shown = await self._run(job, limits_of(model, self._admission()))
+                watched.failures, watched.last_cpu_s = 0, shown.cpu_s
+                watched.cpu_s += shown.cpu_s
+                if self.watched.get(name) is watched and _served(self._models.get(name), engine) is model:
+                    moment = Moment(self._clock(), watched.since_check(frame.camera))
+                    learn_s = self._settings.learn_hours * 3600
+                    result = judged(before, engine, frame.camera, shown, standard, moment, learn_s)
+                    watched.note(await self._kept(result, frame, folder / "out"))
         except Superseded:  # the model was replaced: the next check has its new content
             pass
         except (EdgedError, OSError) as error:
-            reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
             watched.failures += 1
-            watched.last_cpu_s = max(watched.last_cpu_s, min(_CPU_SECONDS, time.monotonic() - began))
-            self._note(watched, frame.camera, "failed", reason)
+            watched.last_cpu_s = max(watched.last_cpu_s, min(CPU_SECONDS, time.monotonic() - began))
+            reason = error.strerror if isinstance(error, OSError) else None
+            last = Checked(self._clock(), frame.camera, "failed", reason or str(error))
+            watched.note(msgspec.structs.replace(watched.history, last=last))
         finally:
             self.checking = ""
             watched.due = max(watched.due, began + watched.interval(self._settings, name))
         if self.watched.get(name) is watched:
+            self._save(name, watched, before)
+
+    async def _kept(self, found: Judged, frame: Tapped, evidence: Path) -> History:
+        """Return the history, with the place of the frame if it raised an alarm and could be kept."""
+        history, camera = found.history, frame.camera
+        if not found.answers_drifted and not found.camera_changed:
+            return history
+        most_mb, days = self._settings.kept_mb, self._settings.kept_days
+        path = await asyncio.to_thread(self._files.keep, frame.model, camera, evidence, most_mb, days)
+        if found.answers_drifted:
+            history = msgspec.structs.replace(history, frame=path, camera=camera)
+        if found.camera_changed:
+            history = msgspec.structs.replace(history, frames={**history.frames, camera: path})
+        return history
+
+    def _save(self, name: str, watched: Watched, before: History) -> None:
+        """Write the history if the last write was long ago, or if an alarm began or ended."""
+        is_changed = alarmed(watched.history) != alarmed(before)
+        if is_changed or time.monotonic() - watched.written >= _WRITE_SECONDS:
+            watched.written = time.monotonic()
             self._disk.put(partial(self._files.write, name, watched.history))
 
-    def _limits(self, model: Model) -> Limits:
-        size_mb = (model.inspection.size + sum(file.size for file in model.inspection.external)) / _MB
-        most_mb = self._admission().most_mb(size_mb)
-        return Limits(seconds=_SECONDS, memory_mb=most_mb, stall_seconds=_SECONDS, disk_mb=_DISK_MB)
-
-    async def _judge(
-        self,
-        watched: Watched,
-        model: Model,
-        precision: str,
-        held: Tolerance,
-        frame: Tapped,
-        shown: jobs.Shadowed,
-        evidence: Path,
-    ) -> None:
-        """Add a comparison to the history, and keep the frame if it raises an alarm."""
-        before, camera, found = watched.history, frame.camera, shown.comparison
-        history = before if before.engine == _identity(frame.answer.engine) else _renewed(before, frame.answer.engine)
-        exact = coarser(precision, model.inspection.arithmetic)
-        answers = drift_answers.after(history.answers, found, held, TOLERANCES[exact], exact)
-        past = drift_cameras.after(
-            history.cameras.get(camera, drift_cameras.Past()),
-            drift_cameras.Seen(shown.picture, shown.objects, shown.score),
-            _hour(self._clock()),
-            _since(watched.checked, camera),
-            self._clock(),
-            self._settings.learn_hours * 3600,
-        )
-        watched.checked[camera] = time.monotonic()
-        frames = {name: path for name, path in history.frames.items() if name != camera or past.problem}
-        is_new = answers.is_drifted and not history.answers.is_drifted
-        history = msgspec.structs.replace(
-            history,
-            answers=answers,
-            frame=history.frame if answers.is_drifted else "",
-            cameras=_newest({**history.cameras, camera: past}),
-            frames=frames,
-        )
-        is_changed = bool(past.problem) and camera not in frames
-        if is_new or is_changed:
-            kept = self._settings.kept_mb, self._settings.kept_days
-            path = await asyncio.to_thread(self._files.keep, frame.model, camera, evidence, *kept)
-            if is_new:
-                history = msgspec.structs.replace(history, frame=path, camera=camera)
-            if is_changed:
-                history = msgspec.structs.replace(history, frames={**frames, camera: path})
-        watched.history = history
-        problem = drift_answers.worst(found, held)
-        self._note(watched, camera, "differed" if problem else "agreed" if found.figures else "empty", problem)
-
-    def _note(self, watched: Watched, camera: str, outcome: str, reason: str) -> None:
-        watched.counts[outcome] += 1
-        last = Checked(self._clock(), camera, outcome, reason)
-        watched.history = msgspec.structs.replace(watched.history, last=last)
+    def stop(self) -> None:
+        """Write all histories, in the background."""
+        for name, watched in self.watched.items():
+            if watched.counts:
+                self._disk.put(partial(self._files.write, name, watched.history))
 
     # -- what it found ----------------------------------------------------------------------------------------------
 
@@ -331,12 +315,13 @@ class DriftMonitor:
         """Yield the current alarms about drift."""
         now = time.monotonic()
         for name, watched in self.watched.items():
-            history, current = watched.history, self._models[name].slot.current if name in self._models else None
-            if current is not None and history.engine == _identity(current.engine):
-                yield from answers_alarm(name, history, current.engine)
+            planned, history = self._models.get(name), watched.history
+            if planned is not None and planned.slot.current is not None:
+                yield from answers_alarm(name, history, planned.slot.current.engine)
             for camera, past in history.cameras.items():
-                if past.problem and now - watched.seen.get(camera, self._started) < _GONE_SECONDS:
-                    yield camera_alarm(name, camera, past, history.frames.get(camera, ""), self._settings.learn_hours)
+                if now - watched.seen.get(camera, self._started) < _GONE_SECONDS:
+                    frame = history.frames.get(camera, "")
+                    yield from camera_alarm(name, camera, past, frame, self._settings.learn_hours)
 
     def report(self, model: str) -> DriftInfo | None:
         """Report the checks of a model; None if it is not checked."""
@@ -359,92 +344,9 @@ class DriftMonitor:
         )
 
 
-def answers_alarm(model: str, history: History, engine: EngineRef) -> Iterator[Alarm]:
-    """Yield the alarm about answers that drifted away from the reference's, if they did. Pure."""
-    if not history.answers.is_drifted:
-        return
-    what = f"model {model}: engine {engine.key[:12]} ({engine.backend}) no longer answers as the reference"
-    where = f"; both answers: {history.frame}" if history.frame else ""
-    how = f"check it with: edged engines verify {model}; build it again with: edged engines rebuild {model}"
-    message = f"{what}: {history.answers.reason}, first seen on camera {history.camera}{where}; {how}"
-    yield Alarm(AlarmKind.ANSWERS_DRIFT, message, model, engine.key)
-
-
-def camera_alarm(model: str, camera: str, past: drift_cameras.Past, frame: str, learn_hours: float) -> Alarm:
-    """Return the alarm about pictures of a camera that changed. Pure."""
-    where = f"; the frame: {frame}" if frame else ""
-    hours = max(learn_hours, drift_cameras.DAY / 3600)
-    how = f"check the camera; if it is meant to be so, the alarm ends after {hours:g} h"
-    message = f"model {model}: the pictures of camera {camera} have changed: {past.problem}{where}; {how}"
-    return Alarm(AlarmKind.ANSWERS_DRIFT, message, model, camera=camera)
-
-
-def _identity(engine: EngineRef) -> str:
-    """Identify a build of an engine, and what it answers with."""
-    return f"{engine.model}-{engine.key}-{engine.edition}"
-
-
-def _served(planned: PlannedModel, engine: EngineRef) -> Model | None:
+def _served(planned: PlannedModel | None, engine: EngineRef) -> Model | None:
     """Return the model that an engine answers with; None if it does not serve any more."""
-    current, served = planned.slot.current, planned.served
-    if current is None or served is None or _identity(current.engine) != _identity(engine):
+    current, served = (planned.slot.current, planned.served) if planned is not None else (None, None)
+    if current is None or served is None or identity(current.engine) != identity(engine):
         return None
-    is_of = (served.digest, served.recognition) == (engine.model, engine.recognition)
-    return served if is_of else None
-
-
-def _renewed(history: History, engine: EngineRef) -> History:
-    """Return the history for another engine. The cameras are the same."""
-    return History(_identity(engine), cameras=history.cameras, frames=history.frames, last=history.last)
-
-
-def _is_suspect(history: History, camera: str) -> bool:
-    """Whether the next check of a camera may raise an alarm."""
-    past = history.cameras.get(camera)
-    return history.answers.is_suspect or (past is not None and past.tally.level > 0)
-
-
-def _newest(cameras: dict[str, drift_cameras.Past]) -> dict[str, drift_cameras.Past]:
-    newest = sorted(cameras.items(), key=lambda each: each[1].checked_unix_s, reverse=True)
-    return dict(newest[:_MOST_PASTS])
-
-
-def _hour(unix_s: float) -> int | None:
-    """Return the hour of the day in local time; None if the clock was not set."""
-    local = time.localtime(unix_s)
-    return local.tm_hour if local.tm_year >= _SET_YEAR else None
-
-
-def _since(checked: Mapping[str, float], camera: str) -> float:
-    return time.monotonic() - checked[camera] if camera in checked else 0.0
-
-
-@contextlib.contextmanager
-def _staged(data: bytes) -> Iterator[Path]:
-    """Yield a folder of this user with the frame `picture` and the empty folder `out`."""
-    with tempfile.TemporaryDirectory(prefix=f"edged-{os.getpid()}-") as name:  # `sweep_scratch` parses this name
-        folder = Path(name)
-        (folder / "picture").write_bytes(data)
-        (folder / "out").mkdir()
-        yield folder
-
-
-def _job(model: Model, frame: Tapped, folder: Path, slack: float, *, keeps: bool) -> jobs.Shadow:
-    answer, content = frame.answer, frame.answer.content
-    return jobs.Shadow(
-        model.order(msgspec.structs.replace(REFERENCE, threads=1)),
-        model.recognition,
-        str(folder / "picture"),
-        str(folder / "out"),
-        frame.pixel_format,
-        frame.width,
-        frame.height,
-        frame.stride,
-        frame.work.roi,
-        frame.work.thresholds,
-        answer.detections,
-        None if content is None else pack(content),
-        slack,
-        keeps,
-        _CPU_SECONDS,
-    )
+    return served if (served.digest, served.recognition) == (engine.model, engine.recognition) else None

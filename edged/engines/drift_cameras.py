@@ -204,7 +204,7 @@ def _mixed(usual: Usual | None, seen: Seen) -> Usual:
         usual.count + 1,
         tuple(_mean(*each, weight) for each in zip(usual.light, picture.light, strict=True)),
         _mean(usual.contrast, picture.contrast, weight),
-        tuple(_mean(*each, weight) for each in zip(usual.layout, picture.layout, strict=True)),
+        tuple(_mean(*each, weight, 1) for each in zip(usual.layout, picture.layout, strict=True)),
         (_mean(usual.colour[0], picture.colour[0], weight), _mean(usual.colour[1], picture.colour[1], weight)),
         _mean(usual.objects, seen.objects, weight),
         scored,
@@ -212,5 +212,5 @@ def _mixed(usual: Usual | None, seen: Seen) -> Usual:
     )
 
 
-def _mean(before: float, now: float, weight: float) -> float:
-    return round(before + weight * (now - before), 4)
+def _mean(before: float, now: float, weight: float, digits: int = 4) -> float:
+    return round(before + weight * (now - before), digits)

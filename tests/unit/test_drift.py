@@ -141,7 +141,8 @@ class World:
         return list(self.monitor.alarms())
 
     async def written(self) -> History:
-        """Return the history on the disk, after all writes."""
+        """Return the history on the disk, as a daemon that stops leaves it."""
+        self.monitor.stop()
         assert await asyncio.to_thread(self.disk.flush, 10.0)
         return self.files.read("m")
 
@@ -178,6 +179,7 @@ async def test_cameras_take_turns_and_a_camera_that_vanished_is_not_waited_for(t
     assert {camera: checked.count(camera) for camera in "abc"} == {"a": 12, "b": 12, "c": 12}
     world.now += 60.0
     assert world.offer("b"), "a and c have sent nothing for a minute"
+    await world.idle()
 
 
 async def test_frame_that_was_skipped_is_asked_for_again_later(tmp_path: Path) -> None:
@@ -197,6 +199,7 @@ async def test_only_one_check_runs_at_a_time_on_the_box(tmp_path: Path) -> None:
     world.gate.set()
     await world.idle()
     assert world.offer("yard", "n")
+    await world.idle()
 
 
 def _build(world: World) -> None:
@@ -221,6 +224,7 @@ async def test_no_check_starts_while_engines_are_built_or_the_box_is_busy(
     world.builds.busy, world.box.busy = frozenset(), 0.1
     world.monitor.look()
     assert world.offer()
+    await world.idle()
 
 
 async def test_slow_reference_is_checked_less_often(tmp_path: Path) -> None:
@@ -256,6 +260,8 @@ async def test_unchanged_answers_raise_nothing_and_keep_no_frame(tmp_path: Path)
     world = await World(tmp_path).opened()
     await world.check(times=30)
     assert not world.alarms
+    assert await asyncio.to_thread(world.disk.flush, 10.0)
+    assert world.files.read("m").answers.checks == 1, "a write in ten minutes spares flash memory"
     history = await world.written()
     assert history.answers.agreement == 1.0
     assert [path.name for path in (tmp_path / "drift" / "m").iterdir()] == ["history.json"]
