@@ -96,14 +96,14 @@ class Watched:
     last_cpu_s: float = 0.0
     failures: int = 0  # in a row
     written: float = -math.inf
+    asked: float = -math.inf  # when a frame was asked for that was not given yet
     seen: dict[str, float] = field(default_factory=dict)  # by camera: when its last frame came
     turns: dict[str, float] = field(default_factory=dict)  # by camera: when a frame of it was last asked for
     checked: dict[str, float] = field(default_factory=dict)  # by camera: when it was last checked
 
     def is_turn_of(self, camera: str, now: float) -> bool:
         """Whether the camera is the next one, among those that send frames."""
-        asked = max(self.turns.values(), default=-math.inf)
-        if now - asked < _GIVEN_SECONDS:
+        if now - self.asked < _GIVEN_SECONDS:
             return False
         live = [name for name, seen in self.seen.items() if now - seen < _SEEN_SECONDS]
         return min(live, key=lambda name: self.turns.get(name, -math.inf)) == camera
@@ -238,13 +238,15 @@ class DriftMonitor:
             return False
         if now < watched.due or self.checking or self._hindrance or not watched.is_turn_of(camera, now):
             return False
-        watched.turns[camera] = now
+        watched.asked = watched.turns[camera] = now
         return True
 
     def take(self, frame: Tapped) -> None:
         """Start the check of a frame, unless the model or its engine changed meanwhile."""
         watched, planned = self.watched.get(frame.model), self._models.get(frame.model)
         model = _served(planned, frame.answer.engine)
+        if watched is not None:
+            watched.asked = -math.inf
         if watched is None or planned is None or model is None or self.checking:
             return
         engine = planned.engines.get(frame.answer.engine.key)

@@ -23,6 +23,8 @@ from tests.integration.asking import scrape, value
 from tests.integration.daemon import Daemon, children, wait_for
 from tests.spoiled import shift_scores
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
 METRICS = '[metrics]\nlisten = "127.0.0.1:0"\n'
 CONFIG = """
 [drift]
@@ -102,7 +104,6 @@ def daemon() -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.mark.long
 def test_inverted_camera_raises_the_alarm_until_it_is_as_before(daemon: Daemon) -> None:
     with Camera(daemon, "hall", 3) as hall, Camera(daemon, "yard", 8):
         assert checked(daemon, 40).agreement == 1.0
@@ -130,7 +131,6 @@ def _events(daemon: Daemon) -> list[EventInfo]:
         return list(client.events())
 
 
-@pytest.mark.long
 def test_engine_altered_below_the_verification_threshold_raises_the_alarm() -> None:
     daemon = Daemon(config=CONFIG)
     folder = daemon.models / "shapes"
@@ -162,7 +162,6 @@ def test_engine_altered_below_the_verification_threshold_raises_the_alarm() -> N
             wait_for("the alarm outlives a restart", lambda: alarms(daemon), _SECONDS)
 
 
-@pytest.mark.long
 def test_unchanged_engine_and_cameras_raise_nothing_in_a_long_run(stored: Daemon) -> None:
     (stored.home / "edged.toml").write_text(CONFIG.replace("HOME", str(stored.home)))
     stored._arguments = (*stored._arguments, "--config", str(stored.home / "edged.toml"))
@@ -177,7 +176,6 @@ def test_unchanged_engine_and_cameras_raise_nothing_in_a_long_run(stored: Daemon
         assert [path.name for path in (daemon.state / "drift" / "shapes").iterdir()] == ["history.json"]
 
 
-@pytest.mark.long
 def test_faults_show_in_the_report_and_the_next_checks_go_on(daemon: Daemon) -> None:
     """A child that is killed, a camera that vanishes, a model that is removed during a check."""
     with Camera(daemon, "yard", 8):
@@ -204,7 +202,6 @@ def test_faults_show_in_the_report_and_the_next_checks_go_on(daemon: Daemon) -> 
     wait_for("no model is checked", lambda: all(model.drift is None for model in _models(daemon)), _SECONDS)
 
 
-@pytest.mark.long
 def test_removed_model_leaves_no_history(daemon: Daemon) -> None:
     with daemon.client() as client:
         client.add_model("other", MODEL_PATH)
