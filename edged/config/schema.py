@@ -96,7 +96,7 @@ class Drift(Table, frozen=True):
     every_seconds: Annotated[_Interval, Meta(description="Seconds between two checks of a model; 0 is never.")] = 0.0
     models: Annotated[
         dict[str, _Interval],
-        Meta(description="The same for single models, by name.", examples=[{"door": 60.0}]),
+        Meta(description="The same for single models, by name.", examples=[{"door": 120.0}]),
     ] = msgspec.field(default_factory=dict)
     cpu_percent: Annotated[
         float,
@@ -107,6 +107,15 @@ class Drift(Table, frozen=True):
             " reference is slow is checked less often.",
         ),
     ] = 1.0
+    busy_percent: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="No check starts while more of the processors is in use. 100 for a box that is always busy:"
+            " checks have the lowest priority.",
+        ),
+    ] = 90.0
     learn_hours: Annotated[
         float,
         Meta(

@@ -60,7 +60,6 @@ _GIVEN_SECONDS = 3.0  # until another frame is asked for, if the one that was as
 _GONE_SECONDS = 3600.0  # the alarm of a camera without frames ends
 _MOST_CAMERAS = 256  # of a model, whose ids clients choose
 _MOST_DOUBLINGS = 6  # of the interval, after failures
-_BUSY = 0.9  # share of the processors
 _SPARE_MB = 512
 _TIDY_SECONDS = 3600.0
 _WRITE_SECONDS = 600.0  # between two writes of a history, unless an alarm begins or ends: flash memory wears out
@@ -200,7 +199,7 @@ class DriftMonitor:
     def _hindered(self) -> str:
         if self._builds.busy:
             return "engines are being built"
-        if self._load.busy > _BUSY:
+        if self._load.busy * 100 > self._settings.busy_percent:
             return f"the processors are {self._load.busy:.0%} busy"
         free = memory.available_mb()
         return f"only {free} MiB of memory are free" if 0 < free < _SPARE_MB else ""

@@ -30,6 +30,7 @@ CONFIG = """
 [drift]
 every_seconds = 0.1
 cpu_percent = 100
+busy_percent = 100
 learn_hours = 1e-6
 """
 _SECONDS = 180.0
@@ -156,10 +157,10 @@ def test_engine_altered_below_the_verification_threshold_raises_the_alarm() -> N
                 again = next(e for e in client.engines("shapes") if e.key == serving.key)
             assert again.verdict is not None
             assert again.verdict.accepted, "its verification does not notice it"
-            daemon.stop()
-            daemon.start()
-            daemon.ready("shapes")
-            wait_for("the alarm outlives a restart", lambda: alarms(daemon), _SECONDS)
+        daemon.stop()
+        daemon.start()
+        daemon.ready("shapes")
+        wait_for("the alarm outlives a restart", lambda: alarms(daemon), _SECONDS)
 
 
 def test_unchanged_engine_and_cameras_raise_nothing_in_a_long_run(stored: Daemon) -> None:
