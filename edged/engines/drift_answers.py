@@ -58,7 +58,7 @@ class Rule(msgspec.Struct, frozen=True):
     clear_after: int
 
 
-# With 2 % bad checks, which is far more than an unchanged engine has, there is a false alarm in about 60,000 checks.
+# With 2 % bad checks, which is far more than an unchanged engine has, there is a false alarm in about 85,000 checks.
 BAD_ANSWERS = Rule(quiet=0.02, drifted=0.5, raise_after=3, clear_after=5)
 
 

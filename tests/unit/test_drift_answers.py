@@ -63,7 +63,7 @@ def test_rare_bad_checks_raise_hardly_any_alarm(rate: float, most: int) -> None:
 
 
 def test_false_alarms_of_the_rule_are_as_rare_as_documented() -> None:
-    """With 2 % bad checks, one in about 60,000 checks."""
+    """With 2 % bad checks, one in about 85,000 checks."""
     rng, tally, raised, count = np.random.default_rng(13), Tally(), 0, 300_000
     for bad in rng.random(count) < BAD_ANSWERS.quiet:
         was_raised, tally = tally.is_raised, tally.after(bool(bad), BAD_ANSWERS)
