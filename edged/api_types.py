@@ -132,13 +132,33 @@ class FrameCollection(Info, frozen=True):
     frames: tuple[CollectedFrame, ...] = ()
 
 
+class DriftInfo(Info, frozen=True):
+    """The checks of a model for drift: the reference answers a live frame as well (docs/drift.md). Checks are counted
+    since the daemon started: those that `differed` beyond the bounds, and those that `failed`, which show nothing.
+    `agreement` is the mean of the last checks of this engine, 0 to 1; None before the first. `every_s` is the present
+    interval. `outcome` of the last check is agreed, differed, empty (nothing to compare) or failed, with `reason`.
+    `waiting` says why no check is made at present."""
+
+    checks: int
+    differed: int
+    failed: int
+    every_s: float
+    agreement: float | None = None
+    last_unix_s: float = 0.0
+    camera: str = ""
+    outcome: str = ""
+    reason: str = ""
+    waiting: str = ""
+
+
 class ModelInfo(Info, frozen=True):
     """A model in the daemon. `state` is loading, ready, refused or failed; `reason` says why the model is not ready.
     `alarms` are problems of the model or its engines; `notes` say which settings of its config.pbtxt have no effect,
     and what else is unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md;
     otherwise they are empty. `precision_reason` says why the serving engine has its precision. `parts` are the models
     of an ensemble, which has no engine; empty for other models. `frames` are those that were or are collected from
-    live cameras, None if there are none. A further version of a model is called NAME:VERSION."""
+    live cameras, None if there are none. `drift` is None unless live answers are checked. A further version of a model
+    is called NAME:VERSION."""
 
     name: str
     version: str
@@ -162,6 +182,7 @@ class ModelInfo(Info, frozen=True):
     precision_reason: str = ""
     parts: tuple[str, ...] = ()
     frames: FrameCollection | None = None
+    drift: DriftInfo | None = None
 
 
 class GalleryInfo(Info, frozen=True):

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from edged import formatting
-from edged.api_types import ModelInfo, ShapeRange, Shapes, TensorInfo
+from edged.api_types import DriftInfo, ModelInfo, ShapeRange, Shapes, TensorInfo
 from edged.cli import common, model_options, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.samples import summary
@@ -243,6 +243,7 @@ def _facts(model: ModelInfo) -> Table:
         "outputs": _tensors(model.outputs),
         **({} if model.shapes is None else _open_dimensions(model.shapes)),
         "settings": "\n".join(f"{key} = {value}" for key, value in sorted(model.settings.items())) or "none",
+        **({} if model.drift is None else {"drift": _drift(model.drift)}),
         "alarms": "\n".join(alarm.message for alarm in model.alarms) or "none",
     }
     if model.frames is not None:
@@ -254,6 +255,17 @@ def _facts(model: ModelInfo) -> Table:
     return common.fact_table(
         {name: "\n".join(map(formatting.shown, value.split("\n"))) for name, value in rows.items()}
     )
+
+
+def _drift(found: DriftInfo) -> str:
+    """Return the state of the checks of live answers, in a few lines."""
+    counts = f"{formatting.many(found.checks, 'check')}, {found.differed} differed, {found.failed} failed"
+    agreement = "" if found.agreement is None else f"; agreement {found.agreement:.1%}"
+    lines = [f"{counts}{agreement}; every {formatting.span(found.every_s)}"]
+    if found.last_unix_s:
+        why = f": {found.reason}" if found.reason else ""
+        lines.append(f"last {formatting.moment(found.last_unix_s)}, camera {found.camera}, {found.outcome}{why}")
+    return "\n".join([*lines, f"waiting: {found.waiting}"] if found.waiting else lines)
 
 
 def _engine_facts(model: ModelInfo) -> dict[str, str]:

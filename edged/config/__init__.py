@@ -13,6 +13,7 @@ from edged.config.reading import load as load
 from edged.config.reading import read as read
 from edged.config.schema import Access as Access
 from edged.config.schema import Config as Config
+from edged.config.schema import Drift as Drift
 from edged.config.schema import Engines as Engines
 from edged.config.schema import Families as Families
 from edged.config.schema import Frigate as Frigate

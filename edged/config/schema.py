@@ -87,6 +87,57 @@ class Health(Table, frozen=True):
     ] = True
 
 
+_Interval: TypeAlias = Annotated[float, Meta(ge=0, le=604_800)]
+
+
+class Drift(Table, frozen=True):
+    """Checks of live answers: the reference answers a frame now and then, too, and both answers are compared
+    (docs/drift.md)."""
+
+    every_seconds: Annotated[_Interval, Meta(description="Seconds between two checks of a model; 0 is never.")] = 0.0
+    models: Annotated[
+        dict[str, _Interval],
+        Meta(description="The same for single models, by name.", examples=[{"door": 120.0}]),
+    ] = msgspec.field(default_factory=dict)
+    cpu_percent: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="Most processor time for the checks of a model, in percent of one processor. A model whose"
+            " reference is slow is checked less often.",
+        ),
+    ] = 1.0
+    busy_percent: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=100,
+            description="No check starts while more of the processors is in use. 100 for a box that is always busy:"
+            " checks have the lowest priority.",
+        ),
+    ] = 90.0
+    learn_hours: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=720,
+            description="For how many hours a camera is seen before a change of its pictures raises an alarm. With less"
+            " than a day, its first dusk may raise one.",
+        ),
+    ] = 24.0
+    kept_mb: Annotated[
+        int, Meta(ge=0, le=1024, description="Space for frames that raised an alarm, for each model, in MiB.")
+    ] = 16
+    kept_days: Annotated[
+        float, Meta(gt=0, le=3650, description="For how many days frames that raised an alarm are kept.")
+    ] = 30.0
+
+    def interval(self, model: str) -> float:
+        """Return the seconds between two checks of a model; 0 for none."""
+        return self.models.get(model, self.every_seconds)
+
+
 class Families(Table, frozen=True):
     """Model families of other Python packages (docs/third-party-families.md)."""
 
@@ -358,6 +409,7 @@ class Config(Table, frozen=True):
     build: Annotated[Limits, Reload.NEXT_PROCESS] = Limits()
     hosts: Annotated[HostLimits, Reload.NEXT_PROCESS] = HostLimits()
     health: Annotated[Health, Reload.NOW] = Health()
+    drift: Annotated[Drift, Reload.NOW] = Drift()
     families: Annotated[Families, Reload.NOW] = Families()
     frigate: Annotated[Frigate | None, Reload.REOPEN] = None
     zmq: Zmq = Zmq()

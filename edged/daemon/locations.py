@@ -8,6 +8,7 @@ from edged import paths
 from edged.api.auth.guard import Guard
 from edged.cameras.definitions import Definitions
 from edged.config import Config
+from edged.engines.drift_files import DRIFT_FOLDER
 from edged.errors import InvalidInput
 from edged.models.collected import FOLDER
 from edged.models.entries import check_name
@@ -47,7 +48,7 @@ def private(config: Config) -> tuple[Path, ...]:
     files = (Path(each).expanduser().absolute() for each in named if each)
     state = state_dir(config)
     kept = state.glob(state_format.copy_name("*"))
-    names = ("access", "audit", "lock", "cameras", "gallery", FOLDER)
+    names = ("access", "audit", "lock", "cameras", "gallery", FOLDER, DRIFT_FOLDER)
     return (*(state / name for name in names), *kept, *files)
 
 

@@ -105,8 +105,9 @@ async def _serve(
     controller.overrides.sweep()
     controller.pipelines.reconfigure(config.pipelines)
     controller.frames.reconfigure(config.frames)
+    controller.drift.reconfigure(config.drift)
     cameras, publisher = Cameras(), Publisher(controller.events)
-    cameras.taps = (controller.frames,)
+    cameras.taps = (controller.frames, controller.drift)
     supervisor = CameraSupervisor(locations.cameras(config), controller.events, locations.state_dir(config) / "events")
     tracing = Tracing(locations.state_dir(config) / "traces")
     servers = GrpcServers(

@@ -119,6 +119,8 @@ class Reloader:
                 self._builder.reconfigure(wanted.build, wanted.admission)
             case "engines" | "hosts" | "health":
                 self._controller.reconfigure(wanted.engines, wanted.hosts, wanted.health)
+            case "drift":
+                self._controller.drift.reconfigure(wanted.drift)
             case "families":
                 self._builder.families.allow(wanted.families.allow)
                 await self._controller.look_at_families()

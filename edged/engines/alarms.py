@@ -47,6 +47,7 @@ class AlarmKind(str, enum.Enum):
     CAMERA_LOST = "camera_lost"  # a configured camera gives no frames
     CAMERA_DARK = "camera_dark"  # the picture of a configured camera is black
     CAMERA_FROZEN = "camera_frozen"  # the picture of a configured camera does not change
+    ANSWERS_DRIFT = "answers_drift"  # answers differ from the reference's, or a camera's pictures from the usual ones
     FALLBACK = "fallback"  # some nodes of a model do not run on the engine's device
 
 

@@ -147,7 +147,7 @@ class OneShotChild:
         self._granted = 0.0  # extra seconds for phases that the child began
         self._extra_seconds = 0.0  # granted once the child reports a fraction
         niceness = process.EXAMINE if isinstance(job, _EXAMINATIONS) else process.BUILD
-        if isinstance(job, jobs.Time | jobs.Sift):
+        if isinstance(job, jobs.Time | jobs.Sift | jobs.Shadow):
             niceness = process.MEASURE if isinstance(job, jobs.Time) else process.IDLE
         numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
         self._process = _start([*command, *map(str, numbers), reach.argument()], job)
@@ -388,7 +388,7 @@ def _reads(job: jobs.Job) -> Iterator[str]:
     if isinstance(job, jobs.Check):
         yield from job.given.values()
     yield from _packages(job)
-    if isinstance(job, (jobs.AskPicture, jobs.TryFamilies)) and job.picture:
+    if isinstance(job, (jobs.AskPicture, jobs.TryFamilies, jobs.Shadow)) and job.picture:
         yield job.picture
     if isinstance(job, jobs.Verify):
         yield job.golden
@@ -410,6 +410,8 @@ def _packages(job: jobs.Job) -> Iterator[str]:
 
 
 def _writes(job: jobs.Job) -> Iterator[str]:
+    if isinstance(job, jobs.Shadow):
+        yield job.out
     if isinstance(job, jobs.Build):
         yield job.out
         if job.order.timings:  # each device has its own timings, which all builds for the device share
@@ -422,7 +424,7 @@ def _writes(job: jobs.Job) -> Iterator[str]:
 
 _ON_A_MODEL = (
     *(jobs.Check, jobs.AskPicture, jobs.TryFamilies, jobs.MakeGolden, jobs.Build),
-    *(jobs.Verify, jobs.CompareLevels, FreeDims),
+    *(jobs.Verify, jobs.CompareLevels, jobs.Shadow, FreeDims),
 )
 
 

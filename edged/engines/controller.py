@@ -26,6 +26,8 @@ from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
 from edged.engines.child import run as run_child
 from edged.engines.commands import Commands
+from edged.engines.drift import DriftMonitor
+from edged.engines.drift_files import DRIFT_FOLDER, DriftFiles
 from edged.engines.engine import Request
 from edged.engines.ensembles import PlannedEnsemble, ensemble_readiness
 from edged.engines.learning import Learning
@@ -163,6 +165,19 @@ class Controller:
         self.models, self.ensembles = self.catalogue.models, self.catalogue.ensembles
         self.pipelines = Pipelines(self.models, self.catalogue.find, self.ensembles)
         self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts)
+        self.drift = DriftMonitor(
+            self.models,
+            repository.entries,
+            lambda: builder.admission,
+            DriftFiles(repository.root.parent / DRIFT_FOLDER),
+            self.load,
+            self.maker,
+            self.events,
+            self._tasks,
+            self._disk,
+        )
+        self.observers.append(self.drift.look)
+        self.concerns.append(self.drift.alarms)
         self.learning = Learning(self._planner.book, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed, self.look_at_families)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._quarantine.forgive)
@@ -291,6 +306,7 @@ class Controller:
         await self.loader.stop()
         await self.learning.stop()
         await self._tasks.stop()
+        self.drift.stop()
         await asyncio.gather(self._hosts.stop(), self.tracking.close())
         await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
 

@@ -13,9 +13,12 @@ from edged.models.collected import Collected
 from edged.models.finding import Finding, Stage
 from edged.store.judgement import Box
 from edged.store.record import Blocks, Speed, Verdict
+from edged.verification.served import Comparison
 from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import Tolerance
-from edged.vision.family import Recognition
+from edged.vision.family import Recognition, Thresholds
+from edged.vision.picture_statistics import PictureStatistics
+from edged.vision.placement import Roi
 
 
 class Lower(msgspec.Struct, frozen=True, tag=True):
@@ -330,6 +333,33 @@ class Sifted(msgspec.Struct, frozen=True):
     frames: tuple[SiftedFrame, ...]
 
 
+class Shadow(msgspec.Struct, frozen=True, tag=True):
+    """Answer a frame with the reference, which `order` opens, and compare the answer with the one that was served.
+    Answered by `Shadowed`.
+
+    `picture` is the path of the frame: encoded if `pixel_format` is empty, else raw with its geometry. `detections` or
+    `content` is the served answer, packed. `slack` is how far two scores of the same detection may differ. If `keeps`
+    is set, the frame and both answers are written to the folder `out`. The child ends after `cpu_seconds` of processor
+    time.
+    """
+
+    order: Order
+    recognition: Recognition
+    picture: str
+    out: str
+    pixel_format: str = ""
+    width: int = 0
+    height: int = 0
+    stride: int = 0
+    roi: Roi | None = None
+    thresholds: Thresholds | None = None
+    detections: bytes | None = None
+    content: bytes | None = None
+    slack: float = 0.0
+    keeps: bool = False
+    cpu_seconds: int = 60
+
+
 class LoadRuntime(msgspec.Struct, frozen=True, tag=True):
     """Import a backend's runtime and find the ONNX versions that it accepts. Answered by `LoadedRuntime`."""
 
@@ -449,6 +479,17 @@ class DrawnFrames(msgspec.Struct, frozen=True):
     pictures: tuple[tuple[bytes, bytes], ...]
 
 
+class Shadowed(msgspec.Struct, frozen=True):
+    """The answer to `Shadow`: how the answers agree, statistics of the picture, and what the reference found, that is,
+    the number of objects and their mean score, 0 for contents. `cpu_s`: the processor time of the child, in seconds."""
+
+    comparison: Comparison
+    picture: PictureStatistics
+    objects: int
+    score: float
+    cpu_s: float
+
+
 class LevelVerdict(msgspec.Struct, frozen=True):
     """The verdict on one level of optimisation."""
 
@@ -494,6 +535,7 @@ Job = (
     | CompareLevels
     | Sift
     | LoadRuntime
+    | Shadow
     | TryProvider
     | ImportPackage
     | Lower

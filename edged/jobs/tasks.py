@@ -108,7 +108,13 @@ def _repair(job: Lower | Prove | FreeDims | Simplify) -> msgspec.Struct:
     return simplify.simplify(job) if isinstance(job, Simplify) else lowering.write_lowered(job)
 
 
-def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Verify, report: Report) -> msgspec.Struct:
+def _on_model(
+    job: jobs.MakeGolden | jobs.CompareLevels | jobs.Shadow | jobs.Build | jobs.Verify, report: Report
+) -> msgspec.Struct:
+    if isinstance(job, jobs.Shadow):
+        from edged.jobs.shadow import shadow  # imports the code that decodes pictures
+
+        return shadow(job)
     if isinstance(job, jobs.MakeGolden):
         return _make_golden(job, report)
     if isinstance(job, jobs.CompareLevels):

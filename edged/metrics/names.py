@@ -63,6 +63,14 @@ MODEL_LAST = _gauge(
 )
 MODEL_SWAPS = _counter("edged_model_swaps_total", "Engines that replaced another as the serving engine.", "model")
 
+DRIFT_CHECKS = _counter(
+    "edged_drift_checks_total", "Frames that the reference answered as well, by outcome.", "model", "outcome"
+)
+DRIFT_AGREEMENT = _gauge(
+    "edged_drift_agreement_ratio", "Mean agreement of the last served answers with the reference's.", "model"
+)
+DRIFT_CPU = _counter("edged_drift_cpu_seconds_total", "Processor time of the checks for drift.", "model")
+
 PIPELINE_READY = _gauge("edged_pipeline_ready", "1 while both models of a pipeline are ready, otherwise 0.", "pipeline")
 PIPELINE_FRAMES = _counter("edged_pipeline_frames_total", "Frames of a pipeline, by outcome.", "pipeline", "outcome")
 PIPELINE_CROPS = _counter(

@@ -24,6 +24,8 @@ from edged.api.auth.limits import Kind
 from edged.cameras.supervisor import CameraStatus, CameraSupervisor
 from edged.engines.alarms import Alarm, AlarmKind
 from edged.engines.controller import Controller
+from edged.engines.drift import Watched
+from edged.engines.drift_files import OUTCOMES
 from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, all_ready, readiness
@@ -133,6 +135,7 @@ class Scraper:
         for name, each in controller.ensembles.items():
             ensemble(samples, name, each, controller.readiness(each), raised)
         pipelines(samples, controller)
+        drift(samples, controller.drift.watched)
         cameras(samples, self._cameras)
         configured_cameras(samples, self._supervisor.status())
         builds(samples, controller, self._counts)
@@ -211,6 +214,16 @@ def pipelines(samples: Samples, controller: Controller) -> None:
         samples.put(names.PIPELINE_CROPS, counts.crops_answered, name, "answered")
         samples.put(names.PIPELINE_CROPS, counts.crops_failed, name, "failed")
         samples.put(names.PIPELINE_CROPS, counts.crops_left_out, name, "left_out")
+
+
+def drift(samples: Samples, watched: Mapping[str, Watched]) -> None:
+    """Collect the checks for drift. Every outcome has a sample."""
+    for name, each in watched.items():
+        for outcome in OUTCOMES:
+            samples.put(names.DRIFT_CHECKS, each.counts[outcome], name, outcome)
+        samples.put(names.DRIFT_CPU, each.cpu_s, name)
+        if (agreement := each.history.answers.agreement) is not None:
+            samples.put(names.DRIFT_AGREEMENT, agreement, name)
 
 
 def cameras(samples: Samples, known: Cameras) -> None:

@@ -95,10 +95,12 @@ class Matcher:
         if decode is None or not set(self._read) <= set(expected):  # an output that differs between runs is left out
             return Agreement()
         ours, theirs = (decode(outputs, 0, placement, self._seen) for outputs in (expected, found))
-        kept = _differences(ours, decode(found, 0, placement, self._offered))
-        known = _differences(theirs, decode(expected, 0, placement, self._offered))
-        worst = max(_largest(kept), _largest(known))
-        return Agreement(len(ours), _count(kept), len(theirs), _count(known), worst)
+        return agree(
+            ours,
+            decode(found, 0, placement, self._offered),
+            theirs,
+            decode(expected, 0, placement, self._offered),
+        )
 
     def scores(self, outputs: Mapping[str, Array]) -> npt.NDArray[np.float32] | None:
         """Return the scores of all detections in the first picture of the batch, best first, padded with zeros.
@@ -112,6 +114,25 @@ class Matcher:
         padded = np.zeros(_MOST_SEEN, np.float32)
         padded[: len(found)] = found
         return padded
+
+
+def agree(ours: Detections, their_offers: Detections, theirs: Detections, our_offers: Detections) -> Agreement:
+    """Return the agreement of two sides. Each detection of one side is searched for among the offers of the other."""
+    kept, known = _differences(ours, their_offers), _differences(theirs, our_offers)
+    worst = max(_largest(kept), _largest(known))
+    return Agreement(len(ours), _count(kept), len(theirs), _count(known), worst)
+
+
+def common_scores(ours: Detections, theirs: Detections) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return the scores, [n] of each side, of the detections that both sides have after suppression.
+
+    Unlike in an agreement, each detection is compared with the best one at the same place, not with the one of the
+    nearest score: the differences show a shift of all scores.
+    """
+    same = (overlaps(ours.boxes, theirs.boxes) >= _SAME_PLACE) & (ours.class_ids[:, None] == theirs.class_ids)
+    rows = np.flatnonzero(same.any(axis=1)) if same.size else np.empty(0, np.intp)
+    best = same[rows].argmax(axis=1) if len(rows) else rows  # detections are sorted, the best first
+    return ours.scores[rows], theirs.scores[best]
 
 
 def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float32]:

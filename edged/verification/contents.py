@@ -16,7 +16,7 @@ from edged.errors import EngineUnusable
 from edged.tensors import Array
 from edged.vision.content import Anomaly, Classes, ClassMap, Content, Depth, Embedding, Text
 from edged.vision.families.contract import Classifier
-from edged.vision.family import ContentFamily, Recognition, SoundFamily
+from edged.vision.family import ContentFamily, Recognition, SoundFamily, Thresholds
 from edged.vision.placement import Fit, Placement, place
 
 # A class with a smaller share of both maps does not count, because a few cells decide its IoU.
@@ -73,6 +73,29 @@ class SoundMatcher:
             return None
         ours, theirs = (self._family.classes(self._family.scores(each), self._every) for each in (expected, found))
         return compare(ours, theirs)
+
+
+def compare_served(
+    family: ContentFamily, outputs: Mapping[str, Array], placement: Placement, thresholds: Thresholds, served: Content
+) -> tuple[str, float] | None:
+    """Return the figure of a content that was served with these thresholds, as `ContentMatcher.figure` does.
+
+    A client gets only the best classes. These are compared, and the reference's best class.
+    """
+    if not isinstance(served, Classes):
+        expected = family.content(outputs, 0, placement, thresholds)
+        is_illegible = isinstance(expected, Text) and isinstance(served, Text) and not is_legible(expected, served)
+        return None if is_illegible else compare(expected, served)
+    own = family.content(outputs, 0, placement, thresholds)
+    every = msgspec.structs.replace(thresholds, score=0.0, max_detections=1 << 20)
+    expected = family.content(outputs, 0, placement, every)
+    if not isinstance(own, Classes) or not isinstance(expected, Classes):
+        return compare(expected, served)
+    shown = {*served.class_ids, *own.class_ids[:1]}
+    if not shown:
+        return None
+    pairs = [(n, s) for n, s in zip(expected.class_ids, expected.scores, strict=True) if n in shown]
+    return compare(Classes.of([n for n, _ in pairs], [s for _, s in pairs]), served)
 
 
 def compare(expected: Content, found: Content) -> tuple[str, float]:

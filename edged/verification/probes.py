@@ -24,11 +24,11 @@ from edged.tensors import Array, TensorSpec, numpy_dtype
 from edged.verification import pictures, sounds
 from edged.verification.shape_range import ShapeRange, Shapes
 from edged.vision.family import Recognition, is_decoded_here, open_family
-from edged.vision.placement import Fit, Placement, place
+from edged.vision.placement import Fit, Placement, Roi, place
 from edged.vision.sound import Sound
 
 if TYPE_CHECKING:
-    from edged.vision.image import Image
+    from edged.vision.image import Decoded, Image
 
 _SEED = 20240229
 # Sizes tried for dynamic dimensions other than the first, in this order, until the reference accepts one.
@@ -114,11 +114,15 @@ class Pictures:
         Superseded if its SHA-256 is not `content`."""
         return self.of(path.name, read_sample(path, content))
 
-    def of(self, name: str, pixels: Image) -> Probe:
-        """Return the probe of a picture, BGR uint8 [height, width, 3]."""
+    def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
+        """Return by which factor a picture may be reduced when it is decoded, as in serving: see `Preparer`."""
+        return self._preparer.reduction(width, height, roi)
+
+    def of(self, name: str, pixels: Image | Decoded, roi: Roi | None = None) -> Probe:
+        """Return the probe of a picture, BGR uint8 [height, width, 3], or of its region `roi`."""
         # As in serving: with a fixed batch the picture is the first and the rest stay zero.
         tensor = np.zeros(self._shape, self._dtype)
-        placement = self._preparer.prepare(pixels, tensor[0])
+        placement = self._preparer.prepare(pixels, tensor[0], roi)
         inputs = {self._input: tensor, **self._companions.of([placement] * len(tensor))}
         return Probe(inputs, PICTURE, name, placement)
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from edged import formatting
-from edged.api_types import AlarmInfo, ModelInfo
+from edged.api_types import AlarmInfo, DriftInfo, ModelInfo
 from edged.cli.app import app
 from edged.cli.events import position
 from edged.client.client import Client
@@ -196,6 +196,18 @@ def test_models_ensemble_is_shown_with_its_models(found: list[ModelInfo]) -> Non
     assert [line.split() for line in shown.splitlines()[3:5]] == [["ensemble", "of", "find"], ["read:2"]]
     assert "engine" not in shown
     assert json.loads(call("box:1", "models", "show", "doors", "--json").stdout)["parts"] == ["find", "read:2"]
+
+
+def test_models_show_has_the_checks_of_live_answers(found: list[ModelInfo]) -> None:
+    found.append(model("doors"))
+    assert "drift" not in call("box:1", "models", "show", "doors").stdout
+    drift = DriftInfo(12, 1, 2, 600.0, 0.985, 1.6e9, "hall", "differed", "boxes 0.5 is below 0.999", "the box is busy")
+    found[0] = msgspec.structs.replace(found[0], drift=drift)
+    shown = " ".join(call("box:1", "models", "show", "doors").stdout.split())
+    assert "12 checks, 1 differed, 2 failed; agreement 98.5%; every 10 min 0 s" in shown
+    assert "camera hall, differed: boxes 0.5 is below 0.999" in shown
+    assert "waiting: the box is busy" in shown
+    assert json.loads(call("box:1", "models", "show", "doors", "--json").stdout)["drift"]["checks"] == 12
 
 
 def test_models_notes_are_counted_in_the_list_and_shown_for_one(found: list[ModelInfo]) -> None:

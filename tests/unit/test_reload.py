@@ -10,6 +10,7 @@ import pytest
 from edged.config import (
     Access,
     Config,
+    Drift,
     Engines,
     Families,
     Frames,
@@ -46,6 +47,7 @@ OTHER = Config(
     build=Limits(1.0),
     hosts=HostLimits(1),
     health=Health(probe_seconds=1.0),
+    drift=Drift(every_seconds=600.0),
     families=Families(allow=("x",)),
     frigate=Frigate(),
     zmq=Zmq(frames="ipc:///f", publish="ipc:///p"),

@@ -331,7 +331,8 @@ class OperationsService:
         info = report.model(planned, controller.alarms.active(), controller.health, shapes)
         notes = (*info.notes, *gallery_report.notes(controller.galleries, planned))
         frames = frame_report.collection(controller.frames.kept, planned.entry.name)
-        return msgspec.structs.replace(info, notes=notes, frames=frames)
+        drift = controller.drift.report(planned.entry.name)
+        return msgspec.structs.replace(info, notes=notes, frames=frames, drift=drift)
 
     def _camera_statuses(self) -> list[pb.CameraStatus]:
         return [to_message(each, pb.CameraStatus) for each in self.cameras()]

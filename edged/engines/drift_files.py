@@ -1,0 +1,132 @@
+"""What the checks for drift keep on disk: a small history of each model, and the frames that raised an alarm.
+
+`STATE/drift/MODEL/history.json` is sealed; a damaged one is begun again. `STATE/drift/MODEL/TIME-CAMERA/` has a picture
+and `answers.json` with the served answer and the reference's. Only the daemon's user can read the folder, and children
+cannot. All functions wait for the disk: call them in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from edged.engines.drift_answers import Answers
+from edged.engines.drift_cameras import Past
+from edged.store import sealed
+
+DRIFT_FOLDER = "drift"
+OUTCOMES = ("agreed", "differed", "empty", "failed")
+_HISTORY = "history.json"
+_MOST_FRAMES = 4  # of a model
+_MOST_NAME = 60  # characters of a camera's id in the name of a folder
+_DAY = 86400.0
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """The last check of a model: one of `OUTCOMES`, and why it failed or differed. Empty: nothing to compare."""
+
+    unix_s: float = 0.0
+    camera: str = ""
+    outcome: str = ""
+    reason: str = ""
+
+
+class History(msgspec.Struct, frozen=True):
+    """The history of a model's checks.
+
+    `engine` identifies the engine and content that `answers` are about. `frame` is the folder of the frame that raised
+    the alarm about the answers, and `camera` its camera; `frames` are those of alarms about cameras.
+    """
+
+    engine: str = ""
+    answers: Answers = Answers()
+    frame: str = ""
+    camera: str = ""
+    cameras: dict[str, Past] = {}
+    frames: dict[str, str] = {}
+    last: Checked = Checked()
+
+    def without(self, gone: Collection[str]) -> History:
+        """Return the history without the folders in `gone`."""
+        frames = {camera: path for camera, path in self.frames.items() if path not in gone}
+        return msgspec.structs.replace(self, frame="" if self.frame in gone else self.frame, frames=frames)
+
+
+class DriftFiles:
+    """The files below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read(self, model: str) -> History:
+        """Return the history of a model; an empty one if there is none, or if it cannot be read."""
+        return sealed.read(self._folder(model) / _HISTORY, History, "drift histories") or History()
+
+    def write(self, model: str, history: History) -> None:
+        """Replace the history of a model. Raises OSError."""
+        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        sealed.write(self._folder(model) / _HISTORY, history, 0o600)
+
+    def keep(self, model: str, camera: str, evidence: Path, most_mb: int, days: float) -> str:
+        """Move a frame with its answers from `evidence` into the model's folder, and remove the frames for which there
+        is no room. Return the frame's folder; empty if it could not be kept."""
+        try:
+            files = [path for path in evidence.iterdir() if path.is_file()]
+            size = sum(path.stat().st_size for path in files)
+            if not files or size > most_mb << 20:
+                return ""
+            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+            place = self._folder(model) / f"{stamp}-{quote(camera, safe='')[:_MOST_NAME]}"
+            for folder in (self._root, place.parent):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for _ in _prune(place.parent, (most_mb << 20) - size, days, _MOST_FRAMES - 1):
+                pass
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(mode=0o700)
+            try:
+                for path in files:
+                    shutil.copyfile(path, place / path.name)
+                    (place / path.name).chmod(0o600)
+            except OSError:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
+        except OSError:  # the disk is full or read-only: the alarm is raised without a frame
+            return ""
+        return str(place)
+
+    def tidy(self, most_mb: int, days: float) -> set[str]:
+        """Remove frames of all models that are too old, too many or too large. Return their folders."""
+        gone: set[str] = set()
+        with contextlib.suppress(OSError):
+            for folder in self._root.iterdir():
+                gone.update(map(str, _prune(folder, most_mb << 20, days, _MOST_FRAMES)))
+        return gone
+
+    def sweep(self, models: Iterable[str]) -> None:
+        """Remove all that is kept about models other than these."""
+        known = {self._folder(model).name for model in models}
+        with contextlib.suppress(OSError):
+            for folder in self._root.iterdir():
+                if folder.name not in known:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, model: str) -> Path:
+        return self._root / quote(model, safe="")
+
+
+def _prune(folder: Path, most_bytes: int, days: float, most: int) -> Iterator[Path]:
+    """Remove the oldest frames of a model until at most `most` frames with `most_bytes` are left, and all that are
+    older than `days`. Yield the folders that were removed."""
+    now, used = time.time(), 0
+    frames = sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True)
+    for count, place in enumerate(frames, 1):
+        used += sum(path.stat().st_size for path in place.iterdir())
+        if count > most or used > most_bytes or now - place.stat().st_mtime > days * _DAY:
+            shutil.rmtree(place, ignore_errors=True)
+            yield place

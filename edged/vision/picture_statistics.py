@@ -1,0 +1,53 @@
+"""Simple statistics of a picture, by which a change of a camera's pictures is noticed: light, colour, contrast and
+layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from edged.vision.image import Image
+
+STEPS = 16  # of the histogram of brightness
+_COLUMNS, _ROWS = 12, 8  # of the layout
+_SCALE = 16  # pixels of a cell's side: averaging over more pixels first removes noise
+
+
+class PictureStatistics(msgspec.Struct, frozen=True):
+    """Statistics of one picture.
+
+    `light` has the share of pixels in each of `STEPS` equal steps of brightness, from dark to bright. `contrast` is the
+    standard deviation of the brightness, in levels of 0 to 255. `colour` is by how many levels blue and red are above
+    green, on average. `layout` has the mean brightness, 0 to 255, of the
+    cells of a grid of 12 x 8, row by row.
+    """
+
+    light: tuple[float, ...]
+    contrast: float
+    layout: tuple[float, ...]
+    colour: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def brightness(self) -> float:
+        """The mean brightness, 0 to 255."""
+        return sum(self.layout) / len(self.layout)
+
+
+def measure(picture: Image) -> PictureStatistics:
+    """Return the statistics of a picture, BGR uint8 [height, width, 3]."""
+    import cv2  # the daemon does without it
+
+    small = cv2.resize(picture, (_COLUMNS * _SCALE, _ROWS * _SCALE), interpolation=cv2.INTER_AREA)
+    grey = cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)
+    counts = np.bincount(grey.ravel() // (256 // STEPS), minlength=STEPS)
+    cells = grey.reshape(_ROWS, _SCALE, _COLUMNS, _SCALE).mean(axis=(1, 3))
+    blue, green, red = small.reshape(-1, 3).mean(axis=0)
+    return PictureStatistics(
+        light=tuple(round(float(each), 4) for each in counts / grey.size),
+        contrast=round(float(grey.std()), 2),
+        layout=tuple(round(float(each), 1) for each in cells.ravel()),
+        colour=(round(float(blue - green), 1), round(float(red - green), 1)),
+    )
