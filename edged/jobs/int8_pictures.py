@@ -26,13 +26,14 @@ from edged.verification.golden import Sample, with_least_noise
 from edged.verification.pictures import TO_CALIBRATE, TO_COMPARE
 from edged.verification.probes import Pictures, Probe
 from edged.verification.standard import Tolerance
-from edged.verification.verify import Pair, judge, matcher_for
+from edged.verification.verify import FLOORS, Pair, judge, matcher_for
 from edged.vision.family import Recognition
 
 Run: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 _ASIDE = 4  # every fourth picture is set aside, if there are as many
 _MOST_ASIDE = 16
+_MARGIN = 0.6  # of the tolerance
 _MOST_BYTES = 64 << 20  # of the pictures set aside and the reference's answers, which are held in memory
 
 
@@ -44,13 +45,25 @@ class Outcome(NamedTuple):
     verdict: Verdict
 
 
+def with_margin(tolerance: Tolerance) -> Tolerance:
+    """Return a stricter tolerance. A verdict is over the worst picture, and the worst of all pictures that the engine
+    will be judged on differs more than the worst of the few that are set aside."""
+
+    def bound(figure: str) -> float:
+        value: float = getattr(tolerance, figure)
+        return 1 - (1 - value) * _MARGIN if figure in FLOORS else value * _MARGIN
+
+    return Tolerance(**{figure: bound(figure) for figure in Tolerance.__struct_fields__})
+
+
 class Comparison:
-    """Compares models with the reference on pictures. `tolerance` is the one that the engine will be held to."""
+    """Compares models with the reference on pictures. `tolerance` is the one that the engine will be held to, with a
+    margin."""
 
     def __init__(
         self, probes: Callable[[], Iterator[Probe]], order: Order, recognition: Recognition, tolerance: Tolerance
     ) -> None:
-        self._probes, self._order, self._tolerance = probes, order, tolerance
+        self._probes, self._order, self._tolerance = probes, order, with_margin(tolerance)
         self._matcher = matcher_for(recognition, tolerance.box_score)
 
     @cached_property

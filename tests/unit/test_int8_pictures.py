@@ -166,6 +166,16 @@ def test_child_of_a_build_may_read_the_frames_to_calibrate_on_only(tmp_path: Pat
     assert str(tmp_path / "frames") not in reach.reads
 
 
+def test_with_margin_every_bound_is_stricter() -> None:
+    tolerance = TOLERANCES["int8"]
+    strict = int8_pictures.with_margin(tolerance)
+    assert strict.relative_l2 == pytest.approx(0.12)
+    assert strict.cosine == pytest.approx(0.988)
+    assert strict.finite == 1.0
+    for figure in ("boxes", "top1", "text"):
+        assert getattr(strict, figure) > getattr(tolerance, figure)
+
+
 def test_recipes_of_int8_have_keys_of_their_own() -> None:
     one, other = (msgspec.structs.replace(INT8, options=options) for options in ("", INT8_ASYMMETRIC))
     assert one.parts() != other.parts()
