@@ -15,6 +15,7 @@ image = np.stack([across * 2, down * 2, across + down], axis=2).astype(np.uint8)
 
 # Ordinary and progressive JPEG, PNG of one to four channels and 16 bits, and the rest.
 kinds = [(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 90]), (".jpg", image, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])]
+kinds += [(".png", image, [cv2.IMWRITE_PNG_COMPRESSION, 1])]
 kinds += [(".png", each, []) for each in (image, image[:, :, 0], np.dstack([image, image[:, :, 0]]))]
 kinds += [(".png", image.astype(np.uint16) * 256, [])]
 kinds += [(name, image, []) for name in (".avif", ".webp", ".tiff", ".bmp", ".gif")]
