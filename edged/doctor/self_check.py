@@ -29,6 +29,7 @@ from edged.ipc import job_messages as jobs
 from edged.models.entries import plain_entry
 from edged.models.model import Model
 from edged.shapes import CLASSES, MODEL_PATH, SAMPLE_SEED, Prediction, Scene, match
+from edged.store.judgement import Box
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 
@@ -188,7 +189,7 @@ def chosen(wanted: Iterable[DesiredEngine]) -> tuple[DesiredEngine, ...]:
     return tuple(found.values())
 
 
-def reference(version: str, boxes: Sequence[jobs.FoundBox]) -> Check:
+def reference(version: str, boxes: Sequence[Box]) -> Check:
     """Check that the reference finds all shapes in the drawn picture and no others."""
     names = {name: number for number, name in enumerate(CLASSES)}
     sure = [box for box in boxes if box.score >= _SURE]

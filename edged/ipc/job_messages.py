@@ -397,24 +397,13 @@ class Checked(msgspec.Struct, frozen=True):
     batch_gain: float = 0.0  # see `jobs.batch_check.batch_gain`; 0 if it was not requested
 
 
-class FoundBox(msgspec.Struct, frozen=True):
-    """A detection, in pixels of the picture."""
-
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    score: float
-    label: str
-
-
 class AskedPicture(msgspec.Struct, frozen=True):
     """The answer to `AskPicture`: boxes, the highest score first, or the lines of a content. `picture` is a JPEG if
     edged drew it, or drew a map on it."""
 
     width: int
     height: int
-    boxes: tuple[FoundBox, ...] = ()
+    boxes: tuple[Box, ...] = ()
     content: tuple[str, ...] = ()
     picture: bytes = b""
 

@@ -11,6 +11,7 @@ from edged.backends import registry
 from edged.errors import EngineUnusable
 from edged.ipc import job_messages as jobs
 from edged.shapes import SAMPLE_SEED, Scene
+from edged.store.judgement import Box
 from edged.verification.probes import Pictures, read_sample
 from edged.vision.content import Classes, lines
 from edged.vision.detections import Detections
@@ -49,7 +50,7 @@ def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
     low = msgspec.structs.replace(own, score=min(own.score, _LEAST_SCORE))
     found = family.decode(outputs, 0, question.placement, low)
     boxes = tuple(
-        jobs.FoundBox(x1, y1, x2, y2, float(score), label(int(class_id)))
+        Box(x1, y1, x2, y2, float(score), label(int(class_id)))
         for (x1, y1, x2, y2), score, class_id in zip(found.boxes.tolist(), found.scores, found.class_ids, strict=True)
     )
     return jobs.AskedPicture(width, height, boxes, picture=drawn)

@@ -13,8 +13,8 @@ from edged.doctor.self_check import Tried
 from edged.engines.child import ChildLost
 from edged.engines.desired import DesiredEngine
 from edged.errors import BuildFailed, EdgedError, Unsuitable
-from edged.ipc.job_messages import FoundBox
 from edged.shapes import CLASSES, SAMPLE_SEED, Scene
+from edged.store.judgement import Box
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Speed, Verdict
 
@@ -50,10 +50,10 @@ def test_chosen_is_one_engine_per_runtime_and_device_preferably_fp32() -> None:
     ]
 
 
-def drawn(*, shift: float = 0.0, score: float = 0.9) -> list[FoundBox]:
+def drawn(*, shift: float = 0.0, score: float = 0.9) -> list[Box]:
     """Return the boxes of a detector that finds all shapes, but `shift` pixels too far to the right."""
     truths = Scene(SAMPLE_SEED).frame(0)[1]
-    return [FoundBox(t.x1 + shift, t.y1, t.x2 + shift, t.y2, score, CLASSES[t.class_id]) for t in truths]
+    return [Box(t.x1 + shift, t.y1, t.x2 + shift, t.y2, score, CLASSES[t.class_id]) for t in truths]
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def drawn(*, shift: float = 0.0, score: float = 0.9) -> list[FoundBox]:
     [
         (drawn(), Result.OK),
         ([*drawn(), *drawn(shift=300.0, score=0.1)], Result.OK),  # low scores are ignored
-        ([*drawn(), FoundBox(0, 0, 9, 9, 0.9, "another")], Result.WRONG),
+        ([*drawn(), Box(0, 0, 9, 9, 0.9, "another")], Result.WRONG),
         (drawn()[1:], Result.WRONG),
         (drawn(shift=200.0), Result.WRONG),
         ([], Result.WRONG),
     ],
 )
-def test_reference_is_ok_if_it_finds_the_drawn_shapes(boxes: list[FoundBox], expected: Result) -> None:
+def test_reference_is_ok_if_it_finds_the_drawn_shapes(boxes: list[Box], expected: Result) -> None:
     check = self_check.reference("1.31.1", boxes)
     assert (check.result, bool(check.remedy)) == (expected, expected is Result.WRONG)
 
