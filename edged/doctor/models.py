@@ -362,8 +362,7 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
         if engine.is_reference:
             continue
         judged += 1
-        held = tolerance(settings, engine.precision, gives_boxes=True)  # the wider bounds, for any family
-        for figure, value, bound in close_figures(engine.verdict.figures, held):
+        for figure, value, bound in close_figures(engine.verdict.figures, tolerance(settings, engine.precision)):
             near += 1
             message = f"{_named(engine)}: {figure} is {value:.6g}, close to its bound {bound:g}"
             remedy = f"add your own pictures as samples (--samples), or leave out {engine.precision}"

@@ -51,7 +51,7 @@ from edged.verification import user_samples
 from edged.verification.golden import SUFFIX, Sample, is_whole, prune
 from edged.verification.golden import load as load_golden
 from edged.verification.shape_range import ShapeRange
-from edged.verification.standard import Standard, coarser, tolerance_of
+from edged.verification.standard import Standard, coarser, tolerance
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged.engines")
@@ -319,11 +319,12 @@ class Builder:
         order = msgspec.structs.replace(order, capability=capability, timings=str(timings))
         job = jobs.Build(order, str(out), model.recognition, model.samples, _version(task))
         if task.recipe.precision == "int8":
+            settings = model.entry.settings
             job = msgspec.structs.replace(
                 job,
-                tolerance=tolerance_of(model, "int8"),
+                tolerance=tolerance(settings, "int8", model.inspection.arithmetic),
                 collected=user_samples.calibration_frames(model.collected),
-                repair_s=min(repair_seconds(model.entry.settings), _REPAIR_SHARE * limits.seconds),
+                repair_s=min(repair_seconds(settings), _REPAIR_SHARE * limits.seconds),
             )
         return await run(
             job, jobs.Built, limits, on_progress=on_progress, patience=self._patience(model, task.recipe.backend)

@@ -23,7 +23,7 @@ from edged.ipc import job_messages as jobs
 from edged.models.model import Model
 from edged.serving.taps import Tapped
 from edged.serving.work import EngineRef
-from edged.verification.standard import TOLERANCES, Tolerance, coarser, tolerance_of
+from edged.verification.standard import TOLERANCES, Tolerance, coarser, tolerance
 from edged.vision.content import pack
 
 CPU_SECONDS = 60  # most processor time of a child
@@ -45,7 +45,7 @@ class Standard(msgspec.Struct, frozen=True):
     def of(cls, model: Model, precision: str) -> Standard:
         arithmetic = model.inspection.arithmetic
         exact = coarser(precision, arithmetic)
-        return cls(tolerance_of(model, precision), TOLERANCES[exact], exact)
+        return cls(tolerance(model.entry.settings, precision, arithmetic), TOLERANCES[exact], exact)
 
 
 class Moment(msgspec.Struct, frozen=True):

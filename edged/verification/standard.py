@@ -190,9 +190,6 @@ TOLERANCES = {
     ),
 }
 
-# int8 moves the many values of a detector that become no detection. On pictures without objects these are all there is.
-_INT8_OF_DETECTORS = {"cosine": 0.9, "relative_l2": 0.5, "outliers": 0.2}
-
 
 class Standard(msgspec.Struct, frozen=True):
     """The standard that one engine of a model must meet. A verdict by another standard is out of date."""
@@ -206,7 +203,7 @@ class Standard(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, model: Model, precision: str) -> Standard:
         """Return the standard for engines of a model in a precision."""
-        held = tolerance_of(model, precision)
+        held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
         frames = model.collected.id if model.collected is not None and is_judged_on_frames(model, precision) else ""
         return cls(held, _golden(model), _detections(model.recognition), frames)
 
@@ -227,25 +224,13 @@ def coarser(precision: str, arithmetic: str) -> str:
     return max(precision, arithmetic, key=list(TOLERANCES).index)
 
 
-def tolerance_of(model: Model, precision: str) -> Tolerance:
-    """Return how far an engine of a model in a precision may differ from the reference."""
-    about = model.entry.settings, precision, model.inspection.arithmetic
-    return tolerance(*about, gives_boxes=model.recognition.gives_boxes)
-
-
-def tolerance(
-    settings: Mapping[str, str], precision: str, arithmetic: str = "fp32", *, gives_boxes: bool = False
-) -> Tolerance:
+def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp32") -> Tolerance:
     """Return how far an engine may differ from the reference. `arithmetic` is the precision of the model as exported.
 
     The bounds for detections and classes are those of `arithmetic`, unless the model's setting `precisions` names
-    `precision`. `gives_boxes`: edged decodes detections of the outputs, so that int8 is held to these, and to the
-    tensors only roughly.
+    `precision`.
     """
-    coarse = coarser(precision, arithmetic)
-    found = TOLERANCES[coarse]
-    if gives_boxes and coarse == "int8":
-        found = msgspec.structs.replace(found, **_INT8_OF_DETECTORS)
+    found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):
         exact = TOLERANCES[arithmetic]
         figures = {figure: getattr(exact, figure) for figure in (*DECODED, *ON_FRAMES)}

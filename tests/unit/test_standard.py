@@ -120,15 +120,6 @@ def test_tolerance_of_exact_engine_is_that_of_the_models_own_arithmetic(arithmet
     assert tolerance({}, "fp32", arithmetic) == TOLERANCES[expected]
 
 
-def test_tolerance_of_int8_detectors_is_wide_for_tensors_but_not_for_detections() -> None:
-    asked = {"precisions": "int8"}
-    raw, decoded = (tolerance(asked, "int8", gives_boxes=gives) for gives in (False, True))
-    assert decoded.relative_l2 > raw.relative_l2
-    assert [getattr(decoded, figure) for figure in DECODED] == [getattr(raw, figure) for figure in DECODED]
-    assert tolerance({**asked, "verify.int8.relative_l2": "0.1"}, "int8", gives_boxes=True).relative_l2 == 0.1
-    assert tolerance({}, "bf16", gives_boxes=True) == tolerance({}, "bf16")
-
-
 def test_standard_depends_on_thresholds_for_detectors_only(folder: Path, tmp_path: Path) -> None:
     before = of(folder)
     settle(folder, {"thresholds.score": "0.5"})
