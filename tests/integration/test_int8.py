@@ -48,7 +48,11 @@ def make(proto: onnx.ModelProto, recipe: Recipe, folder: Path, **settings: str) 
     return run(builder.make(task, lambda progress: None, plenty), 120)
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=["onnxruntime", "openvino", "openvino asymmetric"])
+@pytest.mark.parametrize(
+    "recipe",
+    [RECIPES[0], *(pytest.param(recipe, marks=pytest.mark.long) for recipe in RECIPES[1:])],
+    ids=["onnxruntime", "openvino", "openvino asymmetric"],
+)
 def test_int8_engine_of_a_model_with_a_bad_layer_is_repaired_and_accepted(recipe: Recipe, tmp_path: Path) -> None:
     record = make(classifier(bad=[1]), recipe, tmp_path)
     assert record.verdict.accepted, record.verdict.reason
