@@ -25,6 +25,7 @@ from edged.engines.alarms import Alarm, Alarms
 from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
 from edged.engines.child import run as run_child
+from edged.engines.child_watch import Patience
 from edged.engines.commands import Commands
 from edged.engines.drift import DriftMonitor
 from edged.engines.drift_files import DRIFT_FOLDER, DriftFiles
@@ -77,6 +78,7 @@ _LOOK_SECONDS = 1.0  # between two turns if nothing happens
 _IDLE_SECONDS = 4.0  # the same on an idle box where every model is served
 _START_SECONDS = 120.0  # the longest time that builds wait until the first models are examined
 _EXAMINATION = Limits(seconds=120.0, memory_mb=1024, stall_seconds=60.0, disk_mb=64)  # of collected frames
+_STARVED_SECONDS = 1800.0  # extension of it: the child has the lowest priority
 _FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 
 
@@ -138,7 +140,8 @@ class Controller:
         self._stopping = False
         self.started = self._turned = time.monotonic()
         attempts = AttemptLog(store.root, self._disk.put)
-        examine = partial(run_child, answer=Sifted, limits=_EXAMINATION)
+        patience = Patience(starved_seconds=_STARVED_SECONDS)
+        examine = partial(run_child, answer=Sifted, limits=_EXAMINATION, patience=patience)
         self.frames = Collector(FrameFiles(repository.root.parent / FOLDER), examine, self.events.emit)
         self.frames.kept.on_change, self.frames.keep_free_mb = self._frames_changed, settings.keep_free_mb
         self._planner = Planner(store, fingerprint, settings, attempts, self.frames.kept.collected)

@@ -268,7 +268,11 @@ class DriftMonitor:
                 if self.watched.get(name) is watched and _served(self._models.get(name), engine) is model:
                     moment = Moment(self._clock(), watched.since_check(frame.camera))
                     learn_s = self._settings.learn_hours * 3600
-                    result = judged(before, engine, frame.camera, shown, standard, moment, learn_s)
+                    judge = partial(judged, engine=engine, camera=frame.camera, shown=shown, standard=standard)
+                    try:
+                        result = judge(before, moment=moment, learn_s=learn_s)
+                    except (ArithmeticError, ValueError):  # numbers of another version: begin again
+                        result = judge(History(), moment=moment, learn_s=learn_s)
                     watched.note(await self._kept(result, frame, folder / "out"))
         except Superseded:  # the model was replaced: the next check has its new content
             pass

@@ -55,6 +55,12 @@ class FrameFiles:
         shutil.rmtree(self.root / _CANDIDATES, ignore_errors=True)
         for folder in sorted(self.root.glob("[!.]*")):
             model = unquote(folder.name)
+            if not model.isprintable() or self.folder(model) != folder or not folder.is_dir():  # such as lost+found
+                _LOG.warning("%r in %s does not belong to a model and is ignored; remove it", folder.name, self.root)
+                continue
+            if _is_empty(folder):  # the daemon was killed, or the disk was full, before the first index was written
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
             try:
                 collection = read_index(folder)
                 found[model] = self._tidy(folder, collection)
@@ -130,6 +136,13 @@ class FrameFiles:
         for name in sizes - {INDEX, *(frame.name for frame in frames)}:
             (folder / name).unlink(missing_ok=True)
         return replace(collection, frames=frames) if len(frames) < len(collection.frames) else collection
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether a folder has no file, or only temporary ones."""
+    with contextlib.suppress(OSError):
+        return folder.is_dir() and all(name.startswith(".") for name in os.listdir(folder))
+    return False
 
 
 def _make_private(*folders: Path) -> None:

@@ -11,6 +11,7 @@ import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -447,6 +448,7 @@ async def test_collector_damaged_index_is_reported_and_its_files_stay_until_remo
     place = tmp_path / "frames" / "m" / INDEX
     place.write_bytes(place.read_bytes().replace(b"door", b"dxxr"))
     (tmp_path / "frames" / "n").mkdir()
+    (tmp_path / "frames" / "n" / "frame.jpg").write_bytes(b"without an index")
     box.collector = box.open()
     async with box.running() as collector:
         assert collector.kept.collected("m") is None
@@ -457,6 +459,53 @@ async def test_collector_damaged_index_is_reported_and_its_files_stay_until_remo
         await collector.remove("m")
         assert not place.parent.exists()
         await collector.start("m", (), 1, 10.0)
+
+
+@pytest.mark.parametrize(
+    "change", [{"wanted": 0}, {"wanted": 10**400}, {"over_s": 0.0}, {"over_s": 1e308}, {"spent_s": 1e308}]
+)
+def test_collector_index_with_impossible_numbers_is_damaged(tmp_path: Path, change: dict[str, float]) -> None:
+    spec = {"cameras": [], "wanted": 5, "over_s": 10.0, "started_unix_s": 0.0, **change}
+    made = msgspec.defstruct("Other", [(name, object) for name in spec], namespace={})
+    sealed.write(tmp_path / "frames" / "m" / INDEX, made(**spec))
+    box = Box(tmp_path)
+    assert sorted(box.collector.kept.damaged) == ["m"]
+    assert not box.collector.wants("m", "door", 1000.0)
+
+
+def test_collector_begins_again_if_it_was_killed_before_the_first_index(tmp_path: Path) -> None:
+    (tmp_path / "frames" / "m").mkdir(parents=True)
+    (tmp_path / "frames" / "m" / f".{INDEX}.abc.part").write_bytes(b"half")
+    box = Box(tmp_path)
+    assert not box.collector.kept.damaged
+    assert not (tmp_path / "frames" / "m").exists()
+
+
+@pytest.mark.parametrize("name", ["lost+found", "%2E%2E", "a%0Ab", "%ff", os.fsdecode(b"\xff"), "file"])
+def test_collector_ignores_what_is_no_folder_of_a_model(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "frames" / name
+    place.mkdir(parents=True)
+    if name == "file":
+        place.rmdir()
+        place.write_bytes(b"no folder")
+    kept = Box(tmp_path).collector.kept
+    assert not kept.damaged
+    assert not kept.gatherings
+    assert place.exists()
+
+
+@pytest.mark.parametrize("model", [".", "..", ".candidates", "../other"])
+async def test_collector_name_of_a_model_never_leads_out_of_its_folder(tmp_path: Path, model: str) -> None:
+    other = tmp_path / "other" / "file"
+    other.parent.mkdir()
+    other.write_bytes(b"of the daemon")
+    box = Box(tmp_path)
+    async with box.running() as collector:
+        await collector.start("m", (), 5, 10.0)
+        await collector.start(model, (), 5, 10.0)
+        await collector.remove(model)
+    assert other.exists()
+    assert index(tmp_path).wanted == 5
 
 
 async def test_collector_frames_whose_files_are_missing_are_left_out(tmp_path: Path) -> None:
@@ -499,6 +548,19 @@ async def test_collector_collects_what_the_configuration_says(tmp_path: Path) ->
         await collector.remove("m")
         await until(lambda: "m" in collector.kept.gatherings)
         assert not box.kept()
+
+
+async def test_collector_tells_once_that_a_collection_of_the_configuration_cannot_begin(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "frames").write_bytes(b"no folder")
+    box = Box(tmp_path)
+    box.settings = Frames(collect={"m": Collect()})
+    async with box.running():
+        for _ in range(3):
+            await box.quiet(1)
+            await asyncio.sleep(0.01)
+    assert caplog.text.count("frames of model m cannot be collected") == 1
 
 
 async def test_collector_of_no_model_wants_nothing(tmp_path: Path) -> None:

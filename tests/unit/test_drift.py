@@ -14,6 +14,8 @@ from edged.config import Drift
 from edged.config.child_limits import AdmissionLimits, Limits
 from edged.engines.alarms import Alarm
 from edged.engines.drift import DriftMonitor, Watched
+from edged.engines.drift_answers import Tally
+from edged.engines.drift_cameras import Spread
 from edged.engines.drift_files import DriftFiles, History
 from edged.engines.engine import PlannedEngine
 from edged.engines.plan import PlannedModel
@@ -329,6 +331,24 @@ async def test_damaged_history_is_begun_again(tmp_path: Path) -> None:
     assert again.watched().history == History()
 
 
+@pytest.mark.parametrize("layout", [(1.0, 2.0), (0.0,) * 96])
+async def test_history_with_other_numbers_is_begun_again(tmp_path: Path, layout: tuple[float, ...]) -> None:
+    """Another version of edged may have kept more cells, or fewer."""
+    world = await World(tmp_path).opened()
+    await world.check(times=4)
+    history = world.watched().history
+    past = history.cameras["hall"]
+    usual = {hour: msgspec.structs.replace(each, layout=layout, count=9) for hour, each in past.usual.items()}
+    spreads = {"light": Spread(9, 1e300, 1e300)}
+    tally = Tally(1.0, is_raised=True)
+    past = msgspec.structs.replace(past, usual=usual, spreads=spreads, tally=tally, cause="of another version")
+    world.watched().history = msgspec.structs.replace(history, cameras={"hall": past})
+    assert "are unusual" in world.alarms[0].message
+    await world.check()
+    assert world.watched().history.last.outcome == "agreed"
+    assert world.watched().history.answers.checks == 1
+
+
 async def test_another_engine_begins_without_the_history_of_the_old_one(tmp_path: Path) -> None:
     world = await World(tmp_path).opened()
     world.answer = BAD
@@ -443,6 +463,23 @@ def test_kept_frames_are_few_and_bounded_in_size(tmp_path: Path) -> None:
     assert sum(sizes) <= 1 << 20
     assert files.keep("m", "none", evidence(found, 2 << 20), 1, 30.0) == ""
     assert files.keep("m", "none", found, 0, 30.0) == ""
+
+
+def test_links_of_a_child_are_not_followed(tmp_path: Path) -> None:
+    files, found = DriftFiles(tmp_path / "drift"), evidence(tmp_path / "out")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"of another folder")
+    (found / "answers.json").symlink_to(secret)
+    place = Path(files.keep("m", "hall", found, 1, 30.0))
+    assert [path.name for path in place.iterdir()] == ["picture.jpg"]
+
+
+def test_folder_that_cannot_be_read_does_not_keep_old_frames_of_others(tmp_path: Path) -> None:
+    files, found = DriftFiles(tmp_path / "drift"), evidence(tmp_path / "out")
+    places = {files.keep(model, "hall", found, 1, 30.0) for model in ("a", "b", "c", "d")}
+    (tmp_path / "drift" / "file").write_bytes(b"")
+    (tmp_path / "drift" / "a2").write_bytes(b"")
+    assert files.tidy(1, -1.0) == places
 
 
 def test_old_frames_and_frames_of_removed_models_are_removed(tmp_path: Path) -> None:
