@@ -295,6 +295,7 @@ class DriftMonitor:
             return history
         most_mb, days = self._settings.kept_mb, self._settings.kept_days
         path = await asyncio.to_thread(self._files.keep, frame.model, camera, evidence, most_mb, days)
+        history = history.without(await asyncio.to_thread(self._files.gone, history))
         if found.answers_drifted:
             history = msgspec.structs.replace(history, frame=path, camera=camera)
         if found.camera_changed:

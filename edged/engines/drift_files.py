@@ -100,6 +100,11 @@ class DriftFiles:
             return ""
         return str(place)
 
+    def gone(self, history: History) -> set[str]:
+        """Return the folders that a history names and that no longer exist, such as those that made room for others."""
+        named = {history.frame, *history.frames.values()} - {""}
+        return {path for path in named if not Path(path).is_dir()}
+
     def tidy(self, most_mb: int, days: float) -> set[str]:
         """Remove frames of all models that are too old, too many or too large. Return their folders."""
         gone: set[str] = set()

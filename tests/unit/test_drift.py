@@ -15,7 +15,7 @@ from edged.config.child_limits import AdmissionLimits, Limits
 from edged.engines.alarms import Alarm
 from edged.engines.drift import DriftMonitor, Watched
 from edged.engines.drift_answers import Tally
-from edged.engines.drift_cameras import Spread
+from edged.engines.drift_cameras import Past, Spread
 from edged.engines.drift_files import DriftFiles, History
 from edged.engines.engine import PlannedEngine
 from edged.engines.plan import PlannedModel
@@ -329,6 +329,32 @@ async def test_damaged_history_is_begun_again(tmp_path: Path) -> None:
     (tmp_path / "drift" / "m" / "history.json").write_text("{}")
     again = await World(tmp_path).opened()
     assert again.watched().history == History()
+
+
+async def test_cameras_that_were_checked_last_are_remembered_if_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edged.engines.drift_check._MOST_PASTS", 3)
+    world = await World(tmp_path).opened()
+    for number in range(6):
+        world.monitor._clock = lambda number=number: 1e9 - number
+        await world.check(f"camera {number}")
+    assert list(world.watched().history.cameras) == ["camera 3", "camera 4", "camera 5"]
+
+
+async def test_alarm_names_no_frame_that_made_room_for_another(tmp_path: Path) -> None:
+    world = await World(tmp_path).opened()
+    names = [f"camera {number}" for number in range(5)]
+    paths = {name: world.files.keep("m", name, evidence(tmp_path / "out"), 1, 30.0) for name in names[:4]}
+    world.watched().history = msgspec.structs.replace(
+        world.watched().history, frames=paths, cameras=dict.fromkeys(names, Past())
+    )
+    world.answer = BAD
+    await world.check("camera 4", 4)
+    history = world.watched().history
+    assert Path(history.frame).is_dir()
+    assert len(history.frames) == 3
+    assert all(Path(path).is_dir() for path in history.frames.values())
 
 
 @pytest.mark.parametrize("layout", [(1.0, 2.0), (0.0,) * 96])
