@@ -193,6 +193,6 @@ def camera_alarm(model: str, camera: str, past: drift_cameras.Past, frame: str, 
 def _latest(
     cameras: dict[str, drift_cameras.Past], camera: str, past: drift_cameras.Past
 ) -> dict[str, drift_cameras.Past]:
-    """Return what is known about the cameras that were checked last. They are in this order: the wall clock may jump."""
+    """Return what is known about the cameras that were checked last, in this order: the wall clock may jump."""
     others = [each for each in cameras.items() if each[0] != camera]
     return dict([*others, (camera, past)][-_MOST_PASTS:])

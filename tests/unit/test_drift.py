@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -336,8 +337,9 @@ async def test_cameras_that_were_checked_last_are_remembered_if_the_clock_is_set
 ) -> None:
     monkeypatch.setattr("edged.engines.drift_check._MOST_PASTS", 3)
     world = await World(tmp_path).opened()
+    clock = itertools.count(10**9, -1)
+    world.monitor._clock = lambda: float(next(clock))
     for number in range(6):
-        world.monitor._clock = lambda number=number: 1e9 - number
         await world.check(f"camera {number}")
     assert list(world.watched().history.cameras) == ["camera 3", "camera 4", "camera 5"]
 
