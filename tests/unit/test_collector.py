@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from edged.config import Collect, Config, Frames
 from edged.daemon import locations
-from edged.errors import BuildFailed, NotFound, OutOfSpace, Refused
+from edged.errors import BuildFailed, InvalidInput, NotFound, OutOfSpace, Refused
 from edged.events import CollectionFinished, CollectionStarted
 from edged.ipc import job_messages as jobs
 from edged.ipc.messages import Times
@@ -279,6 +279,37 @@ async def test_collector_remove_deletes_all_files_and_tells_it(tmp_path: Path) -
         with pytest.raises(NotFound):
             await collector.remove("n")
     assert sorted(box.changed) == ["m", "m", "m:2", "m:2", "n", "n"]
+
+
+async def test_collector_frames_whose_removal_was_interrupted_are_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, place = Box(tmp_path), tmp_path / "frames"
+    async with box.running() as collector:
+        await collector.start("m", (), 3, 30.0)
+        await box.play(60, 1.0)
+        await box.quiet(10)
+        with monkeypatch.context() as patch:
+            patch.setattr("shutil.rmtree", _killed)
+            with pytest.raises(InvalidInput):
+                await collector.remove("m")
+        assert list(place.glob("**/*.jpg")), "nothing was removed yet"
+        await collector.remove("m")
+        assert not list(place.glob("**/*.jpg"))
+        await collector.start("m", (), 3, 30.0)
+        box.frame(b"one")
+        await box.quiet(10)
+        with monkeypatch.context() as patch:
+            patch.setattr("shutil.rmtree", _killed)
+            with pytest.raises(InvalidInput):
+                await collector.remove("m")
+    box.collector = box.open()
+    assert not box.collector.kept.damaged
+    assert not list(place.iterdir())
+
+
+def _killed(place: Path, **options: bool) -> None:
+    raise OSError(errno.EIO if place.exists() else errno.ENOENT, "interrupted")
 
 
 async def test_collector_frames_that_are_removed_while_they_are_examined_are_not_kept(tmp_path: Path) -> None:
