@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from edged.config import Collect, Config, Frames
 from edged.daemon import locations
-from edged.errors import BuildFailed, InvalidInput, NotFound, OutOfSpace, Refused
+from edged.errors import BuildFailed, InvalidInput, NotFound, OutOfSpace, Overloaded, Refused
 from edged.events import CollectionFinished, CollectionStarted
 from edged.ipc import job_messages as jobs
 from edged.ipc.messages import Times
@@ -43,7 +43,7 @@ class Box:
     def __init__(self, folder: Path, files: FrameFiles | None = None) -> None:
         self.now, self.sifted, self.events = Clock(1000.0, "boot", 1000.0, 1e9), list[int](), list[object]()
         self.changed: list[str] = []
-        self.full_child = False
+        self.full_child = self.busy_box = False
         self.files = files or FrameFiles(folder / "frames")
         self.settings = Frames()
         self.collector = self.open()
@@ -59,6 +59,8 @@ class Box:
     async def sift(self, job: jobs.Sift) -> jobs.Sifted:
         self.sifted.append(len(job.candidates))
         contents = [(Path(job.out) / each.name).read_bytes() for each in job.candidates]
+        if self.busy_box:
+            raise Overloaded("the sift child cannot be started")
         if self.full_child:
             raise OutOfSpace("the disk is full")
         if any(each.startswith(b"crash") for each in contents):
@@ -207,6 +209,24 @@ async def test_collector_counts_frames_that_cannot_be_used(tmp_path: Path) -> No
         await box.quiet(10)
         (found,) = collector.kept.gatherings.values()
         assert (len(box.kept()), found.collection.unusable, found.collection.duplicates) == (2, 2, 0)
+
+
+async def test_collector_frames_that_a_busy_box_cannot_examine_are_not_called_unusable(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    async with box.running() as collector:
+        await collector.start("m", (), 4, 400.0)
+        box.busy_box = True
+        await box.play(20, 1.0)
+        await box.quiet(40)
+        found = collector.kept.gatherings["m"]
+        assert (found.problem, found.collection.unusable) == ("the sift child cannot be started", 0)
+        assert len(box.sifted) <= 5, "a batch is not halved"
+        box.busy_box = False
+        box.pass_time(70)
+        await box.play(20, 10.0)
+        await box.quiet(40)
+        assert box.kept()
+        assert found.problem == ""
 
 
 async def test_collector_keeps_raw_pixels_as_jpeg(tmp_path: Path) -> None:
