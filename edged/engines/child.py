@@ -115,10 +115,12 @@ def _reach(job: jobs.Job) -> Iterator[Reach]:
 
 
 def sweep_scratch() -> None:
-    """Remove temporary folders of children whose parent has ended."""
+    """Remove temporary folders of children whose parent has ended. Call it before this process starts a child: in a
+    container, a process often has the id of the one before it."""
     for folder in Path(tempfile.gettempdir()).glob("edged-*-*"):
         owner = folder.name.split("-")[1]
-        if owner.isdecimal() and not os.path.exists(f"/proc/{owner}") and folder.lstat().st_uid == os.getuid():
+        is_gone = owner.isdecimal() and (int(owner) == os.getpid() or not os.path.exists(f"/proc/{owner}"))
+        if is_gone and folder.lstat().st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)
 
 

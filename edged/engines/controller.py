@@ -15,7 +15,7 @@ import msgspec
 from edged.backends import registry
 from edged.backends.contract import REFERENCE
 from edged.config import Engines, Health
-from edged.config.child_limits import HostLimits, Limits
+from edged.config.child_limits import HostLimits
 from edged.confinement import rules as confinement
 from edged.device.fingerprint import Change, Fingerprint
 from edged.device.load import LoadMonitor
@@ -24,7 +24,6 @@ from edged.engines.admission import Proven, prove
 from edged.engines.alarms import Alarm, Alarms
 from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
-from edged.engines.child import run as run_child
 from edged.engines.commands import Commands
 from edged.engines.drift import DriftMonitor
 from edged.engines.drift_files import DRIFT_FOLDER, DriftFiles
@@ -51,11 +50,11 @@ from edged.engines.reconcile import (
     Review,
     reconcile,
 )
+from edged.engines.sifting import sift
 from edged.engines.surveyor import Surveyor
 from edged.engines.views import actual
 from edged.events import EventLog, HostLost
 from edged.files import NO_DESCRIPTORS, unwritable
-from edged.ipc.job_messages import Sifted
 from edged.models.collected import FOLDER
 from edged.models.model import Model
 from edged.models.repository import Overrides, Repository
@@ -76,7 +75,6 @@ _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 1.0  # between two turns if nothing happens
 _IDLE_SECONDS = 4.0  # the same on an idle box where every model is served
 _START_SECONDS = 120.0  # the longest time that builds wait until the first models are examined
-_EXAMINATION = Limits(seconds=120.0, memory_mb=1024, stall_seconds=60.0, disk_mb=64)  # of collected frames
 _FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 
 
@@ -138,8 +136,7 @@ class Controller:
         self._stopping = False
         self.started = self._turned = time.monotonic()
         attempts = AttemptLog(store.root, self._disk.put)
-        examine = partial(run_child, answer=Sifted, limits=_EXAMINATION)
-        self.frames = Collector(FrameFiles(repository.root.parent / FOLDER), examine, self.events.emit)
+        self.frames = Collector(FrameFiles(repository.root.parent / FOLDER), sift, self.events.emit)
         self.frames.kept.on_change, self.frames.keep_free_mb = self._frames_changed, settings.keep_free_mb
         self._planner = Planner(store, fingerprint, settings, attempts, self.frames.kept.collected)
         self.health = health_settings or Health()

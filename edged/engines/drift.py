@@ -268,7 +268,11 @@ class DriftMonitor:
                 if self.watched.get(name) is watched and _served(self._models.get(name), engine) is model:
                     moment = Moment(self._clock(), watched.since_check(frame.camera))
                     learn_s = self._settings.learn_hours * 3600
-                    result = judged(before, engine, frame.camera, shown, standard, moment, learn_s)
+                    judge = partial(judged, engine=engine, camera=frame.camera, shown=shown, standard=standard)
+                    try:
+                        result = judge(before, moment=moment, learn_s=learn_s)
+                    except (ArithmeticError, ValueError):  # numbers of another version: begin again
+                        result = judge(History(), moment=moment, learn_s=learn_s)
                     watched.note(await self._kept(result, frame, folder / "out"))
         except Superseded:  # the model was replaced: the next check has its new content
             pass
@@ -291,6 +295,7 @@ class DriftMonitor:
             return history
         most_mb, days = self._settings.kept_mb, self._settings.kept_days
         path = await asyncio.to_thread(self._files.keep, frame.model, camera, evidence, most_mb, days)
+        history = history.without(await asyncio.to_thread(self._files.gone, history))
         if found.answers_drifted:
             history = msgspec.structs.replace(history, frame=path, camera=camera)
         if found.camera_changed:

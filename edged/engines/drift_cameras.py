@@ -112,7 +112,8 @@ class Past(msgspec.Struct, frozen=True):
         """What is wrong with the pictures, with the figure and its bound; empty unless the alarm is raised."""
         if not self.tally.is_raised:
             return ""
-        return f"{_WORDS[self.cause]} ({self.cause} differs by {self.distance:.2g}, usual is up to {self.bound:.2g})"
+        words = _WORDS.get(self.cause, "its pictures are unusual")  # the history may be of another version
+        return f"{words} ({self.cause} differs by {self.distance:.2g}, usual is up to {self.bound:.2g})"
 
 
 def after(past: Past, seen: Seen, hour: int | None, elapsed_s: float, unix_s: float, learn_s: float) -> Past:

@@ -146,7 +146,8 @@ def judged(
         moment.unix_s,
         learn_s,
     )
-    frames = {name: path for name, path in history.frames.items() if name != camera or past.problem}
+    cameras = _latest(history.cameras, camera, past)
+    frames = {n: path for n, path in history.frames.items() if n in cameras and (n != camera or past.problem)}
     problem = drift_answers.worst(found, standard.held)
     outcome = "differed" if problem else "agreed" if found.figures else "empty"
     after = History(
@@ -154,7 +155,7 @@ def judged(
         answers,
         history.frame if answers.is_drifted else "",
         history.camera,
-        _newest({**history.cameras, camera: past}),
+        cameras,
         frames,
         Checked(moment.unix_s, camera, outcome, problem),
     )
@@ -189,6 +190,9 @@ def camera_alarm(model: str, camera: str, past: drift_cameras.Past, frame: str, 
     yield Alarm(AlarmKind.ANSWERS_DRIFT, message, model, camera=camera)
 
 
-def _newest(cameras: dict[str, drift_cameras.Past]) -> dict[str, drift_cameras.Past]:
-    newest = sorted(cameras.items(), key=lambda each: each[1].checked_unix_s, reverse=True)
-    return dict(newest[:_MOST_PASTS])
+def _latest(
+    cameras: dict[str, drift_cameras.Past], camera: str, past: drift_cameras.Past
+) -> dict[str, drift_cameras.Past]:
+    """Return what is known about the cameras that were checked last, in this order: the wall clock may jump."""
+    others = [each for each in cameras.items() if each[0] != camera]
+    return dict([*others, (camera, past)][-_MOST_PASTS:])

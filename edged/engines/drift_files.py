@@ -77,8 +77,8 @@ class DriftFiles:
         """Move a frame with its answers from `evidence` into the model's folder, and remove the frames for which there
         is no room. Return the frame's folder; empty if it could not be kept."""
         try:
-            files = [path for path in evidence.iterdir() if path.is_file()]
-            size = sum(path.stat().st_size for path in files)
+            files = [path for path in evidence.iterdir() if path.is_file() and not path.is_symlink()]
+            size = sum(path.lstat().st_size for path in files)
             if not files or size > most_mb << 20:
                 return ""
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -91,7 +91,7 @@ class DriftFiles:
             place.mkdir(mode=0o700)
             try:
                 for path in files:
-                    shutil.copyfile(path, place / path.name)
+                    shutil.copyfile(path, place / path.name, follow_symlinks=False)
                     (place / path.name).chmod(0o600)
             except OSError:
                 shutil.rmtree(place, ignore_errors=True)
@@ -100,12 +100,18 @@ class DriftFiles:
             return ""
         return str(place)
 
+    def gone(self, history: History) -> set[str]:
+        """Return the folders that a history names and that no longer exist, such as those that made room for others."""
+        named = {history.frame, *history.frames.values()} - {""}
+        return {path for path in named if not Path(path).is_dir()}
+
     def tidy(self, most_mb: int, days: float) -> set[str]:
         """Remove frames of all models that are too old, too many or too large. Return their folders."""
         gone: set[str] = set()
         with contextlib.suppress(OSError):
             for folder in self._root.iterdir():
-                gone.update(map(str, _prune(folder, most_mb << 20, days, _MOST_FRAMES)))
+                with contextlib.suppress(OSError):  # one that cannot be read must not keep the others
+                    gone.update(map(str, _prune(folder, most_mb << 20, days, _MOST_FRAMES)))
         return gone
 
     def sweep(self, models: Iterable[str]) -> None:

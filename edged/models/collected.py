@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Meta
 
 from edged.files import read_regular
 from edged.store import sealed
@@ -27,6 +28,10 @@ _BLOCKS = 8  # a collection has at least this many blocks
 _LARGEST_INDEX = 16 << 20  # bytes
 _GAP = 0.05  # share of a block, at each of its ends, whose frames are not used
 
+# Bounds of what an index may say, far beyond what is collected: the daemon computes with these numbers.
+_Time: TypeAlias = Annotated[float, Meta(ge=-1e12, le=1e12)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
+
 
 class Frame(msgspec.Struct, frozen=True):
     """One frame. `offset_s` is the time since the collection began, in seconds of a clock that does not jump.
@@ -37,13 +42,13 @@ class Frame(msgspec.Struct, frozen=True):
 
     name: str
     camera: str
-    offset_s: float
-    taken_unix_s: float
+    offset_s: _Time
+    taken_unix_s: _Time
     boot: str
-    uptime_s: float
+    uptime_s: _Time
     likeness: int
     sha256: str
-    size: int
+    size: _Count
 
 
 class Collection(msgspec.Struct, frozen=True):
@@ -55,15 +60,15 @@ class Collection(msgspec.Struct, frozen=True):
     """
 
     cameras: tuple[str, ...]
-    wanted: int
-    over_s: float
-    started_unix_s: float
+    wanted: Annotated[int, Meta(ge=1, le=1 << 32)]
+    over_s: Annotated[float, Meta(ge=0.001, le=1e12)]
+    started_unix_s: _Time
     frames: tuple[Frame, ...] = ()
     finished: bool = False
     id: str = ""
-    spent_s: float = 0.0  # seconds that the collection has run, without the time that the daemon was stopped
-    duplicates: int = 0  # frames that were dropped because a kept frame looks nearly the same
-    unusable: int = 0  # frames that were dropped because they cannot be decoded, or are too large
+    spent_s: _Time = 0.0  # seconds that the collection has run, without the time that the daemon was stopped
+    duplicates: _Count = 0  # frames that were dropped because a kept frame looks nearly the same
+    unusable: _Count = 0  # frames that were dropped because they cannot be decoded, or are too large
     configured: bool = False  # whether the configuration asks for it, not a command
 
     @property
@@ -122,8 +127,10 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 def folder_of(state: Path, model: str) -> Path:
-    """Return the folder of a model's frames below the state directory."""
-    return state / FOLDER / quote(model, safe="")
+    """Return the folder of a model's frames below the state directory. Whatever the name, it is directly in `FOLDER`,
+    and not hidden."""
+    name = quote(model, safe="")
+    return state / FOLDER / (f"%2E{name[1:]}" if name.startswith(".") else name)
 
 
 def read_index(folder: Path) -> Collection:

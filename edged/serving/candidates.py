@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from edged.errors import EdgedError, OutOfSpace
+from edged.errors import EdgedError, OutOfSpace, Overloaded
 from edged.files import not_stored
 from edged.ipc import job_messages as jobs
 from edged.serving.collecting import Clock, Gathering
@@ -128,7 +128,7 @@ class Candidates:
         try:
             found = await self._sift(jobs.Sift(str(folder), tuple(each.message for each in candidates)))
             return [_outcome(one, each) for one, each in zip(candidates, found.frames, strict=True)]
-        except OutOfSpace as error:
+        except (OutOfSpace, Overloaded) as error:  # not the fault of a frame
             return [Outcome(each, each.file, disk_problem=str(error)) for each in candidates]
         except (EdgedError, ValueError) as error:
             if len(candidates) == 1:

@@ -70,6 +70,7 @@ class Collector:
         self._taken: list[tuple[Gathering, Tapped, Clock]] = []
         self._examining: asyncio.Task[None] | None = None
         self._retain_at = -1e9
+        self._not_begun: dict[str, str] = {}  # by model: why a collection of the configuration could not begin
 
     # -- frames of streams -------------------------------------------------------------------------------------------
 
@@ -175,8 +176,13 @@ class Collector:
             cameras = tuple(sorted(set(spec.cameras)))
             if found is None and model not in self.kept.damaged:
                 began = Collection(cameras, spec.frames, over_s, self._clock().unix_s, configured=True)
-                with contextlib.suppress(EdgedError):  # the next turn tries again
+                try:
                     await self.kept.begin(model, began)
+                    self._not_begun.pop(model, None)
+                except EdgedError as error:  # the next turn tries again
+                    if self._not_begun.get(model) != str(error):
+                        _LOG.warning("frames of model %s cannot be collected: %s; trying again", model, error)
+                    self._not_begun[model] = str(error)
             elif found is not None and found.collection.configured and model in self.kept.running:
                 changed = replace(found.collection, cameras=cameras, wanted=spec.frames, over_s=over_s)
                 if changed != found.collection and await self.kept.try_to_save(found, changed):

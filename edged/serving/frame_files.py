@@ -25,7 +25,7 @@ from edged.models.collected import INDEX, Collection, folder_of, read_index
 from edged.store import atomic, sealed
 
 _LOG = logging.getLogger("edged.serving")
-_CANDIDATES = ".candidates"
+_CANDIDATES, _REMOVED = ".candidates", ".~"  # the latter begins the names of folders that are being removed
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 
 
@@ -52,9 +52,16 @@ class FrameFiles:
         found, damaged = dict[str, Collection](), dict[str, str]()
         if not self.root.is_dir():
             return found, damaged
-        shutil.rmtree(self.root / _CANDIDATES, ignore_errors=True)
+        for leftover in (self.root / _CANDIDATES, *self.root.glob(f"{_REMOVED}*")):
+            shutil.rmtree(leftover, ignore_errors=True)
         for folder in sorted(self.root.glob("[!.]*")):
             model = unquote(folder.name)
+            if not model.isprintable() or self.folder(model) != folder or not folder.is_dir():  # such as lost+found
+                _LOG.warning("%r in %s does not belong to a model and is ignored; remove it", folder.name, self.root)
+                continue
+            if _is_empty(folder):  # the daemon was killed, or the disk was full, before the first index was written
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
             try:
                 collection = read_index(folder)
                 found[model] = self._tidy(folder, collection)
@@ -110,11 +117,15 @@ class FrameFiles:
         shutil.rmtree(batch, ignore_errors=True)
 
     def remove(self, model: str) -> None:
-        """Remove all frames of a model. The index goes first: frames without it are not used."""
+        """Remove all frames of a model. They are moved away first: if the daemon is killed meanwhile, the next start
+        removes the rest."""
         folder = self.folder(model)
-        (folder / INDEX).unlink(missing_ok=True)
+        grave = folder.with_name(f"{_REMOVED}{folder.name}")
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
+            shutil.rmtree(grave)  # what an earlier call could not remove
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(grave)
+            shutil.rmtree(grave)
 
     def free_bytes(self) -> int:
         """Return the free space of the disk."""
@@ -130,6 +141,13 @@ class FrameFiles:
         for name in sizes - {INDEX, *(frame.name for frame in frames)}:
             (folder / name).unlink(missing_ok=True)
         return replace(collection, frames=frames) if len(frames) < len(collection.frames) else collection
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether a folder has no file, or only temporary ones."""
+    with contextlib.suppress(OSError):
+        return folder.is_dir() and all(name.startswith(".") for name in os.listdir(folder))
+    return False
 
 
 def _make_private(*folders: Path) -> None:

@@ -23,7 +23,7 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact, FileRecord
 from edged.backends.contract import Order, Recipe, Signature
 from edged.config.child_limits import Limits
-from edged.engines.child import ChildLost
+from edged.engines.child import ChildLost, sweep_scratch
 from edged.engines.child import run as do
 from edged.engines.child_watch import Patience
 from edged.errors import (
@@ -314,3 +314,14 @@ def test_worker_with_an_invalid_job_ends_without_an_answer() -> None:
 def test_limits_refuse_values_out_of_range_and_unknown_names(text: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.toml.decode(text, type=Limits)
+
+
+def test_temporary_folders_of_an_earlier_process_with_this_id_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container, the daemon has the same process id after each start."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for owner in (os.getpid(), os.getppid(), 1 << 30):
+        (tmp_path / f"edged-{owner}-abc").mkdir()
+    sweep_scratch()
+    assert [path.name for path in tmp_path.iterdir()] == [f"edged-{os.getppid()}-abc"]

@@ -11,12 +11,13 @@ import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from edged.config import Collect, Config, Frames
 from edged.daemon import locations
-from edged.errors import BuildFailed, NotFound, OutOfSpace, Refused
+from edged.errors import BuildFailed, InvalidInput, NotFound, OutOfSpace, Overloaded, Refused
 from edged.events import CollectionFinished, CollectionStarted
 from edged.ipc import job_messages as jobs
 from edged.ipc.messages import Times
@@ -42,7 +43,7 @@ class Box:
     def __init__(self, folder: Path, files: FrameFiles | None = None) -> None:
         self.now, self.sifted, self.events = Clock(1000.0, "boot", 1000.0, 1e9), list[int](), list[object]()
         self.changed: list[str] = []
-        self.full_child = False
+        self.full_child = self.busy_box = False
         self.files = files or FrameFiles(folder / "frames")
         self.settings = Frames()
         self.collector = self.open()
@@ -58,6 +59,8 @@ class Box:
     async def sift(self, job: jobs.Sift) -> jobs.Sifted:
         self.sifted.append(len(job.candidates))
         contents = [(Path(job.out) / each.name).read_bytes() for each in job.candidates]
+        if self.busy_box:
+            raise Overloaded("the sift child cannot be started")
         if self.full_child:
             raise OutOfSpace("the disk is full")
         if any(each.startswith(b"crash") for each in contents):
@@ -208,6 +211,24 @@ async def test_collector_counts_frames_that_cannot_be_used(tmp_path: Path) -> No
         assert (len(box.kept()), found.collection.unusable, found.collection.duplicates) == (2, 2, 0)
 
 
+async def test_collector_frames_that_a_busy_box_cannot_examine_are_not_called_unusable(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    async with box.running() as collector:
+        await collector.start("m", (), 4, 400.0)
+        box.busy_box = True
+        await box.play(20, 1.0)
+        await box.quiet(40)
+        found = collector.kept.gatherings["m"]
+        assert (found.problem, found.collection.unusable) == ("the sift child cannot be started", 0)
+        assert len(box.sifted) <= 5, "a batch is not halved"
+        box.busy_box = False
+        box.pass_time(70)
+        await box.play(20, 10.0)
+        await box.quiet(40)
+        assert box.kept()
+        assert found.problem == ""
+
+
 async def test_collector_keeps_raw_pixels_as_jpeg(tmp_path: Path) -> None:
     box = Box(tmp_path)
     async with box.running() as collector:
@@ -278,6 +299,37 @@ async def test_collector_remove_deletes_all_files_and_tells_it(tmp_path: Path) -
         with pytest.raises(NotFound):
             await collector.remove("n")
     assert sorted(box.changed) == ["m", "m", "m:2", "m:2", "n", "n"]
+
+
+async def test_collector_frames_whose_removal_was_interrupted_are_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, place = Box(tmp_path), tmp_path / "frames"
+    async with box.running() as collector:
+        await collector.start("m", (), 3, 30.0)
+        await box.play(60, 1.0)
+        await box.quiet(10)
+        with monkeypatch.context() as patch:
+            patch.setattr("shutil.rmtree", _killed)
+            with pytest.raises(InvalidInput):
+                await collector.remove("m")
+        assert list(place.glob("**/*.jpg")), "nothing was removed yet"
+        await collector.remove("m")
+        assert not list(place.glob("**/*.jpg"))
+        await collector.start("m", (), 3, 30.0)
+        box.frame(b"one")
+        await box.quiet(10)
+        with monkeypatch.context() as patch:
+            patch.setattr("shutil.rmtree", _killed)
+            with pytest.raises(InvalidInput):
+                await collector.remove("m")
+    box.collector = box.open()
+    assert not box.collector.kept.damaged
+    assert not list(place.iterdir())
+
+
+def _killed(place: Path, **options: bool) -> None:
+    raise OSError(errno.EIO if place.exists() else errno.ENOENT, "interrupted")
 
 
 async def test_collector_frames_that_are_removed_while_they_are_examined_are_not_kept(tmp_path: Path) -> None:
@@ -447,6 +499,7 @@ async def test_collector_damaged_index_is_reported_and_its_files_stay_until_remo
     place = tmp_path / "frames" / "m" / INDEX
     place.write_bytes(place.read_bytes().replace(b"door", b"dxxr"))
     (tmp_path / "frames" / "n").mkdir()
+    (tmp_path / "frames" / "n" / "frame.jpg").write_bytes(b"without an index")
     box.collector = box.open()
     async with box.running() as collector:
         assert collector.kept.collected("m") is None
@@ -457,6 +510,53 @@ async def test_collector_damaged_index_is_reported_and_its_files_stay_until_remo
         await collector.remove("m")
         assert not place.parent.exists()
         await collector.start("m", (), 1, 10.0)
+
+
+@pytest.mark.parametrize(
+    "change", [{"wanted": 0}, {"wanted": 10**400}, {"over_s": 0.0}, {"over_s": 1e308}, {"spent_s": 1e308}]
+)
+def test_collector_index_with_impossible_numbers_is_damaged(tmp_path: Path, change: dict[str, float]) -> None:
+    spec = {"cameras": [], "wanted": 5, "over_s": 10.0, "started_unix_s": 0.0, **change}
+    made = msgspec.defstruct("Other", [(name, object) for name in spec], namespace={})
+    sealed.write(tmp_path / "frames" / "m" / INDEX, made(**spec))
+    box = Box(tmp_path)
+    assert sorted(box.collector.kept.damaged) == ["m"]
+    assert not box.collector.wants("m", "door", 1000.0)
+
+
+def test_collector_begins_again_if_it_was_killed_before_the_first_index(tmp_path: Path) -> None:
+    (tmp_path / "frames" / "m").mkdir(parents=True)
+    (tmp_path / "frames" / "m" / f".{INDEX}.abc.part").write_bytes(b"half")
+    box = Box(tmp_path)
+    assert not box.collector.kept.damaged
+    assert not (tmp_path / "frames" / "m").exists()
+
+
+@pytest.mark.parametrize("name", ["lost+found", "%2E%2E", "a%0Ab", "%ff", os.fsdecode(b"\xff"), "file"])
+def test_collector_ignores_what_is_no_folder_of_a_model(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "frames" / name
+    place.mkdir(parents=True)
+    if name == "file":
+        place.rmdir()
+        place.write_bytes(b"no folder")
+    kept = Box(tmp_path).collector.kept
+    assert not kept.damaged
+    assert not kept.gatherings
+    assert place.exists()
+
+
+@pytest.mark.parametrize("model", [".", "..", ".candidates", "../other"])
+async def test_collector_name_of_a_model_never_leads_out_of_its_folder(tmp_path: Path, model: str) -> None:
+    other = tmp_path / "other" / "file"
+    other.parent.mkdir()
+    other.write_bytes(b"of the daemon")
+    box = Box(tmp_path)
+    async with box.running() as collector:
+        await collector.start("m", (), 5, 10.0)
+        await collector.start(model, (), 5, 10.0)
+        await collector.remove(model)
+    assert other.exists()
+    assert index(tmp_path).wanted == 5
 
 
 async def test_collector_frames_whose_files_are_missing_are_left_out(tmp_path: Path) -> None:
@@ -499,6 +599,19 @@ async def test_collector_collects_what_the_configuration_says(tmp_path: Path) ->
         await collector.remove("m")
         await until(lambda: "m" in collector.kept.gatherings)
         assert not box.kept()
+
+
+async def test_collector_tells_once_that_a_collection_of_the_configuration_cannot_begin(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "frames").write_bytes(b"no folder")
+    box = Box(tmp_path)
+    box.settings = Frames(collect={"m": Collect()})
+    async with box.running():
+        for _ in range(3):
+            await box.quiet(1)
+            await asyncio.sleep(0.01)
+    assert caplog.text.count("frames of model m cannot be collected") == 1
 
 
 async def test_collector_of_no_model_wants_nothing(tmp_path: Path) -> None:

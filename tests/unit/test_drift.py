@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from edged.config import Drift
 from edged.config.child_limits import AdmissionLimits, Limits
 from edged.engines.alarms import Alarm
 from edged.engines.drift import DriftMonitor, Watched
+from edged.engines.drift_answers import Tally
+from edged.engines.drift_cameras import Past, Spread
 from edged.engines.drift_files import DriftFiles, History
 from edged.engines.engine import PlannedEngine
 from edged.engines.plan import PlannedModel
@@ -329,6 +332,51 @@ async def test_damaged_history_is_begun_again(tmp_path: Path) -> None:
     assert again.watched().history == History()
 
 
+async def test_cameras_that_were_checked_last_are_remembered_if_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edged.engines.drift_check._MOST_PASTS", 3)
+    world = await World(tmp_path).opened()
+    clock = itertools.count(10**9, -1)
+    world.monitor._clock = lambda: float(next(clock))
+    for number in range(6):
+        await world.check(f"camera {number}")
+    assert list(world.watched().history.cameras) == ["camera 3", "camera 4", "camera 5"]
+
+
+async def test_alarm_names_no_frame_that_made_room_for_another(tmp_path: Path) -> None:
+    world = await World(tmp_path).opened()
+    names = [f"camera {number}" for number in range(5)]
+    paths = {name: world.files.keep("m", name, evidence(tmp_path / "out"), 1, 30.0) for name in names[:4]}
+    world.watched().history = msgspec.structs.replace(
+        world.watched().history, frames=paths, cameras=dict.fromkeys(names, Past())
+    )
+    world.answer = BAD
+    await world.check("camera 4", 4)
+    history = world.watched().history
+    assert Path(history.frame).is_dir()
+    assert len(history.frames) == 3
+    assert all(Path(path).is_dir() for path in history.frames.values())
+
+
+@pytest.mark.parametrize("layout", [(1.0, 2.0), (0.0,) * 96])
+async def test_history_with_other_numbers_is_begun_again(tmp_path: Path, layout: tuple[float, ...]) -> None:
+    """Another version of edged may have kept more cells, or fewer."""
+    world = await World(tmp_path).opened()
+    await world.check(times=4)
+    history = world.watched().history
+    past = history.cameras["hall"]
+    usual = {hour: msgspec.structs.replace(each, layout=layout, count=9) for hour, each in past.usual.items()}
+    spreads = {"light": Spread(9, 1e300, 1e300)}
+    tally = Tally(1.0, is_raised=True)
+    past = msgspec.structs.replace(past, usual=usual, spreads=spreads, tally=tally, cause="of another version")
+    world.watched().history = msgspec.structs.replace(history, cameras={"hall": past})
+    assert "are unusual" in world.alarms[0].message
+    await world.check()
+    assert world.watched().history.last.outcome == "agreed"
+    assert world.watched().history.answers.checks == 1
+
+
 async def test_another_engine_begins_without_the_history_of_the_old_one(tmp_path: Path) -> None:
     world = await World(tmp_path).opened()
     world.answer = BAD
@@ -443,6 +491,23 @@ def test_kept_frames_are_few_and_bounded_in_size(tmp_path: Path) -> None:
     assert sum(sizes) <= 1 << 20
     assert files.keep("m", "none", evidence(found, 2 << 20), 1, 30.0) == ""
     assert files.keep("m", "none", found, 0, 30.0) == ""
+
+
+def test_links_of_a_child_are_not_followed(tmp_path: Path) -> None:
+    files, found = DriftFiles(tmp_path / "drift"), evidence(tmp_path / "out")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"of another folder")
+    (found / "answers.json").symlink_to(secret)
+    place = Path(files.keep("m", "hall", found, 1, 30.0))
+    assert [path.name for path in place.iterdir()] == ["picture.jpg"]
+
+
+def test_folder_that_cannot_be_read_does_not_keep_old_frames_of_others(tmp_path: Path) -> None:
+    files, found = DriftFiles(tmp_path / "drift"), evidence(tmp_path / "out")
+    places = {files.keep(model, "hall", found, 1, 30.0) for model in ("a", "b", "c", "d")}
+    (tmp_path / "drift" / "file").write_bytes(b"")
+    (tmp_path / "drift" / "a2").write_bytes(b"")
+    assert files.tidy(1, -1.0) == places
 
 
 def test_old_frames_and_frames_of_removed_models_are_removed(tmp_path: Path) -> None:
