@@ -235,12 +235,13 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
     ready = Model(proto, model.folder)
+    # Files of old IR versions may lack the initialisers among their inputs, which the converter of opsets refuses.
+    keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     if model.opset < _OPSET:
         ready = _raise_opset(ready, work)
         notes = (
             f"opset raised from {model.opset} to {_OPSET}: older opsets have no Q/DQ with a scale for each channel",
         )
-    keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     ready.proto.ir_version = max(ready.proto.ir_version, _IR_VERSION)
     ready = _fold(ready, work)
     _part_outputs(ready)

@@ -155,7 +155,7 @@ def test_convert_quantises_inner_layers_but_no_outputs(
 
 
 @pytest.mark.parametrize(
-    ("opset", "ir_version", "made"), [(9, 4, (13, 7)), (13, 9, (13, 9)), (17, 9, (17, 9)), (20, 9, (20, 9))]
+    ("opset", "ir_version", "made"), [(8, 3, (13, 7)), (9, 4, (13, 7)), (13, 9, (13, 9)), (17, 9, (17, 9)), (20, 9, (20, 9))]
 )
 def test_convert_raises_the_opset_only_if_it_is_too_old(
     tmp_path: Path, opset: int, ir_version: int, made: tuple[int, int]
