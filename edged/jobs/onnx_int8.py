@@ -169,7 +169,8 @@ class _Conversion:
         if not self._way.repair_s:
             self.notes.append(f"{problem}; repairs are off (int8.repair_s)")
             return
-        until = time.monotonic() + self._way.repair_s
+        start = time.monotonic()
+        until = min(start + self._way.repair_s, self._way.until)
         ranked = sorted(self.layers, key=lambda layer: list(harm).index(layer.node))
         outcomes: dict[frozenset[int], Outcome] = {}
 
@@ -181,7 +182,8 @@ class _Conversion:
         search = int8_repair.give_back(len(ranked), is_right, lambda: time.monotonic() < until)
         trials = many(search.trials, "trial")
         if search.given_back is None:
-            end = f"the {self._way.repair_s:g} s for repairs ended after" if search.is_cut_off else "not repaired in"
+            seconds = f"{max(0.0, until - start):.3g}"
+            end = f"the {seconds} s for repairs ended after" if search.is_cut_off else "not repaired in"
             self.notes.append(f"{problem}; {end} {trials}")
             return
         returned = [ranked[place] for place in sorted(search.given_back)]
