@@ -58,7 +58,7 @@ _LOG = logging.getLogger("edged.engines")
 _DEFAULT_ADMISSION = AdmissionLimits()
 _LEAST = 1 << 20  # free bytes below which a disk counts as full
 _READ_FORMAT = 8  # of cached inspections; raise it when `edged.jobs.inspect`, or a check that it calls, changes
-_REPAIR_SHARE = 0.5  # of a build's time limit, for repairs of int8
+_REPAIR_SHARE, _REPAIRED_BY = 0.5, 0.75  # of a build's time limit: for repairs of int8; when they end at the latest
 _KEPT = 1000  # cached inspections; the oldest belong to models that were refused and removed
 
 OnProgress: TypeAlias = Callable[[jobs.Progress], None]
@@ -325,6 +325,7 @@ class Builder:
                 tolerance=tolerance(settings, "int8", model.inspection.arithmetic),
                 collected=user_samples.calibration_frames(model.collected),
                 repair_s=min(repair_seconds(settings), _REPAIR_SHARE * limits.seconds),
+                repairs_until_s=_REPAIRED_BY * limits.seconds,
             )
         return await run(
             job, jobs.Built, limits, on_progress=on_progress, patience=self._patience(model, task.recipe.backend)
@@ -363,7 +364,7 @@ class Builder:
         patience = self._patience(model, REFERENCE.backend)
         found = await run(job, jobs.Verified, self._limits, on_progress=on_progress, patience=patience)
         verdict, judgement = found.verdict, None
-        if verdict.accepted and (frames := judging.job_of(job, model)) is not None:
+        if verdict.accepted and (frames := judging.job_of(job, model, self._limits.seconds)) is not None:
             judgement = judging.without_frames(record, frames.collection)
             if frames.frames:
                 judgement = await run(frames, Judgement, self._limits, on_progress=on_progress, patience=patience)

@@ -14,6 +14,7 @@ from edged.store.record import EngineRecord
 from edged.verification.standard import is_judged_on_frames
 
 _MOST_FRAMES = 200  # of a judgement
+_MOST_SECONDS, _SHARE = 300.0, 0.5  # of a judgement: seconds, and the share of the time after which the child is killed
 
 
 def chosen(cameras: Mapping[str, str], most: int = _MOST_FRAMES) -> list[str]:
@@ -34,9 +35,10 @@ def _scattered(frames: Sequence[str]) -> list[str]:
     return [frames[n] for n in sorted(range(len(frames)), key=lambda n: int(f"{n:0{bits}b}"[::-1], 2))]
 
 
-def job_of(verify: jobs.Verify, model: Model) -> jobs.Judge | None:
+def job_of(verify: jobs.Verify, model: Model, limit_s: float) -> jobs.Judge | None:
     """Return the job that judges an engine that `verify` accepted; without frames if their retention has ended. None
-    if the engine is not judged on frames: it is exact, nothing is decoded, or no collection is finished."""
+    if the engine is not judged on frames: it is exact, nothing is decoded, or no collection is finished. The child is
+    killed after `limit_s` seconds."""
     collected = model.collected
     if collected is None or not is_judged_on_frames(model, verify.order.recipe.precision):
         return None
@@ -45,7 +47,10 @@ def job_of(verify: jobs.Verify, model: Model) -> jobs.Judge | None:
     }
     cameras = {path: collected.cameras.get(path, "") for path in frames}
     about = msgspec.structs.asdict(verify)
-    return jobs.Judge(**about, model=model.name, collection=collected.id, frames=frames, cameras=cameras)
+    seconds = min(_MOST_SECONDS, _SHARE * limit_s)
+    return jobs.Judge(
+        **about, model=model.name, collection=collected.id, frames=frames, cameras=cameras, seconds=seconds
+    )
 
 
 def without_frames(record: EngineRecord, collection: str) -> Judgement:

@@ -186,6 +186,8 @@ def _open(model: ModelView, now: float) -> Open | None:
     if model.opening:
         return None
     able = [e for e in model.engines if _can_open(e) and e.open_at <= now]
+    if not able and model.serving is None:  # a slow engine is better than none while those that outpace it do not open
+        able = [e for e in model.engines if e.usable and e.is_outpaced and not e.is_doubted and e.open_at <= now]
     if not able:
         return None
     serving = next((e for e in model.engines if e.key == model.serving), None)

@@ -231,7 +231,8 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 
     The other fields are for int8. It is calibrated on the user's `samples` (paths) and on the frames to calibrate on in
     `collected`. If its answers are outside of `tolerance`, layers are given back to float32, for at most `repair_s`
-    seconds. Without a tolerance answers are not compared.
+    seconds, and until `repairs_until_s` seconds after the start of the job. Without a tolerance answers are not
+    compared.
     """
 
     order: Order
@@ -242,6 +243,7 @@ class Build(msgspec.Struct, frozen=True, tag=True):
     tolerance: Tolerance | None = None
     collected: Collected | None = None
     repair_s: float = 0.0
+    repairs_until_s: float = 1e9
 
 
 class Verify(msgspec.Struct, frozen=True, tag=True):

@@ -29,6 +29,11 @@ _FORMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # operators that every run
 _LEVELS = 127.0  # of each sign
 _UNSIGNED = 255.0
 _CHANNEL_AXIS = 1  # of the input of a convolution
+# OpenVINO 2026.4 fuses these nodes into a matrix product before them. If the product has no bias and the result is
+# quantised again, its kernel for int8 results answers wrongly, for some batch sizes and numbers of threads.
+_FUSED = frozenset(
+    ("Clip", "Div", "Flatten", "Identity", "LeakyRelu", "Mul", "PRelu", "Relu", "Reshape", "Squeeze", "Transpose")
+) | {"Unsqueeze"}
 
 
 class Value(NamedTuple):
@@ -77,17 +82,35 @@ def choose(model: Model, *, depthwise: bool) -> tuple[list[Layer], tuple[str, ..
     """Return the layers to quantise, and why the other layers are not quantised. `depthwise`: also the depthwise
     convolutions."""
     layers, chosen, kept = Layers(model), list[Layer](), list[tuple[str, str]]()
-    for index in sorted(layers.layers):
+    quantised: set[str] = set()  # values of which the layers behind a node are computed, up to nodes that are not fused
+    for index in reversed(range(len(model.graph.node))):
+        if index not in layers.layers:
+            _follow(model.graph.node[index], quantised)
+            continue
         node = model.graph.node[index]
         reason = "the last layer before an output" if index in layers.last else _obstacle(node, model)
         by_channel = _is_depthwise(node, model)
         if not reason and by_channel and not depthwise:
             reason = "depthwise: its channels differ too much for one scale"
+        if not reason and _has_no_bias(node) and not quantised.isdisjoint(node.output):
+            reason = "without a bias before another int8 layer, where runtimes answer wrongly"
         if reason:
             kept.append((node.op_type, reason))
         else:
             chosen.append(Layer(node.name, node.op_type, Value(node.input[0], by_channel), node.input[1], _axis(node)))
-    return chosen, describe_kept(kept)
+            quantised.add(node.input[0])
+    return chosen[::-1], describe_kept(kept[::-1])
+
+
+def _follow(node: onnx.NodeProto, quantised: set[str]) -> None:
+    """Add the input of a node that a runtime fuses into the node before it, if its output is quantised."""
+    if node.op_type in _FUSED and not quantised.isdisjoint(node.output):
+        quantised.update(node.input)
+
+
+def _has_no_bias(node: onnx.NodeProto) -> bool:
+    """Whether a layer is a matrix product that adds nothing. A bias behind a MatMul is a node that ends the search."""
+    return node.op_type == "MatMul" or (node.op_type == "Gemm" and not any(node.input[2:]))
 
 
 def _obstacle(node: onnx.NodeProto, model: Model) -> str:

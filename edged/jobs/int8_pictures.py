@@ -7,6 +7,7 @@ ranges and layers. Engines are judged later on pictures that are used for neithe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -114,13 +115,14 @@ def _relative(expected: Array, found: Array) -> float:
 
 class Way(NamedTuple):
     """How a model is converted to int8. `asymmetric`: by the second recipe (`int8_layers`). Without a `comparison`,
-    ranges cover the largest values, and nothing is corrected or repaired. `repair_s`: seconds for repairs. `notify`
-    receives the phase before each step."""
+    ranges cover the largest values, and nothing is corrected or repaired. `repair_s`: seconds for repairs, which
+    end at the time `until` (monotonic) at the latest. `notify` receives the phase before each step."""
 
     asymmetric: bool = False
     comparison: Comparison | None = None
     repair_s: float = 0.0
     notify: Callable[[str], None] = lambda phase: None
+    until: float = math.inf
 
 
 def plan(job: jobs.Build, notes: list[str]) -> tuple[Iterator[dict[str, Array]], Comparison | None]:

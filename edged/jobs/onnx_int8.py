@@ -169,7 +169,8 @@ class _Conversion:
         if not self._way.repair_s:
             self.notes.append(f"{problem}; repairs are off (int8.repair_s)")
             return
-        until = time.monotonic() + self._way.repair_s
+        start = time.monotonic()
+        until = min(start + self._way.repair_s, self._way.until)
         ranked = sorted(self.layers, key=lambda layer: list(harm).index(layer.node))
         outcomes: dict[frozenset[int], Outcome] = {}
 
@@ -181,7 +182,8 @@ class _Conversion:
         search = int8_repair.give_back(len(ranked), is_right, lambda: time.monotonic() < until)
         trials = many(search.trials, "trial")
         if search.given_back is None:
-            end = f"the {self._way.repair_s:g} s for repairs ended after" if search.is_cut_off else "not repaired in"
+            seconds = f"{max(0.0, until - start):.3g}"
+            end = f"the {seconds} s for repairs ended after" if search.is_cut_off else "not repaired in"
             self.notes.append(f"{problem}; {end} {trials}")
             return
         returned = [ranked[place] for place in sorted(search.given_back)]
@@ -235,12 +237,13 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
     ready = Model(proto, model.folder)
+    # Files of old IR versions may lack the initialisers among their inputs, which the converter of opsets refuses.
+    keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     if model.opset < _OPSET:
         ready = _raise_opset(ready, work)
         notes = (
             f"opset raised from {model.opset} to {_OPSET}: older opsets have no Q/DQ with a scale for each channel",
         )
-    keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     ready.proto.ir_version = max(ready.proto.ir_version, _IR_VERSION)
     ready = _fold(ready, work)
     _part_outputs(ready)

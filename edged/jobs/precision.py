@@ -5,6 +5,7 @@ TensorRT 11 supports only this way, and all other runtimes accept such a graph t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
@@ -49,8 +50,9 @@ def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progres
         def notify(phase: str) -> None:
             report(jobs.Progress(phase))
 
+        until = time.monotonic() + job.repairs_until_s
         inputs, comparison = int8_pictures.plan(job, notes)
-        way = Way(order.recipe.options == INT8_ASYMMETRIC, comparison, job.repair_s, notify)
+        way = Way(order.recipe.options == INT8_ASYMMETRIC, comparison, job.repair_s, notify, until)
     precision = cast(Precision, order.recipe.precision)  # a backend has no others in `in_graph`
     made = convert(Path(order.model), precision, folder / _GRAPH, inputs, way)
     if made.path != order.model:

@@ -278,18 +278,21 @@ def test_chosen_frames_are_spread_over_cameras_and_time() -> None:
 def test_job_of_is_none_for_exact_engines_and_without_a_collection() -> None:
     of = msgspec.structs.replace(model(), recognition=detector())
 
-    def job(precision: str, collected: Collected | None) -> jobs.Judge | None:
+    def job(precision: str, collected: Collected | None, limit_s: float = 3600.0) -> jobs.Judge | None:
         asked = msgspec.structs.replace(of, collected=collected)
         recipe = Recipe("openvino", precision=precision)
         verify = jobs.Verify(asked.order(recipe), "g", asked.order(recipe), bounds(), detector())
-        return job_of(verify, asked)
+        return job_of(verify, asked, limit_s)
 
     collected = Collected("c1", {}, {"/f/1.jpg": "d1", "/f/2.jpg": "d2"}, {"/f/1.jpg": "hall", "/f/2.jpg": "hall"})
     assert job("int8", None) is None
     assert job("fp32", collected) is None
     found = job("int8", collected)
     assert found is not None
-    assert (found.frames, found.collection) == (collected.judge, "c1")
+    assert (found.frames, found.collection, found.seconds) == (collected.judge, "c1", 300.0)
+    hurried = job("int8", collected, 120.0)  # it ends before the child is killed
+    assert hurried is not None
+    assert hurried.seconds == 60.0
     gone = job("int8", Collected("c1"))
     assert gone is not None
     assert gone.frames == {}

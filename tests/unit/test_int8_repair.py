@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -207,3 +208,15 @@ def test_convert_biases_are_corrected_if_that_brings_the_answers_nearer(tmp_path
     before, after = (float(re.findall(r"by ([0-9.e-]+)", text)[0].rstrip(".")) for text in (made.notes[0], note))
     assert after < before
     assert len([tensor for tensor in graph.initializer if tensor.name.endswith(".bias")]) == 5
+
+
+def test_convert_repairs_end_before_the_time_of_the_build(tmp_path: Path) -> None:
+    """Ranges took so long that no time of the build is left."""
+    proto = spread()
+    source = store(proto, tmp_path)
+    order = Order(str(source), models.signature(proto), REFERENCE)
+    aside = [Probe(nets.picture(seed), PICTURE, f"picture {seed}") for seed in (10, 11)]
+    comparison = Comparison(lambda: iter(aside), order, TENSORS, held_to(0.1))
+    way = Way(False, comparison, repair_s=60.0, until=time.monotonic())
+    made = convert(source, "int8", tmp_path / "int8.onnx", [nets.picture(seed) for seed in range(4)], way)
+    assert any("the 0 s for repairs ended after 0 trials" in note for note in made.notes)

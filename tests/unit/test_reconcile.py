@@ -114,6 +114,7 @@ def test_reconcile_rejected_optimised_engine_plans_the_model_again() -> None:
 
 
 REF, WRONG = ready("ref", 1.0), view("a", S.REJECTED, 0.5)
+LATER, OUTPACED = ready("ref", 0.5, open_at=NOW + 1), ready("a", 0.9, is_outpaced=True)
 OPENED: dict[str, tuple[tuple[EngineView, ...], dict[str, Any], str]] = {
     "nothing is built yet": ((view("ref"), view("a")), {}, "ref"),
     "several are ready": ((REF, ready("a"), ready("b", 0.3), view("c", S.REJECTED)), {}, "b"),
@@ -130,6 +131,11 @@ OPENED: dict[str, tuple[tuple[EngineView, ...], dict[str, Any], str]] = {
     "opening failed and may be tried": ((view("ref", open_at=NOW),), {}, "ref"),
     "opening was refused for good": ((view("ref", open_at=math.inf), ready("a", open_at=NOW + 1)), {}, ""),
     "the fastest has to wait": ((REF, ready("a", open_at=NOW + 1)), {}, "ref"),
+    "one is outpaced": ((REF, OUTPACED), {}, "ref"),
+    "one is outpaced, nothing else opens": ((LATER, OUTPACED), {}, "a"),
+    "one is outpaced, nothing else opens, it serves": ((LATER, OUTPACED), {"serving": "a"}, ""),
+    "what serves is outpaced": ((REF, OUTPACED), {"serving": "a"}, "ref"),
+    "one is outpaced and answers wrongly": ((LATER, ready("a", 0.9, is_outpaced=True, is_doubted=True)), {}, ""),
     "the reference differs from run to run": ((view("ref", S.REJECTED),), {}, "ref"),
     "such a reference serves": ((view("ref", S.REJECTED), view("a", S.REJECTED)), {"serving": "ref"}, ""),
     "one is timed and such a reference is not": ((view("ref", S.REJECTED), ready("a", 5.0)), {"serving": "ref"}, "a"),

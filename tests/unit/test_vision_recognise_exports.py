@@ -389,3 +389,8 @@ def test_recognise_only_graphs_with_nms_are_suppressed_lists() -> None:
     assert not EXPORTS["ultralytics, nms-free"].recognition.reading.is_suppressed
     lists = [name for name, export in EXPORTS.items() if export.recognition.reading.is_list]
     assert all(not EXPORTS[name].needs_nms or name == "deepstream-yolo" for name in lists)
+
+
+def test_read_metadata_names_that_no_message_can_contain_are_unreadable() -> None:
+    found = read_metadata({"names": "{0: '\\ud800', 1: 'dog'}"})
+    assert (found.names, found.unreadable) == ((), ("names",))
