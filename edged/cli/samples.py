@@ -79,7 +79,10 @@ def show(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = 
 
 
 def stop(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
-    """End a collection early, with the frames that it has."""
+    """End a collection early, with the frames that it has.
+
+    Without a frame, the collection is removed.
+    """
     command = RemoteCommand(
         call=lambda client: client.stop_collecting(model),
         render=lambda found: [f"the collection for {found.model} ends with {_progress(found)}"],
