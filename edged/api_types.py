@@ -279,6 +279,20 @@ class EngineInfo(Info, frozen=True):
         """The engine's speed as a multiple of the reference's; None if not measured."""
         return self.reference_ms / self.latency_ms if self.latency_ms and self.reference_ms else None
 
+    @property
+    def unjudged(self) -> str:
+        """Why the engine was not judged on frames of cameras; empty if it was."""
+        if self.judgement is not None:
+            is_gone = self.judgement.outcome == "no_frames"
+            return f"the frames of collection {self.judgement.collection} are gone" if is_gone else ""
+        if self.precision == "fp32":
+            return "fp32 differs from the reference by rounding only"
+        if self.verdict is None:
+            return "it is not verified yet"
+        if not self.verdict.accepted:
+            return "it was refused before, by the golden inputs"
+        return f"no frames are collected; to collect some: edged samples collect {self.model}"
+
 
 class PartChange(Info, frozen=True):
     """A part of an engine's key that differs."""

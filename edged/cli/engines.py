@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,6 +135,8 @@ def _write_private(place: Path, content: bytes) -> None:
     """Write a file that only its owner can read, because it may show what cameras saw."""
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):  # not /dev/stdout
+            os.fchmod(descriptor, 0o600)  # it may have existed
         file.write(content)
 
 
@@ -192,10 +195,8 @@ def _details(engines: list[EngineInfo]) -> Table:
 def _judged(engine: EngineInfo) -> dict[str, str]:
     """Describe how the engine did on frames of cameras."""
     found = engine.judgement
-    if found is None:
-        return {"on frames": f"not judged on frames of cameras; to collect some: edged samples collect {engine.model}"}
-    if found.outcome == "no_frames":
-        return {"on frames": f"not judged: the frames of collection {found.collection} are gone"}
+    if found is None or engine.unjudged:
+        return {"on frames": f"not judged on frames of cameras: {engine.unjudged}"}
     skipped = f", {found.skipped} could not be read" if found.skipped else ""
     text = f"{found.frames} of collection {found.collection}{skipped}, with {found.objects} objects"
     return {"on frames": text, **{f"frames {name}": f"{value:g}" for name, value in found.figures.items()}}

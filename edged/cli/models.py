@@ -77,7 +77,7 @@ def add(
 
     edged models add owl onnx/model.onnx --set "prompts=a photo of a cat, a photo of a dog"
 
-    Settings: family, names, prompts, backends, threads, precisions, performance,
+    Settings: family, names, prompts, backends, threads, precisions, performance, int8.repair_s,
     thresholds.{score,iou,max_detections,class_agnostic},
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom,antialias,reduce},
     decode.{activation,anchors,background,blank,boxes,characters,layout,scores,unclip}, and
@@ -144,6 +144,10 @@ def set_(
     edged models set doors thresholds.score=0.4
 
     edged models set doors names=                # removes the setting
+
+    edged models set doors precisions=int8       # see docs/int8.md
+
+    edged models add --help lists the settings.
     """
     from edged.models.settings import parse_assignments
 

@@ -25,15 +25,18 @@ def collect(
         typer.Option("--camera", metavar="NAME", help="Only frames of this camera; repeatable. Default: all cameras."),
     ] = None,
     frames: Annotated[int, typer.Option("--frames", min=1, help="How many frames to keep.")] = 500,
-    over: Annotated[str, typer.Option("--over", metavar="TIME", help="The time over which they are spread.")] = "24h",
+    over: Annotated[
+        str,
+        typer.Option("--over", metavar="TIME", help="The time over which they are spread, such as 90min, 24h or 7d."),
+    ] = "24h",
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Begin to keep frames of live cameras for a model.
 
     The frames are spread over the time and over the cameras; frames that look like a kept one are dropped. When the
-    collection is finished, engines of the model are calibrated on some of its frames and judged on frames of other
-    hours. The frames stay on the box, where only the daemon's user can read them.
+    collection is finished, int8 engines are calibrated on some of its frames, and engines of lower precision are judged
+    on frames of other hours. The frames are files on the box that only the daemon's user can read.
 
     edged samples collect doors --camera hall --camera yard --frames 500 --over 24h
     """
@@ -76,7 +79,10 @@ def show(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = 
 
 
 def stop(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
-    """End a collection early, with the frames that it has."""
+    """End a collection early, with the frames that it has.
+
+    Without a frame, the collection is removed.
+    """
     command = RemoteCommand(
         call=lambda client: client.stop_collecting(model),
         render=lambda found: [f"the collection for {found.model} ends with {_progress(found)}"],
@@ -88,7 +94,7 @@ def stop(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = 
 def remove(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Delete all frames of a model.
 
-    Engines that were calibrated on them are made again, as for a model without frames.
+    int8 engines are made again, calibrated as for a model without frames.
     """
     command: RemoteCommand[str] = RemoteCommand(
         call=lambda client: client.remove_frames(model) or model,
@@ -116,7 +122,15 @@ def _progress(found: FrameCollection) -> str:
 def _state(found: FrameCollection) -> str:
     if found.state != "collecting":
         return found.state
-    return f"collecting for {formatting.span(found.spent_s)} of {formatting.span(found.over_s)}"
+    spent_s = min(found.spent_s, found.over_s)  # the last frames are examined after the time
+    return f"collecting for {formatting.span(spent_s)} of {formatting.span(found.over_s)}"
+
+
+def _share(found: FrameCollection) -> str:
+    """Return how much of its time a running collection has run."""
+    if found.state != "collecting":
+        return ""
+    return f"{min(1.0, found.spent_s / found.over_s):.0%} of {formatting.span(found.over_s)}"
 
 
 def _shown(found: FrameCollection) -> Iterator[RenderableType]:
@@ -124,10 +138,12 @@ def _shown(found: FrameCollection) -> Iterator[RenderableType]:
     if found.problem:
         rows["problem"] = found.problem
     if found.state != "damaged":
+        missing = [camera for camera in found.asked if camera not in {each.camera for each in found.cameras}]
         dropped = f"{found.duplicates} look like a kept frame, {found.unusable} cannot be used"
         rows |= {
             "collects": _aim(found),
             "frames": _progress(found) + (f", {found.waiting} not examined yet" if found.waiting else ""),
+            **({"missing": f"no frames of {', '.join(missing)} yet"} if missing else {}),
             "dropped": dropped,
             "size": formatting.size(found.bytes),
         }
@@ -140,8 +156,11 @@ def _shown(found: FrameCollection) -> Iterator[RenderableType]:
 
 _COLUMNS: tuple[remote.Column[FrameCollection], ...] = (
     remote.Column("model", lambda each: each.model, is_whole=True),
-    remote.Column("state", _state),
-    remote.Column("frames", _progress),
+    remote.Column("state", lambda each: each.state),
+    remote.Column("time", _share, is_optional=True),
+    remote.Column("frames", lambda each: f"{each.kept} of {each.wanted}"),
+    remote.Column("calibrate", lambda each: str(each.calibrate)),
+    remote.Column("judge", lambda each: str(each.judge)),
     remote.Column("size", lambda each: formatting.size(each.bytes)),
     remote.Column("problem", lambda each: each.problem, is_optional=True),
 )

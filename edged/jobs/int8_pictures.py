@@ -1,8 +1,8 @@
 """The pictures that an int8 model is calibrated on, and others, on which it is compared with float32.
 
-The user's pictures come first. Frames that were collected from the user's cameras follow; a model without them gets
-drawn pictures instead. Every fourth of the user's pictures and frames is set aside for the comparison, which chooses
-ranges and layers. Engines are judged later on pictures that are used for neither.
+The user's pictures come first, then frames that were collected from the user's cameras, then drawn pictures, because
+engines are verified on drawn pictures as well. Every fourth of the user's pictures and frames is set aside for the
+comparison, which chooses ranges and layers. Engines are judged later on pictures that are used for neither.
 """
 
 from __future__ import annotations
@@ -159,8 +159,7 @@ def plan(job: jobs.Build, notes: list[str]) -> tuple[Iterator[dict[str, Array]],
                 yield pictures.sample(Path(path), digest)
             except InvalidInput as error:
                 notes.append(f"not calibrated on {Path(path).name}: {error}")
-        if not frames:
-            yield from pictures.drawn(seed)
+        yield from pictures.drawn(seed)
 
     comparison = None
     if job.tolerance is not None:

@@ -44,7 +44,7 @@ _HEADERS: Mapping[tuple[int, int], Callable[[io.BytesIO], _Header]] = {
 # What zipfile, zlib and numpy raise for invalid files.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, NotImplementedError, EOFError, OSError)
 # Increase it with every change of the calibration (pictures.py, jobs/onnx_int8.py, jobs/int8_*.py).
-_METHOD = 3
+_METHOD = 4
 _MOST_FRAMES = 128  # collected frames to calibrate on
 _ENOUGH = 4  # with fewer pictures of the user, all are used to calibrate
 

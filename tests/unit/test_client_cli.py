@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 from typer.testing import CliRunner, Result
 
-from edged.api_types import Composition, EngineInfo, Verdict
+from edged.api_types import CollectedCamera, Composition, EngineInfo, FrameCollection, Verdict
 from edged.cli import common, local
 from edged.cli.app import app
 from edged.cli.targets import is_daemon_addressed
@@ -351,7 +351,8 @@ def test_engines_show_has_every_fact_of_an_engine(stored: list[EngineInfo]) -> N
         "notes": "not calibrated on a.png: it is empty",
         "verdict": "accepted",
         "verdict cosine": "0.999",
-        "on frames": "not judged on frames of cameras; to collect some: edged samples collect doors",
+        "on frames": "not judged on frames of cameras: no frames are collected; "
+        "to collect some: edged samples collect doors",
         **{f"part {name}": value for name, value in stored[0].parts.items()},
     }
     found = json.loads(call("engines", "show", "abcdef0011", "--json", "-t", "box:1").stdout)
@@ -446,3 +447,28 @@ def test_local_box_reads_the_store_once(
     monkeypatch.setattr(local.Store, "rescan", lambda store: rescans.append(store.root))
     ask(local.LocalBox(tmp_path, tmp_path / "cache"))
     assert rescans == [tmp_path / "cache"]
+
+
+def test_engines_report_is_readable_only_by_its_owner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Client, "engine_report", lambda *_, **__: b"<html>")
+    place = tmp_path / "report.html"
+    place.touch(mode=0o644)
+    assert call("engines", "report", "abcdef0011", "-o", str(place), "-t", "box:1").exit_code == 0
+    assert (place.read_bytes(), place.stat().st_mode & 0o777) == (b"<html>", 0o600)
+    assert call("engines", "report", "abcdef0011", "-o", "/dev/null", "-t", "box:1").exit_code == 0
+
+
+# --- samples --------------------------------------------------------------------------------------------------------
+
+
+def test_samples_list_fits_a_terminal_and_show_names_silent_cameras(monkeypatch: pytest.MonkeyPatch) -> None:
+    camera = CollectedCamera("hall", 20, 19, 1, 1e9, 1e9)
+    about = {"asked": ("hall", "yrd"), "wanted": 500, "kept": 41, "calibrate": 20, "judge": 19, "bytes": 214_800_000}
+    found = FrameCollection("doors", "collecting", spent_s=90_000, over_s=86_400, cameras=(camera,), **about)  # type: ignore[arg-type]
+    monkeypatch.setattr(Client, "frames", lambda *_, **__: [found])
+    listed = call("samples", "list", "-t", "box:1").stdout
+    assert max(map(len, listed.splitlines())) < 80
+    assert "100% of 1 d 0 h" in listed
+    shown = call("samples", "show", "doors", "-t", "box:1").stdout
+    assert "no frames of yrd yet" in shown
+    assert "collecting for 1 d 0 h of 1 d 0 h" in shown

@@ -19,7 +19,7 @@ OTHERS = list(pictures.draw(pictures.TO_CALIBRATE))
 )
 def test_drawn_pictures_have_the_same_pixels_on_every_box(drawn: list[Image], wanted: str) -> None:
     # Drawing uses only IEEE arithmetic and a generator that never changes. If you change the drawing, update the
-    # digests, and raise `_QUESTIONS` in standard.py and `_METHOD` in calibration.py. If this test fails on one box
+    # digests, and raise `_QUESTIONS` in standard.py and `_METHOD` in user_samples.py. If this test fails on one box
     # only, the drawing depends on the box.
     digest = hashlib.sha256(b"".join(picture.tobytes() for picture in drawn)).hexdigest()
     assert digest[:16] == wanted

@@ -12,7 +12,7 @@ import pytest
 
 from edged.api.report import charts
 from edged.api.report.page import Report, page
-from edged.api_types import Composition, EngineInfo, Speed, Verdict
+from edged.api_types import Composition, EngineInfo, JudgementInfo, Speed, Verdict
 from edged.store.judgement import Box, Judgement, Point, Tally, WorstFrame
 from edged.store.record import Blocks
 
@@ -141,17 +141,33 @@ def test_page_without_pictures_says_why_and_shows_the_figures() -> None:
 @pytest.mark.parametrize(
     ("precision", "judged", "word"),
     [
-        ("int8", None, "edged samples collect doors"),
-        ("fp32", None, "It is exact"),
+        ("int8", None, "not verified yet"),
+        ("fp32", None, "by rounding only"),
         ("int8", Judgement("c1", "no_frames"), "collection c1 are gone"),
     ],
 )
 def test_page_of_an_engine_that_was_not_judged_says_why(precision: str, judged: Judgement | None, word: str) -> None:
-    report = Report(engine(precision=precision, verdict=None, speeds=()), ("doors",), {}, judged)
+    info = None if judged is None else JudgementInfo("c1", judged.outcome, "", 0, 0, 0, {}, {})
+    shown = engine(precision=precision, verdict=None, speeds=(), judgement=info)
+    report = Report(shown, ("doors",), {}, judged)
     found = Checked(page(report, {}))
     assert word in found.text
     assert "not verified yet" in found.text
     assert "It was not timed." in found.text
+
+
+def test_engine_says_why_it_was_not_judged_on_frames() -> None:
+    assert "refused before" in engine().unjudged
+    assert engine(verdict=Verdict(True, "", {})).unjudged.endswith("edged samples collect doors")
+    assert engine(judgement=JudgementInfo("c1", "alike", "", 9, 0, 60, {}, {})).unjudged == ""
+
+
+@pytest.mark.parametrize(("reason", "is_deciding"), [("", False), ("top1 0.3 is below 0.9, against", True)])
+def test_page_shows_no_limit_of_a_figure_that_did_not_decide(reason: str, is_deciding: bool) -> None:
+    verdict = Verdict(not reason, reason, {"top1": 0.3, "boxes": 0.95})
+    found = Checked(page(Report(engine(verdict=verdict), ("doors",), {"top1": 0.9, "boxes": 0.85}), {}))
+    assert ("not kept" in found.text) is is_deciding
+    assert "at least 0.85" in found.text
 
 
 def test_page_of_a_content_shows_its_lines() -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from edged import formatting
 from edged.api.report import charts
-from edged.api_types import EngineInfo
+from edged.api_types import EngineInfo, Verdict
 from edged.store.judgement import Judgement, Tally, WorstFrame
 from edged.store.record import Blocks
 from edged.verification.verify import FLOORS
@@ -103,16 +103,9 @@ def _facts(report: Report) -> str:
 
 def _frames(report: Report) -> Iterable[str]:
     yield "<h2>Answers on frames of cameras</h2>"
-    found, model = report.judgement, report.models[0] if report.models else "MODEL"
+    found = report.judgement
     if found is None or found.outcome == "no_frames":
-        why = "It is exact, so it is not judged on frames."
-        if report.engine.precision != "fp32":
-            why = f"It was not judged on frames of cameras. To collect some: edged samples collect {model}"
-            if found is not None:
-                why = (
-                    f"The frames of collection {found.collection} are gone, so it was not judged on frames of cameras."
-                )
-        yield f"<p>{escape(why)}</p>"
+        yield f"<p>{escape(f'It was not judged on frames of cameras: {report.engine.unjudged}')}</p>"
         return
     skipped = f" {found.skipped} frames could not be read." if found.skipped else ""
     yield (
@@ -132,7 +125,18 @@ def _figures(report: Report) -> Iterable[str]:
     verdict = report.engine.verdict
     if verdict is not None and verdict.figures:
         yield "<h2>Answers to golden inputs</h2>"
-        yield _bounded(verdict.figures, report.bounds)
+        yield _bounded(verdict.figures, _deciding(verdict, report.bounds))
+
+
+def _deciding(verdict: Verdict, bounds: Mapping[str, float]) -> dict[str, float]:
+    """Return the bounds of the figures that decided. `top1` is recorded for every model, but decides only for
+    classifiers: a bound that is not kept and not in the reason did not count."""
+    figures, reason = verdict.figures, verdict.reason
+    return {
+        name: bound
+        for name, bound in bounds.items()
+        if name not in figures or _is_kept(name, figures[name], bound) or f"{name} " in reason
+    }
 
 
 def _speed(report: Report) -> Iterable[str]:
@@ -144,7 +148,7 @@ def _speed(report: Report) -> Iterable[str]:
     if report.engine.speeds:
         rows = [
             (
-                f"{speed.instances} of {speed.threads or 'all'} threads",
+                f"{speed.instances}, with {speed.threads or 'all'} threads each",
                 *(f"{ms:.3f}" for ms in (speed.latency_ms, speed.interval_ms, speed.reference_ms)),
             )
             for speed in report.engine.speeds
@@ -202,9 +206,13 @@ def _bounded(figures: Mapping[str, float], bounds: Mapping[str, float]) -> str:
     for name, value in figures.items():
         bound = bounds.get(name)
         limit = "" if bound is None else f"{'at least' if name in FLOORS else 'at most'} {bound:g}"
-        kept = bound is None or (value >= bound if name in FLOORS else value <= bound)
+        kept = bound is None or _is_kept(name, value, bound)
         rows.append((name, f"{value:.5g}", limit if kept else f"{limit}, not kept"))
     return _table(("figure", "value", "limit"), rows, numbers=True)
+
+
+def _is_kept(figure: str, value: float, bound: float) -> bool:
+    return value >= bound if figure in FLOORS else value <= bound
 
 
 def _tallies(kind: str, tallies: Sequence[Tally]) -> str:
