@@ -81,6 +81,7 @@ def finished(client: Client, model: str = "shapes") -> bool:
     return any(each.state == "finished" for each in client.frames(model))
 
 
+@pytest.mark.long
 def test_frames_of_two_cameras_are_collected_over_a_restart() -> None:
     with Daemon(builds=False) as box:
         with box.client() as client:

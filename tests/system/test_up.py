@@ -117,6 +117,7 @@ def test_up_invalid_argument_names_it_and_leaves_no_daemon(home: Home) -> None:
         assert not is_served(home)
 
 
+@pytest.mark.long
 def test_stream_top_and_doctor_fit_the_terminal(home: Home) -> None:
     with home.terminal("up") as up:
         up.shows("frames a second answered", 90)

@@ -234,7 +234,7 @@ class OperationsService:
         if admission.finding is None and examined.recognition.reads_pictures:
             asked = await ask_picture(builder, admission, model, picture)
             answer.width, answer.height, answer.picture = asked.width, asked.height, asked.picture
-            answer.detections.extend(to_message(each, pb.TriedDetection) for each in asked.boxes)
+            answer.detections.extend(pb.TriedDetection(**msgspec.structs.asdict(each)) for each in asked.boxes)
             answer.content.extend(asked.content)
         return answer
 
