@@ -23,6 +23,8 @@ class Figures(msgspec.Struct, frozen=True):
         """Read the present figures. ProcessLookupError or FileNotFoundError if the process does not exist."""
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         output = {key: value.split()[0] for key, _, value in (line.partition(":") for line in lines) if value.split()}
+        if "VmRSS" not in output:  # it has ended, and its parent has not noticed yet
+            raise ProcessLookupError(pid)
         return cls(int(output["VmRSS"]) >> 10, len(os.listdir(f"/proc/{pid}/fd")), int(output["Threads"]))
 
     def __str__(self) -> str:
