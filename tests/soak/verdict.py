@@ -15,7 +15,7 @@ FEWEST: Final = 4  # the minimum of rounds for a verdict
 # all are busy, which may be late.
 SLACK: Final[Mapping[str, int]] = {
     "daemon_mb": 12,
-    "daemon_fds": 6,  # one more host has four
+    "daemon_fds": 2,
     "daemon_threads": 2,
     "hosts": 1,  # hosts for suspects exist after the first crashes
     "host_mb": 20,
