@@ -252,12 +252,12 @@ class Stream(Generic[Tag]):
     # -- and back ----------------------------------------------------------------------------------------------------
 
     def _finish(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> None:
-        future = entry.work.future
-        if entry.copy is not None and not future.cancelled() and future.exception() is None:
-            entry.copy.give(state.name, entry.work)
-        entry.copy = None
+        copy, entry.copy, future = entry.copy, None, entry.work.future
         entry.work.data = b""  # frees the picture: the answer may wait long for a client that does not read
         self._flush(state)
+        # The last step, so that a tap that raises harms no result.
+        if copy is not None and not future.cancelled() and future.exception() is None:
+            copy.give(state.name, entry.work)
 
     def _flush(self, state: StreamCamera[Tag]) -> None:
         """Move finished frames from the head of the queue to the results that are ready."""

@@ -95,6 +95,21 @@ async def test_tap_gets_copy_of_an_answered_frame_that_it_wants() -> None:
     assert got.answer.engine.backend
 
 
+async def test_tap_that_raises_harms_no_result() -> None:
+    world, problems = World(), list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+
+    def fail(frame: Tapped) -> None:
+        raise OSError("no file descriptors are left")
+
+    world.tap.take = fail  # type: ignore[method-assign]
+    world.put(b"frame")
+    await world.answer()
+    world.stream.end()
+    assert [each.camera async for each in world.stream.results()] == ["door"]
+    assert len(problems) == 1
+
+
 async def test_tap_is_not_given_frames_that_it_does_not_want() -> None:
     world = World()
     world.put(b"frame", "yard")
