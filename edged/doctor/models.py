@@ -362,7 +362,8 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
         if engine.is_reference:
             continue
         judged += 1
-        for figure, value, bound in close_figures(engine.verdict.figures, tolerance(settings, engine.precision)):
+        held = tolerance(settings, engine.precision, judged_on_frames=engine.judgement is not None)
+        for figure, value, bound in close_figures(engine.verdict.figures, held):
             near += 1
             message = f"{_named(engine)}: {figure} is {value:.6g}, close to its bound {bound:g}"
             remedy = f"add your own pictures as samples (--samples), or leave out {engine.precision}"

@@ -47,7 +47,7 @@ from edged.verification import user_samples
 from edged.verification.golden import Sample, deciding
 from edged.verification.probes import PICTURE, SOUND, WIDE, Probe, one_by_one
 from edged.verification.shape_range import ShapeRange
-from edged.verification.standard import Tolerance, coarser, tolerance
+from edged.verification.standard import Tolerance, coarser, tolerance_of
 from edged.verification.verify import Pair, judge, matcher_for
 
 
@@ -149,7 +149,7 @@ class SessionProbe:
         the reference did, within the tolerance of its precision, or if no golden inputs are recorded."""
         recorded = await asyncio.to_thread(self._recorded, model)
         signature = model.inspection.signature
-        held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
+        held = tolerance_of(model, precision)
         samples = [each for each in deciding(recorded, coarser(precision, model.inspection.arithmetic)) if _fits(each)]
         first = ""
         for sample in samples[:_COMPARED]:

@@ -7,8 +7,9 @@ comparison, which chooses ranges and layers. Engines are judged later on picture
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -19,16 +20,18 @@ import numpy as np
 from edged.backends import registry
 from edged.backends.contract import REFERENCE, Order
 from edged.errors import EngineUnusable, InvalidInput, Superseded, Unsuitable
+from edged.formatting import many
 from edged.ipc import job_messages as jobs
 from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import noise, user_samples
+from edged.verification.frames import FrameJudge
 from edged.verification.golden import Sample, with_least_noise
 from edged.verification.pictures import TO_CALIBRATE, TO_COMPARE
 from edged.verification.probes import Pictures, Probe
-from edged.verification.standard import Tolerance
-from edged.verification.verify import FLOORS, Pair, judge, matcher_for
-from edged.vision.family import Recognition
+from edged.verification.standard import ON_FRAMES, Tolerance
+from edged.verification.verify import FLOORS, Pair, beyond, judge, matcher_for
+from edged.vision.family import Recognition, is_decoded_here
 
 Run: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
@@ -62,10 +65,18 @@ class Comparison:
     margin."""
 
     def __init__(
-        self, probes: Callable[[], Iterator[Probe]], order: Order, recognition: Recognition, tolerance: Tolerance
+        self,
+        probes: Callable[[], Iterator[Probe]],
+        order: Order,
+        recognition: Recognition,
+        tolerance: Tolerance,
+        frames: Collection[str] = (),
     ) -> None:
+        """`frames` are the names of the pictures that are frames of cameras: what is decoded from them counts as when
+        the engine is judged on other frames."""
         self._probes, self._order, self._tolerance = probes, order, with_margin(tolerance)
         self._matcher = matcher_for(recognition, tolerance.box_score)
+        self._recognition, self._frames = recognition, frames
 
     @cached_property
     def samples(self) -> list[Sample]:
@@ -91,7 +102,25 @@ class Comparison:
     def of(self, run: Run) -> Outcome:
         """Compare a model that `run` answers for."""
         pairs = [Pair.of(sample, run(sample.inputs)) for sample in self.samples]
-        return Outcome(_loss(pairs), judge(pairs, self._tolerance, self._matcher))
+        verdict = judge(pairs, self._tolerance, self._matcher)
+        if verdict.accepted and (reason := self._difference_on_frames(pairs)):
+            verdict = Verdict(False, reason, verdict.figures)
+        return Outcome(_loss(pairs), verdict)
+
+    def _difference_on_frames(self, pairs: Sequence[Pair]) -> str:
+        """Return how the answers to frames differ too much; empty if they do not. The few frames do not tell about
+        single classes and cameras."""
+        if not self._frames or self._recognition.family is None or not is_decoded_here(self._recognition):
+            return ""
+        judging = FrameJudge(self._recognition, self._tolerance, "", "int8")
+        for pair in pairs:
+            if pair.picture in self._frames and (placed := pair.placement) is not None:
+                with contextlib.suppress(ValueError):  # the reference's own answer is not finite
+                    judging.add(pair.picture, "", pair.expected, pair.answer, placed, (placed.width, placed.height))
+        figures = judging.judgement("").figures
+        reasons = (beyond(figure, figures[figure], self._tolerance) for figure in ON_FRAMES if figure in figures)
+        found = "; ".join(filter(None, reasons))
+        return f"{found}, on {many(judging.frames, 'frame')} of cameras" if found else ""
 
 
 def _loss(pairs: Sequence[Pair]) -> float:
@@ -163,5 +192,6 @@ def plan(job: jobs.Build, notes: list[str]) -> tuple[Iterator[dict[str, Array]],
 
     comparison = None
     if job.tolerance is not None:
-        comparison = Comparison(lambda: probes(aside, TO_COMPARE), job.order, recognition, job.tolerance)
+        names = {Path(path).name for path in aside.values() if path in frames.values()}
+        comparison = Comparison(lambda: probes(aside, TO_COMPARE), job.order, recognition, job.tolerance, names)
     return (probe.inputs for probe in probes(used, TO_CALIBRATE)), comparison

@@ -40,9 +40,10 @@ def judge(
     """
     pictures = Pictures(job.order.signature, job.recognition)
     judging = FrameJudge(job.recognition, job.tolerance, job.model, job.order.recipe.precision)
-    skipped, until = 0, clock() + job.seconds
+    skipped, left, until = 0, 0, clock() + job.seconds
     for number, (path, digest) in enumerate(job.frames.items()):
         if number and clock() >= until:
+            left = len(job.frames) - number
             break
         report(jobs.Progress("judging", number / len(job.frames)))
         place = Path(path)
@@ -59,7 +60,7 @@ def judge(
             judging.add(place.name, job.cameras.get(path, ""), expected, found, probe.placement, size)
         except ValueError:  # the reference's own answer is not finite
             skipped += 1
-    return judging.judgement(job.collection, skipped)
+    return judging.judgement(job.collection, skipped, left)
 
 
 def draw(job: jobs.DrawFrames) -> jobs.DrawnFrames:

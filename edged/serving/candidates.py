@@ -6,6 +6,7 @@ Candidates are written to a folder of their own and examined several at a time, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from edged.ipc import job_messages as jobs
 from edged.serving.collecting import Clock, Gathering
 from edged.serving.frame_files import FrameFiles
 
+_LOG = logging.getLogger("edged.serving")
 _MOST, _MOST_BYTES = 64, 256 << 20  # of a batch
 _SHORT = 0.1  # share of the time of a collection that candidates wait at most
 _SUFFIXES = (".jpg", ".png", ".webp", ".bmp", ".gif")
@@ -118,7 +120,12 @@ class Candidates:
         if batch is None:
             return
         try:
-            await use(await self._outcomes(batch.folder, batch.candidates))
+            try:
+                outcomes = await self._outcomes(batch.folder, batch.candidates)
+            except Exception:  # a bug: the collection goes on without these candidates
+                _LOG.exception("%d frames could not be examined", len(batch.candidates))
+                outcomes = [Outcome(each, each.file, problem="it could not be examined") for each in batch.candidates]
+            await use(outcomes)
         finally:
             self._examined_mono_s = now()
             await asyncio.to_thread(self._files.discard_batch, batch.folder)

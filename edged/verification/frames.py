@@ -219,8 +219,9 @@ class FrameJudge:
             return ("the answer cannot be decoded",)
         return tuple(each.text[:_LONGEST] for each in islice(lines(side, self._names), _MOST_LINES))
 
-    def judgement(self, collection: str, skipped: int = 0) -> Judgement:
-        """Return the outcome over all frames. `skipped` frames could not be read; without any frame they are gone."""
+    def judgement(self, collection: str, skipped: int = 0, left: int = 0) -> Judgement:
+        """Return the outcome over all frames. `skipped` frames could not be read; without any frame they are gone.
+        There was no time for `left` frames."""
         if not self.frames and not skipped:
             return Judgement(collection, "no_frames")
         has_boxes = isinstance(self._family, Family)
@@ -230,7 +231,7 @@ class FrameJudge:
         cameras = _tallies(self._cameras.items(), has_boxes)
         outcome: Outcome = "alike"
         if (count := self._total.objects) < self._tolerance.objects:
-            outcome, reason = "too_few", self._too_few(count)
+            outcome, reason = "too_few", self._too_few(count, left)
         elif reason := self._difference(figures, classes, cameras):
             outcome = "different"
         worst = tuple(frame for _, _, frame in sorted(self._worst, key=lambda entry: entry[:2], reverse=True))
@@ -240,10 +241,13 @@ class FrameJudge:
             worst,
         )
 
-    def _too_few(self, count: int) -> str:
+    def _too_few(self, count: int, left: int) -> str:
+        advice = f"collect more: edged samples collect {self._model}"
+        if left:
+            advice = f"there was no time for {left} frames; when the box is idle: edged engines verify {self._model}"
         return (
             f"too few objects to judge {self._precision}: {count} on {self.frames} frames of cameras, and"
-            f" {self._tolerance.objects:g} are needed; collect more: edged samples collect {self._model}"
+            f" {self._tolerance.objects:g} are needed; {advice}"
         )
 
     def _difference(self, figures: Mapping[str, float], classes: Iterable[Tally], cameras: Iterable[Tally]) -> str:

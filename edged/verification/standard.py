@@ -191,6 +191,11 @@ TOLERANCES = {
 }
 
 
+# Raw outputs of an engine that is judged on frames of cameras afterwards. Most values of a detector's maps become no
+# detection, so these bounds only refuse garbage; the frames show what clients get.
+_BEFORE_FRAMES = {"cosine": 0.5, "relative_l2": 1.0, "outliers": 1.0}
+
+
 class Standard(msgspec.Struct, frozen=True):
     """The standard that one engine of a model must meet. A verdict by another standard is out of date."""
 
@@ -203,9 +208,8 @@ class Standard(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, model: Model, precision: str) -> Standard:
         """Return the standard for engines of a model in a precision."""
-        held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
         frames = model.collected.id if model.collected is not None and is_judged_on_frames(model, precision) else ""
-        return cls(held, _golden(model), _detections(model.recognition), frames)
+        return cls(tolerance_of(model, precision), _golden(model), _detections(model.recognition), frames)
 
     @property
     def digest(self) -> str:
@@ -224,17 +228,27 @@ def coarser(precision: str, arithmetic: str) -> str:
     return max(precision, arithmetic, key=list(TOLERANCES).index)
 
 
-def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp32") -> Tolerance:
+def tolerance_of(model: Model, precision: str) -> Tolerance:
+    """Return how far an engine of a model may differ from the reference."""
+    judged = model.collected is not None and is_judged_on_frames(model, precision)
+    return tolerance(model.entry.settings, precision, model.inspection.arithmetic, judged_on_frames=judged)
+
+
+def tolerance(
+    settings: Mapping[str, str], precision: str, arithmetic: str = "fp32", *, judged_on_frames: bool = False
+) -> Tolerance:
     """Return how far an engine may differ from the reference. `arithmetic` is the precision of the model as exported.
 
     The bounds for detections and classes are those of `arithmetic`, unless the model's setting `precisions` names
-    `precision`.
+    `precision`. In a named precision, the raw outputs of an engine that is judged on frames of cameras hardly count.
     """
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):
         exact = TOLERANCES[arithmetic]
         figures = {figure: getattr(exact, figure) for figure in (*DECODED, *ON_FRAMES)}
         found = msgspec.structs.replace(found, **figures)
+    elif judged_on_frames:
+        found = msgspec.structs.replace(found, **_BEFORE_FRAMES)
     return msgspec.structs.replace(found, **model_settings.verify_bounds(settings, precision))
 
 

@@ -63,6 +63,8 @@ class Box:
             raise Overloaded("the sift child cannot be started")
         if self.full_child:
             raise OutOfSpace("the disk is full")
+        if any(each.startswith(b"fault") for each in contents):
+            raise RuntimeError("a fault of the daemon")
         if any(each.startswith(b"crash") for each in contents):
             raise BuildFailed("the sift child was killed by SIGSEGV")
         for each, content in zip(job.candidates, contents, strict=True):
@@ -203,12 +205,12 @@ async def test_collector_counts_frames_that_cannot_be_used(tmp_path: Path) -> No
     box = Box(tmp_path)
     async with box.running() as collector:
         await collector.start("m", (), 10, 100.0)
-        for data in (b"bad", b"good", b"crash", b"fine"):
+        for data in (b"bad", b"good", b"crash", b"fault", b"fine"):
             assert box.frame(data)
             await box.quiet(15)
         await box.quiet(10)
         (found,) = collector.kept.gatherings.values()
-        assert (len(box.kept()), found.collection.unusable, found.collection.duplicates) == (2, 2, 0)
+        assert (len(box.kept()), found.collection.unusable, found.collection.duplicates) == (2, 3, 0)
 
 
 async def test_collector_frames_that_a_busy_box_cannot_examine_are_not_called_unusable(tmp_path: Path) -> None:

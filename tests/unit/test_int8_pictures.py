@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import cv2
@@ -22,11 +23,12 @@ from edged.models.collected import Collected
 from edged.models.entries import plain_entry
 from edged.models.model import Model
 from edged.shapes import MODEL_PATH, Scene
+from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import user_samples
 from edged.verification.pictures import COUNT
 from edged.verification.probes import Pictures
-from edged.verification.standard import TOLERANCES, Tolerance
+from edged.verification.standard import TOLERANCES, Tolerance, tolerance
 
 INT8 = Recipe("onnxruntime", precision="int8")
 
@@ -158,6 +160,30 @@ def test_calibration_frames_are_bounded_and_spread_over_time_and_cameras(count: 
 
 def test_build_job_without_a_tolerance_has_no_comparison() -> None:
     assert int8_pictures.plan(job(model(), None), [])[1] is None
+
+
+def test_comparison_on_frames_of_cameras_counts_what_is_decoded_from_them(tmp_path: Path) -> None:
+    of = model(collected=Collected("c0ffee", scenes(tmp_path / "frames", 12)))
+    held = tolerance(of.entry.settings | {"precisions": "int8"}, "int8", judged_on_frames=True)
+    loose = msgspec.structs.replace(held, boxes=-1.0, box_score=2.0)  # of the golden answers
+    _, comparison = int8_pictures.plan(job(of, loose), [])
+    assert comparison is not None
+    answers = {sample.inputs["images"].tobytes(): sample.outputs["output0"] for sample in comparison.samples}
+
+    def outcome(seen: float, unseen: float) -> Verdict:
+        """Compare with answers whose boxes are moved by these shares of the picture."""
+
+        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            answer = answers[inputs["images"].tobytes()].copy()
+            is_seen = answer[0, 4:].max(axis=0) > 0.05
+            answer[0, :2] += 320 * np.where(is_seen, seen, unseen)
+            return {"output0": answer}
+
+        return comparison.of(run).verdict
+
+    assert outcome(0, 0.2).accepted
+    assert outcome(0, 0.2).figures["relative_l2"] > TOLERANCES["int8"].relative_l2
+    assert re.search(r"recall 0 is below .* on 3 frames of cameras", outcome(0.5, 0).reason)
 
 
 def test_child_of_a_build_may_read_the_frames_to_calibrate_on_only(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_judge_stops_when_its_time_is_over(detector: Model, frames: dict[str, st
     reference, now = Altered(detector), iter(range(100))
     found = judge(job_of(detector, frames, 2.0), reference, reference, quiet, lambda: float(next(now)))
     assert found.frames == 2
+    assert "no time for 2 frames" in found.reason
 
 
 def test_draw_frames_small_and_within_the_limit(frames: dict[str, str]) -> None:

@@ -13,9 +13,12 @@ import pytest
 from edged.family_packages import Package
 from edged.jobs.inspect import inspect
 from edged.models import samples
+from edged.models.collected import Collected
+from edged.models.entries import plain_entry
 from edged.models.model import Model
 from edged.models.repository import Repository
-from edged.verification.standard import TOLERANCES, Standard, tolerance
+from edged.shapes import MODEL_PATH
+from edged.verification.standard import TOLERANCES, Standard, tolerance, tolerance_of
 from edged.vision.family import Reading
 from tests import models
 
@@ -217,3 +220,17 @@ def test_standard_of_a_family_of_another_package_depends_on_its_code(folder: Pat
         assert by(first, reading).digest == by(first, reading).digest
     assert {by(package, plain).golden for package in (first, changed, updated)} == {own.golden}
     assert len({by(package, filled).golden for package in (first, changed, updated)}) == 3
+
+
+def test_raw_outputs_hardly_count_in_a_named_precision_that_is_judged_on_frames() -> None:
+    settings = {"precisions": "int8", "verify.int8.cosine": "0.9"}
+    entry = msgspec.structs.replace(plain_entry("m", MODEL_PATH, settings))
+    alone = Model.of(entry, inspect(MODEL_PATH))
+    judged = msgspec.structs.replace(alone, collected=Collected("abc"))
+    strict, wide = tolerance_of(alone, "int8"), tolerance_of(judged, "int8")
+    assert strict.relative_l2 == TOLERANCES["int8"].relative_l2
+    assert (wide.relative_l2, wide.outliers) == (1.0, 1.0)
+    assert wide.cosine == 0.9  # the user's own bound counts
+    assert (wide.boxes, wide.recall) == (strict.boxes, strict.recall)
+    assert tolerance_of(judged, "bf16") == tolerance_of(alone, "bf16")  # the user did not name it
+    assert tolerance_of(judged, "fp32") == tolerance_of(alone, "fp32")

@@ -22,7 +22,7 @@ from edged.errors import EdgedError, InvalidInput, NotFound, Refused
 from edged.ipc import job_messages as jobs
 from edged.proto import operations_pb2 as pb
 from edged.store.judgement import Judgement
-from edged.verification.standard import tolerance
+from edged.verification.standard import tolerance_of
 
 _SHORTEST = 6  # characters of a key
 _PICTURES = Limits(seconds=60.0, memory_mb=1024, stall_seconds=60.0)
@@ -73,9 +73,7 @@ class EngineReportHandlers:
         planned = self._controller.models.get(engine.model)
         if planned is None or planned.model is None or engine.is_reference:
             return {}
-        arithmetic = planned.model.inspection.arithmetic
-        held = tolerance(planned.entry.settings, engine.precision, arithmetic)
-        bounds: dict[str, float] = msgspec.structs.asdict(held)
+        bounds: dict[str, float] = msgspec.structs.asdict(tolerance_of(planned.model, engine.precision))
         return bounds
 
     async def _pictures(
