@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from edged.device.root import Root
 
@@ -35,6 +35,16 @@ _NOTABLE = (
     *("neon", "asimd", "asimdhp", "asimddp", "asimdfhm", "i8mm", "bf16"),
     *("sve", "svei8mm", "svebf16", "sve2", "sme"),
 )
+
+
+# Instructions of x86 that add products of 8-bit numbers in 32 bits. Without them, runtimes use one that adds two
+# products in 16 bits and keeps the largest number if the sum does not fit (pmaddubsw).
+_INT8_SUMS = frozenset(("avx_vnni", "avx512_vnni", "amx_int8"))
+
+
+def saturates(facts: Mapping[str, str]) -> bool:
+    """Whether sums of 8-bit products are wrong on this processor if the weights use all 8 bits."""
+    return facts.get("cpu.arch") == "x86_64" and _INT8_SUMS.isdisjoint(facts.get("cpu.features", "").split())
 
 
 def probe(root: Root) -> dict[str, str]:

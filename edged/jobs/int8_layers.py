@@ -26,7 +26,9 @@ from edged.jobs.onnx_graph import FLOAT, Layers, Model, describe_kept, replace_n
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 _FORMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # operators that every runtime has in int8
-_LEVELS = 127.0  # of each sign
+# Numbers of each sign. Weights of 7 bits are for processors on which sums of 8-bit products overflow: 2 · 255 · 63 fits
+# into 16 bits.
+EIGHT_BITS, SEVEN_BITS = 127.0, 63.0
 _UNSIGNED = 255.0
 _CHANNEL_AXIS = 1  # of the input of a convolution
 # OpenVINO 2026.4 fuses these nodes into a matrix product before them. If the product has no bias and the result is
@@ -149,10 +151,11 @@ def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
     return float(values[0]) if values else default
 
 
-def symmetric(largest: npt.NDArray[np.floating]) -> Scale:
-    """Return the scales with which values up to `largest` in size fill int8. A range of zeros gets the scale 1."""
+def symmetric(largest: npt.NDArray[np.floating], levels: float = EIGHT_BITS) -> Scale:
+    """Return the scales with which values up to `largest` in size fill int8, or the part of it with these levels. A
+    range of zeros gets the scale 1."""
     with np.errstate(all="ignore"):
-        scales = (largest / _LEVELS).astype(np.float32)
+        scales = (largest / levels).astype(np.float32)
     return Scale(np.where(scales == 0, np.float32(1), scales), np.zeros(scales.shape, np.int8))
 
 
@@ -169,9 +172,9 @@ def asymmetric(least: npt.NDArray[np.floating], most: npt.NDArray[np.floating]) 
 class Pairs:
     """Adds Q/DQ pairs to a model; each value and each weight gets one pair, however many layers use it."""
 
-    def __init__(self, model: Model, scales: Scales) -> None:
-        """The scales are of the values of all layers that will be quantised."""
-        self._model, self._scales = model, scales
+    def __init__(self, model: Model, scales: Scales, levels: float) -> None:
+        """The scales are of the values of all layers that will be quantised, `levels` are those of the weights."""
+        self._model, self._scales, self._levels = model, scales, levels
         self._made: dict[tuple[str, bool, int], str] = {}
         self.nodes: list[onnx.NodeProto] = []  # the new nodes, in an order that ONNX accepts
 
@@ -189,7 +192,8 @@ class Pairs:
 
     def _weight_scales(self, layer: Layer) -> Scale:
         array = np.abs(self._model.array(self._model.constants[layer.weights]))
-        return symmetric(array.max(axis=tuple(axis for axis in range(array.ndim) if axis != layer.axis)))
+        largest = array.max(axis=tuple(axis for axis in range(array.ndim) if axis != layer.axis))
+        return symmetric(largest, self._levels)
 
     def _add(self, key: tuple[str, bool, int], values: Scale, axis: int) -> str:
         name, new, graph = key[0], self._model.new_name, self._model.graph
@@ -207,10 +211,16 @@ class Pairs:
         return result
 
 
-def quantise(model: Model, layers: Iterable[Layer], scales: Scales, corrections: Corrections = NONE) -> None:
+def quantise(
+    model: Model,
+    layers: Iterable[Layer],
+    scales: Scales,
+    corrections: Corrections = NONE,
+    levels: float = EIGHT_BITS,
+) -> None:
     """Put Q/DQ pairs before these layers of a prepared model, and correct their biases."""
     wanted = {layer.node: layer for layer in layers}
-    pairs, nodes = Pairs(model, scales), list[onnx.NodeProto]()
+    pairs, nodes = Pairs(model, scales, levels), list[onnx.NodeProto]()
     for node in model.graph.node:
         if (layer := wanted.get(node.name)) is not None:
             node.input[0], node.input[1] = pairs.of_input(layer), pairs.of_weights(layer)
@@ -307,10 +317,10 @@ def add_watches(model: Model, values: Collection[Value], sampled: int) -> dict[V
     return found
 
 
-def add_shadows(model: Model, layers: Iterable[Layer], scales: Scales) -> dict[str, Shadow]:
+def add_shadows(model: Model, layers: Iterable[Layer], scales: Scales, levels: float = EIGHT_BITS) -> dict[str, Shadow]:
     """Let a prepared model also compute each layer with a quantised input and weights; everything else stays float32.
     Return the names of the new outputs by the layer's name."""
-    wanted, pairs, more = {layer.node: layer for layer in layers}, Pairs(model, scales), _Appendix(model)
+    wanted, pairs, more = {layer.node: layer for layer in layers}, Pairs(model, scales, levels), _Appendix(model)
     shape, found = more.constant(0, 0, -1), dict[str, Shadow]()
     for node in [node for node in model.graph.node if node.name in wanted]:
         layer, shadow = wanted[node.name], onnx.NodeProto.FromString(node.SerializeToString())

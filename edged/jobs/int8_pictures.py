@@ -22,6 +22,7 @@ from edged.backends.contract import REFERENCE, Order
 from edged.errors import EngineUnusable, InvalidInput, Superseded, Unsuitable
 from edged.formatting import many
 from edged.ipc import job_messages as jobs
+from edged.jobs.int8_layers import EIGHT_BITS
 from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import noise, user_samples
@@ -36,9 +37,9 @@ from edged.vision.family import Recognition, is_decoded_here
 Run: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 _ASIDE = 4  # every fourth picture is set aside, if there are as many
-_MOST_ASIDE = 16
+_MOST_ASIDE = 32
 _MARGIN = 0.6  # of the tolerance
-_MOST_BYTES = 64 << 20  # of the pictures set aside and the reference's answers, which are held in memory
+_MOST_BYTES = 128 << 20  # of the pictures set aside and the reference's answers, which are held in memory
 
 
 class Outcome(NamedTuple):
@@ -145,13 +146,15 @@ def _relative(expected: Array, found: Array) -> float:
 class Way(NamedTuple):
     """How a model is converted to int8. `asymmetric`: by the second recipe (`int8_layers`). Without a `comparison`,
     ranges cover the largest values, and nothing is corrected or repaired. `repair_s`: seconds for repairs, which
-    end at the time `until` (monotonic) at the latest. `notify` receives the phase before each step."""
+    end at the time `until` (monotonic) at the latest. `notify` receives the phase before each step. `levels` is how
+    many numbers of each sign weights have."""
 
     asymmetric: bool = False
     comparison: Comparison | None = None
     repair_s: float = 0.0
     notify: Callable[[str], None] = lambda phase: None
     until: float = math.inf
+    levels: float = EIGHT_BITS
 
 
 def plan(job: jobs.Build, notes: list[str]) -> tuple[Iterator[dict[str, Array]], Comparison | None]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edged.backends.ort.quantize import Runner
-from edged.jobs.int8_layers import Floats, Layer, Scales, add_shadows
+from edged.jobs.int8_layers import EIGHT_BITS, Floats, Layer, Scales, add_shadows
 from edged.jobs.onnx_graph import Model
 from edged.tensors import Array
 
@@ -85,11 +85,16 @@ class Harm(NamedTuple):
 
 
 def harm(
-    prepared: Path, layers: Sequence[Layer], scales: Scales, pictures: Sequence[Mapping[str, Array]], work: Path
+    prepared: Path,
+    layers: Sequence[Layer],
+    scales: Scales,
+    pictures: Sequence[Mapping[str, Array]],
+    work: Path,
+    levels: float = EIGHT_BITS,
 ) -> dict[str, Harm]:
     """Return what int8 does to each layer by name, the most harmful first. Writes into the folder `work`."""
     model = Model.read(prepared)
-    names = add_shadows(model, layers, scales)
+    names = add_shadows(model, layers, scales, levels)
     model.write(work / "shadows.onnx")
     runner, shares, means = Runner(work / "shadows.onnx"), dict.fromkeys(names, 0.0), dict[str, Floats]()
     for inputs in pictures:

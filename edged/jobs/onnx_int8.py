@@ -116,7 +116,7 @@ class _Conversion:
     def write(self, layers: Sequence[Layer], scales: Scales | None = None) -> Model:
         """Return the prepared model with these layers quantised."""
         model = Model.read(self._prepared)
-        int8_layers.quantise(model, layers, scales or self._scales, self._corrections)
+        int8_layers.quantise(model, layers, scales or self._scales, self._corrections, self._way.levels)
         return Model(model.proto, model.folder)
 
     def _try(self, layers: Sequence[Layer], comparison: Comparison, scales: Scales | None = None) -> Outcome:
@@ -135,7 +135,7 @@ class _Conversion:
     def improve(self, comparison: Comparison) -> None:
         """Choose the ranges, correct the biases, and give layers back to float32 if the answers are still too wrong."""
         outcome = self._choose_ranges(comparison)
-        harm = int8_repair.harm(self._prepared, self.layers, self._scales, self._kept, self._work)
+        harm = int8_repair.harm(self._prepared, self.layers, self._scales, self._kept, self._work, self._way.levels)
         self._corrections = {layer: each.mean for layer, each in harm.items() if each.mean is not None}
         corrected = self._try(self.layers, comparison)
         if _rank(corrected) < _rank(outcome):

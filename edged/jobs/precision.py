@@ -13,8 +13,11 @@ from typing import Literal, TypeAlias, cast
 import msgspec
 
 from edged.backends.contract import INT8_ASYMMETRIC, Composition, Order
+from edged.device import cpu
+from edged.device.root import Root
 from edged.ipc import job_messages as jobs
 from edged.jobs import int8_pictures
+from edged.jobs.int8_layers import EIGHT_BITS, SEVEN_BITS
 from edged.jobs.int8_pictures import Way
 from edged.tensors import Array
 
@@ -52,7 +55,10 @@ def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progres
 
         until = time.monotonic() + job.repairs_until_s
         inputs, comparison = int8_pictures.plan(job, notes)
-        way = Way(order.recipe.options == INT8_ASYMMETRIC, comparison, job.repair_s, notify, until)
+        levels = SEVEN_BITS if order.recipe.device == "cpu" and cpu.saturates(cpu.probe(Root())) else EIGHT_BITS
+        way = Way(order.recipe.options == INT8_ASYMMETRIC, comparison, job.repair_s, notify, until, levels)
+        if levels == SEVEN_BITS:
+            notes.append("weights have 7 bits, because sums of 8-bit products overflow on a processor without VNNI")
     precision = cast(Precision, order.recipe.precision)  # a backend has no others in `in_graph`
     made = convert(Path(order.model), precision, folder / _GRAPH, inputs, way)
     if made.path != order.model:

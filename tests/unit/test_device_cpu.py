@@ -129,3 +129,18 @@ def test_parse_any_text_does_not_raise(text: str) -> None:
     facts = cpu.facts(blocks)
     assert all(isinstance(value, str) for value in facts.values())
     assert facts == cpu.facts(cpu.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("features", "arch", "expected"),
+    [
+        ("avx2 fma", "x86_64", True),
+        ("avx2 avx_vnni", "x86_64", False),
+        ("avx512f avx512_vnni", "x86_64", False),
+        ("amx_int8", "x86_64", False),
+        ("asimd", "aarch64", False),
+        ("", "", False),
+    ],
+)
+def test_saturates_only_x86_without_32_bit_sums(features: str, arch: str, expected: bool) -> None:
+    assert cpu.saturates({"cpu.features": features, "cpu.arch": arch}) is expected
