@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,13 +57,14 @@ def pipelines(bench: Bench) -> Iterator[Line]:
 
 
 def reading(bench: Bench) -> Iterator[Line | Skipped]:
-    """The same with JPEGs of 1280x720 that show eight lines of text, found and read by the PP-OCRv4 models of the
+    """The same with JPEGs of 1920x1080 that show eight lines of text, found and read by the PP-OCRv4 models of the
     package rapidocr-onnxruntime, which has to be installed."""
     find, read = (package_file(_PACKAGE, name) for name in _READS)
     if find is None or read is None:
         yield Skipped("pipelines-ocr", "pip install rapidocr-onnxruntime, which has the models")
         return
-    daemon = Daemon("--model", f"first={find}", "--model", f"second={read}", config=_PIPELINE)
+    daemon = Daemon("--model", f"second={read}", config=_PIPELINE)
+    shutil.copy(find, daemon.models / "first.onnx")
     (daemon.models / "first.toml").write_text("[preprocess]\nwidth = 640\nheight = 384\n")
     yield from _compare(bench, "read", daemon, [_jpeg(_lines_of_text(number)) for number in range(8)])
 
@@ -95,10 +97,10 @@ def _jpeg(picture: npt.NDArray[np.uint8]) -> bytes:
 
 def _lines_of_text(seed: int) -> npt.NDArray[np.uint8]:
     """Draw eight lines of dark text on gray, in two columns."""
-    picture, random = np.full((720, 1280, 3), 225, np.uint8), np.random.default_rng(seed)
+    picture, random = np.full((1080, 1920, 3), 225, np.uint8), np.random.default_rng(seed)
     for number, text in enumerate(random.permutation(_WORDS)):
-        x, y = 60 + 640 * (number % 2) + int(random.integers(40)), 120 + 160 * (number // 2)
-        cv2.putText(picture, str(text), (x, y), cv2.FONT_HERSHEY_DUPLEX, 2, (70, 40, 30), 3, cv2.LINE_AA)
+        x, y = 90 + 960 * (number % 2) + int(random.integers(60)), 180 + 240 * (number // 2)
+        cv2.putText(picture, str(text), (x, y), cv2.FONT_HERSHEY_DUPLEX, 3, (70, 40, 30), 4, cv2.LINE_AA)
     return picture
 
 
