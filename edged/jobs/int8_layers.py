@@ -21,14 +21,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edged.errors import EngineUnusable
+from edged.jobs.int8_pictures import EIGHT_BITS
 from edged.jobs.onnx_graph import FLOAT, Layers, Model, describe_kept, replace_nodes, sort_nodes
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 _FORMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # operators that every runtime has in int8
-# Numbers of each sign. Weights of 7 bits are for processors on which sums of 8-bit products overflow: 2 · 255 · 63 fits
-# into 16 bits.
-EIGHT_BITS, SEVEN_BITS = 127.0, 63.0
 _UNSIGNED = 255.0
 _CHANNEL_AXIS = 1  # of the input of a convolution
 # OpenVINO 2026.4 fuses these nodes into a matrix product before them. If the product has no bias and the result is

@@ -22,7 +22,6 @@ from edged.backends.contract import REFERENCE, Order
 from edged.errors import EngineUnusable, InvalidInput, Superseded, Unsuitable
 from edged.formatting import many
 from edged.ipc import job_messages as jobs
-from edged.jobs.int8_layers import EIGHT_BITS
 from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import noise, user_samples
@@ -36,6 +35,9 @@ from edged.vision.family import Recognition, is_decoded_here
 
 Run: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
+# Numbers of each sign. Weights of 7 bits are for processors on which sums of 8-bit products overflow: 2 · 255 · 63 fits
+# into 16 bits.
+EIGHT_BITS, SEVEN_BITS = 127.0, 63.0
 _ASIDE = 4  # every fourth picture is set aside, if there are as many
 _MOST_ASIDE = 32
 _MARGIN = 0.6  # of the tolerance

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from edged.backends.ort.quantize import Runner
-from edged.jobs.int8_layers import EIGHT_BITS, Floats, Layer, Scales, add_shadows
+from edged.jobs.int8_layers import Floats, Layer, Scales, add_shadows
+from edged.jobs.int8_pictures import EIGHT_BITS
 from edged.jobs.onnx_graph import Model
 from edged.tensors import Array
 

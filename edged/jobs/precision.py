@@ -17,8 +17,7 @@ from edged.device import cpu
 from edged.device.root import Root
 from edged.ipc import job_messages as jobs
 from edged.jobs import int8_pictures
-from edged.jobs.int8_layers import EIGHT_BITS, SEVEN_BITS
-from edged.jobs.int8_pictures import Way
+from edged.jobs.int8_pictures import EIGHT_BITS, SEVEN_BITS, Way
 from edged.tensors import Array
 
 Precision: TypeAlias = Literal["fp32", "fp16", "int8"]

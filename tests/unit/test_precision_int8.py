@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edged.errors import EngineUnusable, Unsuitable
 from edged.jobs import onnx_int8
-from edged.jobs.int8_layers import SEVEN_BITS, check
-from edged.jobs.int8_pictures import Way
+from edged.jobs.int8_layers import check
+from edged.jobs.int8_pictures import SEVEN_BITS, Way
 from edged.jobs.onnx_graph import Model
 from edged.jobs.onnx_int8 import prepare
 from edged.jobs.precision import Calibration, Converted, convert
