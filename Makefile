@@ -3,7 +3,7 @@
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-newest test-oldest lock short lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
-  test-perf-analyzer test-onnx-backend test-page test-zoo fuzz soak attack kills \
+  test-export test-perf-analyzer test-onnx-backend test-page test-zoo fuzz soak attack kills \
   resolve-arm64 docs verified reference release-check bench deb image test-packages install uninstall test-systemd format clean
 
 VENV ?= .venv
@@ -138,6 +138,13 @@ test-perf-analyzer: $(VENV)/.dev  ## Load a daemon with Triton's perf_analyzer i
 
 test-onnx-backend: $(VENV)/.dev  ## Serve each test model of the onnx package and compare its outputs; twenty minutes (ARGS="--every 10").
 	$(BIN)/python -m tests.onnx_backend $(ARGS)
+
+# The frameworks are large, and are installed into an environment of their own, once.
+EXPORT_PYTHON ?= .venv-export/bin/python
+EXPORTED := torch ultralytics timm transformers scikit-learn skl2onnx lightgbm onnxmltools onnx onnxscript
+test-export: $(VENV)/.dev  ## Export models of training frameworks and serve them (EXPORT_PYTHON=python with the frameworks).
+	@test -x $(EXPORT_PYTHON) || ($(PYTHON) -m venv .venv-export && .venv-export/bin/pip install --quiet $(EXPORTED))
+	EDGED_EXPORT_PYTHON=$(abspath $(EXPORT_PYTHON)) $(BIN)/python -m pytest tests/export
 
 # Another seed each time, which is printed; the same one sends the same again.
 fuzz: $(VENV)/.dev  ## Send random and malformed messages: 200,000 to handlers, 20,000 to a live daemon; five minutes (SEED=7).

@@ -314,11 +314,34 @@ class Explanation(Info, frozen=True):
     summary: str
 
 
+class RuntimeSupport(Info, frozen=True):
+    """The newest ONNX versions that a runtime took when it was tested. `opset` and `ir_version` are 64 if it takes any,
+    and 0 if it takes none; `problem` then says why."""
+
+    backend: str
+    version: str = ""
+    opset: int = 0
+    ir_version: int = 0
+    problem: str = ""
+
+
+class TriedModel(Info, frozen=True):
+    """Whether a box could serve a model that it does not have. `problem`: why not, in one line; empty if it can.
+    `backends`: for each backend of the box, why it cannot run the model; empty if it can."""
+
+    problem: str
+    remedy: str
+    backends: dict[str, str]
+    warnings: tuple[str, ...] = ()
+
+
 class DeviceInfo(Info, frozen=True):
-    """The facts about this box that decide whether an engine is valid, and their digest."""
+    """The facts about this box that decide whether an engine is valid, and their digest. `runtimes` are those that were
+    tested, if they were asked for."""
 
     facts: dict[str, str]
     digest: str
+    runtimes: tuple[RuntimeSupport, ...] = ()
 
 
 class EngineProgress(Info, frozen=True):

@@ -124,6 +124,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "serve": _function("serve", "serve"),
     "config": _config,
     "models": _models,
+    "export": _function("export", "export"),
     "family": _family,
     "inspect": _function("inspect", "inspect"),
     "infer": _function("infer", "infer"),

@@ -17,6 +17,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "models show": ("edged models show doors", "models.md"),
     "models set": ("edged models set doors thresholds.score=0.4", "models.md"),
     "models remove": ("edged models remove doors", "models.md"),
+    "export": ("edged export yolo11n.pt --imgsz 640 --push doors", "export.md"),
     "family": ("edged family new car-plates", "third-party-families.md"),
     "family new": ("edged family new car-plates --into plates", "third-party-families.md"),
     "family list": ("edged family list", "third-party-families.md"),

@@ -32,6 +32,7 @@ from edged.api_types import (
     PipelineInfo,
     ReloadedKey,
     StatusInfo,
+    TriedModel,
 )
 from edged.backoff import Backoff
 from edged.client.frames import (
@@ -357,9 +358,11 @@ class DaemonCalls:
         return Call(_OPERATIONS + "RemoveFrames", request, pb.RemoveFramesResponse, lambda answer: None)
 
     @unary
-    def device(self) -> Call[DeviceInfo]:
-        """Return the facts of the daemon's device."""
-        return Call(_OPERATIONS + "GetDevice", pb.GetDeviceRequest(), pb.GetDeviceResponse, _one(DeviceInfo))
+    def device(self, *, runtimes: bool = False) -> Call[DeviceInfo]:
+        """Return the facts of the daemon's device; with `runtimes`, also which ONNX versions each installed runtime
+        takes, which the daemon tests within seconds."""
+        request = pb.GetDeviceRequest(runtimes=runtimes)
+        return Call(_OPERATIONS + "GetDevice", request, pb.GetDeviceResponse, _one(DeviceInfo))
 
     @unary
     def refresh_device(self) -> Call[list[PartChange]]:
@@ -489,6 +492,12 @@ class DaemonCalls:
     def upload(self, package: Package, *, timeout: float = 600.0) -> Call[ModelInfo]:
         """Upload a package. The same package may be uploaded to several daemons, also at the same time."""
         return _upload(package, timeout)
+
+    @unary
+    def try_model(self, package: Package, *, timeout: float = 600.0) -> Call[TriedModel]:
+        """Upload a package to find out whether the daemon could serve it. Nothing is kept."""
+        answer = pb.TryModelResponse
+        return Call(_OPERATIONS + "TryModel", Upload(package), answer, _one(TriedModel), timeout=timeout)
 
     @unary
     def remove_model(self, name: str, *, delete: bool = False) -> Call[str]:

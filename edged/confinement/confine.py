@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import struct
 import sys
 import tempfile
@@ -60,6 +61,17 @@ def refuse_calls(reach: Reach) -> None:
     try:
         if seccomp.is_available():
             seccomp.refuse()
+    except OSError as error:
+        _failed(reach, "seccomp", error)
+
+
+def refuse_sockets(reach: Reach) -> None:
+    """Like `refuse_calls`, for programs that may start others: refuse new sockets only."""
+    if reach.mode == "off":
+        return
+    try:
+        if seccomp.is_available():
+            seccomp.refuse(seccomp.without_sockets(platform.machine()))
     except OSError as error:
         _failed(reach, "seccomp", error)
 

@@ -154,13 +154,14 @@ def is_available() -> bool:
     return bool(libc.syscall(ctypes.c_long(number), *arguments) == 0)
 
 
-def refuse() -> None:
-    """Permanently refuse calls that this process and its threads do not need. Raises OSError if the kernel cannot.
+def refuse(program: bytes = b"") -> None:
+    """Permanently refuse the calls that a BPF program refuses; by default those that this process and its threads do
+    not need. Raises OSError if the kernel cannot.
 
     Needs no-new-privileges or a privilege. Open sockets stay usable; new ones can neither be created nor connected.
     """
     machine = platform.machine()
-    program = filter_of(machine, os.getpid())
+    program = program or filter_of(machine, os.getpid())
     code = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -211,6 +212,25 @@ def filter_of(machine: str, pid: int) -> bytes:
         code += _where(call[column], _FIRST, of_processes + threads_too)
     code.append(_operation(_RETURN, _ALLOW))
     return b"".join(code)
+
+
+def without_sockets(machine: str) -> bytes:
+    """Return the BPF program that refuses new sockets and io_uring, which could open them. Pure."""
+    column, architecture = _MACHINES[machine]
+    refusal = _operation(_RETURN, _ERRNO | errno.EPERM)
+    code = [
+        _operation(_LOAD, _ARCHITECTURE),
+        _operation(_EQUAL, architecture, 1, 0),
+        _operation(_RETURN, _KILL_PROCESS),
+        _operation(_LOAD, _NUMBER),
+    ]
+    if column == 0:
+        code += [_operation(_AT_LEAST, _X32, 0, 1), refusal]
+    for numbers in (_SOCKETS["socket"], _SOCKETS["connect"], _REFUSED["io_uring_setup"]):
+        number = numbers[column]
+        assert number is not None
+        code += [_operation(_EQUAL, number, 0, 1), refusal]
+    return b"".join([*code, _operation(_RETURN, _ALLOW)])
 
 
 def calls(machine: str) -> Iterator[tuple[str, int]]:

@@ -379,7 +379,7 @@ def _reads(job: jobs.Job) -> Iterator[str]:
         yield from rules.around(order.model)
         if order.artefact is not None:
             yield order.artefact.root
-    if isinstance(job, (jobs.Inspect, Lower, Simplify)):
+    if isinstance(job, (jobs.Inspect, jobs.FinishExport, jobs.ExportLayers, Lower, Simplify)):
         yield from rules.around(job.path)
     if isinstance(job, jobs.Tokenize):
         yield from job.files
@@ -418,7 +418,7 @@ def _writes(job: jobs.Job) -> Iterator[str]:
         yield job.out
         if job.order.timings:  # each device has its own timings, which all builds for the device share
             yield str(Path(job.order.timings).parent)
-    if isinstance(job, (jobs.MakeGolden, Lower, FreeDims, Simplify)):
+    if isinstance(job, (jobs.MakeGolden, jobs.FinishExport, jobs.ExportLayers, Lower, FreeDims, Simplify)):
         yield str(Path(job.out).parent)
     if isinstance(job, jobs.Sift):
         yield job.out

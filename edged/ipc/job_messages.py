@@ -368,6 +368,23 @@ class LoadRuntime(msgspec.Struct, frozen=True, tag=True):
     backend: str
 
 
+class FinishExport(msgspec.Struct, frozen=True, tag=True):
+    """Write an exported model, `path`, as one file, `out`, with more metadata. Answered by `FinishedExport`."""
+
+    path: str
+    out: str
+    metadata: dict[str, str] = {}
+
+
+class ExportLayers(msgspec.Struct, frozen=True, tag=True):
+    """Run an exported model on the arrays in the file `inputs` (npz), and write what its modules return to the file
+    `out` (npz), sampled as by `edged.export.frameworks.torch_model`. Answered by `Done`."""
+
+    path: str
+    inputs: str
+    out: str
+
+
 class TryProvider(msgspec.Struct, frozen=True, tag=True):
     """Run a small model with one of ONNX Runtime's execution providers. Answered by `Done`."""
 
@@ -494,6 +511,12 @@ class ComparedLevels(msgspec.Struct, frozen=True):
     levels: tuple[LevelVerdict, ...]
 
 
+class FinishedExport(msgspec.Struct, frozen=True):
+    """The answer to `FinishExport`: for each operator, the source line of its first node, if the exporter wrote it."""
+
+    sources: dict[str, str]
+
+
 class LoadedRuntime(msgspec.Struct, frozen=True):
     """The answer to `LoadRuntime`. `opset` and `ir_version` are the highest that the runtime accepts, 0 if it rejects
     even an old one, `ANY` if it does not check. `providers` are ONNX Runtime's execution providers. `talks` says how
@@ -528,6 +551,8 @@ Job = (
     | LoadRuntime
     | Shadow
     | TryProvider
+    | FinishExport
+    | ExportLayers
     | ImportPackage
     | Lower
     | Prove

@@ -84,6 +84,10 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         return runtimes.try_provider(job)
     if isinstance(job, jobs.ImportPackage):
         return runtimes.import_package(job)
+    if isinstance(job, jobs.FinishExport | jobs.ExportLayers):
+        from edged.jobs import exported  # imports the onnx package
+
+        return exported.finish(job) if isinstance(job, jobs.FinishExport) else exported.layers(job)
     if isinstance(job, Lower | Prove | FreeDims | Simplify):
         return _repair(job)
     # The file is read by its path, so its digest is compared with the job's before and after.

@@ -260,9 +260,11 @@ def recognise(
     is invalid.
 
     `operators` are the names of the graph's operators, `heads` is the operator that computes each output; None if
-    unknown. Invalid metadata and settings of other modules are ignored. `others` are families of other packages; if one
-    of them fails, FamilyFailed is raised.
+    unknown. `settings` override those in the metadata (`settings.METADATA_PREFIX`). Other invalid metadata, and
+    settings of other modules, are ignored. `others` are families of other packages; if one of them fails, FamilyFailed
+    is raised.
     """
+    settings = {**keys.from_metadata(metadata), **settings}
     keys.check(settings)
     exported = read_metadata(metadata)
     if (heard := _claim_sound(SoundEvidence(inputs, outputs, settings))) is not None:

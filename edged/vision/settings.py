@@ -26,6 +26,7 @@ SOUND = tuple(f"sound.{k}" for k in ("rate", "window", "hop"))
 UNPREFIXED = ("family", "names", "prompts")
 KNOWN = (*UNPREFIXED, *PREPROCESS, *THRESHOLDS, *DECODE, *SOUND)
 
+METADATA_PREFIX = "edged."  # of settings in the metadata of an ONNX file, as `edged export` writes them
 VISION_PREFIXES = ("preprocess.", "thresholds.", "decode.", "sound.")
 _MOST_UNKNOWN, _MOST_SHOWN = 5, 60  # the most unknown keys that an error names, and the most characters of a value
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -40,6 +41,12 @@ def check(settings: Mapping[str, str]) -> None:
         listed = ", ".join(f"{key} ({_close(key, KNOWN) or 'no similar key'})" for key in unknown[:_MOST_UNKNOWN])
         more = f" and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
         raise ConfigError(f"unknown settings {listed}{more}")
+
+
+def from_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of this module in the metadata of a model."""
+    found = {key[len(METADATA_PREFIX) :]: value for key, value in metadata.items() if key.startswith(METADATA_PREFIX)}
+    return {key: value for key, value in found.items() if key in KNOWN}
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

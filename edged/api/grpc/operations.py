@@ -34,6 +34,7 @@ from edged.engines.controller import Controller
 from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness
+from edged.engines.runtimes import supports
 from edged.errors import InvalidInput, ModelNotFound, ModelRefused, Refused
 from edged.events import Event, ModelRepaired
 from edged.message_mapper import to_message
@@ -62,6 +63,7 @@ class OperationsService:
         self._cameras, self._supervisor = cameras, supervisor
         self._counts, self._sensors = counts, Sensors()
         self.reloads: Reload | None = None  # reloads the configuration; None without a configuration file
+        self._testing = asyncio.Lock()
         self.page = ""  # the URL of the page, if it is open
         handlers = (GalleryHandlers(controller), FrameHandlers(controller), EngineReportHandlers(controller))
         self.service = Service(pb.DESCRIPTOR.services_by_name["Operations"], self, *handlers)
@@ -99,7 +101,12 @@ class OperationsService:
 
     async def get_device(self, request: pb.GetDeviceRequest, context: Context) -> pb.GetDeviceResponse:
         fingerprint = self._controller.fingerprint
-        return pb.GetDeviceResponse(facts=fingerprint.facts, digest=fingerprint.digest)
+        found = pb.GetDeviceResponse(facts=fingerprint.facts, digest=fingerprint.digest)
+        if request.runtimes:
+            async with self._testing:
+                tested = await supports(registry.usable(fingerprint.facts))
+            found.runtimes.extend(to_message(each, pb.RuntimeSupport) for each in tested)
+        return found
 
     async def list_cameras(self, request: pb.ListCamerasRequest, context: Context) -> pb.ListCamerasResponse:
         return pb.ListCamerasResponse(cameras=self._camera_statuses())

@@ -1,0 +1,244 @@
+"""`edged export`: make a proven ONNX file from a model of a training framework, and push it to boxes."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from edged import formatting
+from edged.api_types import EngineInfo, RuntimeSupport
+from edged.cli import common, model_options, remote
+from edged.cli.remote import RemoteCommand
+from edged.cli.targets import DEFAULT_TARGETS, Targets
+from edged.errors import EdgedError, InvalidInput, ModelRefused, Refused, Unsuitable
+from edged.export.targets import Limits, intersection
+from edged.models.entries import check_name
+
+if TYPE_CHECKING:
+    from edged.client.client import Client
+    from edged.export.run import Exported
+
+_DYNAMIC = ("batch", "size")
+_WAIT_S, _POLL_S = 3600.0, 1.0
+_ENDED = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale")
+
+
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="An Ultralytics checkpoint (.pt), PACKAGE.MODULE:FACTORY of a torch module, timm:NAME,"
+            " torchvision:NAME, a folder of Hugging Face, or a pickled estimator (.pkl, .joblib)."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write; default: NAME.onnx.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", metavar="FILE", help="The weights of a model that is given by name.")
+    ] = None,
+    imgsz: Annotated[
+        str | None,
+        typer.Option("--imgsz", metavar="PIXELS", help="Size of pictures: 640, or HEIGHTxWIDTH; default: the model's."),
+    ] = None,
+    opset: Annotated[
+        int | None, typer.Option("--opset", min=7, max=63, help="The opset to write; default: as the boxes take.")
+    ] = None,
+    dynamic: Annotated[
+        str, typer.Option("--dynamic", metavar="WORDS", help="Dimensions to leave open: batch, size, or both.")
+    ] = "",
+    half: Annotated[bool, typer.Option("--half", help="Write weights and inputs in float16.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Load a pickled estimator, which may execute any code.")
+    ] = False,
+    python: Annotated[
+        str | None,
+        typer.Option("--python", metavar="PATH", help="The Python that has the framework; default: the one of edged."),
+    ] = None,
+    samples: model_options.Samples = None,
+    push: Annotated[
+        str,
+        typer.Option("--push", metavar="NAME", help="Add it to the boxes with this name; wait until it serves."),
+    ] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="With --push: replace a model of this name.")] = False,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Time limit of the framework.")] = 1800.0,
+    memory_mb: Annotated[int, typer.Option("--memory-mb", min=256, help="Memory limit of the framework, MiB.")] = 8192,
+    targets: Targets = DEFAULT_TARGETS,
+    json: common.Json = False,
+) -> None:
+    """Export a model of a training framework as a proven ONNX file.
+
+    The file is written only if it answers as the framework does.
+
+    The framework runs in your own Python (--python), without network, and may write only to a temporary folder. If a
+    package is missing, the command that installs it is shown. Only tensors are loaded from a checkpoint. A pickle is
+    code, and is loaded only with --trust.
+
+    With --target or --inventory the boxes are asked first which ONNX versions their runtimes take, and afterwards
+    whether they can serve the file. Without, the exporter's usual opset is written.
+
+    What the exporter wrote is read back: opset, IR version, types and open dimensions. If they are wrong, another
+    exporter of the framework is tried, and then edged converts the file.
+
+    The answers of file and framework are compared on noise, on drawn pictures and on your --samples. They may differ as
+    much as the framework's own answers do if the last bit of the input changes. If they differ more, the message names
+    the output, the picture, and the first module that differs.
+
+    Preprocessing, classes and thresholds are written into the file, so that it needs no settings.
+
+    edged export yolo11n.pt --imgsz 640 --target tls:dock:8001 --push doors
+
+    edged export my_package.models:make --weights best.pth --dynamic batch -o doors.onnx
+
+    edged export timm:mobilenetv3_small_100 --weights plates.pth --python ~/train/bin/python
+    """
+    from edged.export import run
+    from edged.export import source as sources
+    from edged.export.child import Limits as ChildLimits
+
+    found = sources.find(source)
+    words = tuple(filter(None, dynamic.replace(" ", "").split(",")))
+    if unknown := [word for word in words if word not in _DYNAMIC]:
+        raise InvalidInput(f"--dynamic {unknown[0][:40]!r}: give batch, size, or batch,size")
+    if push:
+        check_name(push)
+    place = out or Path(f"{Path(found.title.rpartition(':')[2]).stem or 'model'}.onnx")
+    limits = _limits(targets, bool(push))
+    if opset and limits.opset and opset > limits.opset:
+        raise InvalidInput(f"--opset {opset}: {limits.why} takes {limits.opset}")
+    wish = run.Wish(
+        *(weights, _size(imgsz), opset or 0, words, half, trust, _program(python) or sys.executable),
+        *(tuple(samples or ()), ChildLimits(seconds, memory_mb)),
+    )
+    if weights is not None and not weights.is_file():
+        raise InvalidInput(f"--weights {weights}: no such file")
+    with tempfile.TemporaryDirectory(prefix="edged-export-") as scratch, common.working("exporting") as notify:
+        try:
+            done = run.export(found, place, wish, limits, Path(scratch), notify)
+        except Unsuitable as error:
+            raise Refused(str(error)) from None
+    if not json:
+        for line in _lines(done, found.title):
+            common.show(line)
+    boxes = _serve(done, push, replace, targets, json) if targets.named or push else None
+    if json and boxes is None:
+        common.print_json(msgspec.json.encode(done))
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if not (1 <= len(parts) <= 2 and all(part.isdecimal() and 8 <= int(part) <= 16384 for part in parts)):
+        raise InvalidInput(f"--imgsz {text[:40]!r}: give a number of pixels, or HEIGHTxWIDTH, such as 384x640")
+    return int(parts[0]), int(parts[-1])
+
+
+def _program(python: str | None) -> str | None:
+    """Return an absolute path without following links: the link is what makes a virtual environment."""
+    import shutil
+
+    if python is None:
+        return None
+    found = shutil.which(str(Path(python).expanduser()))
+    if found is None:
+        raise InvalidInput(f"--python {python}: no such program")
+    return str(Path(found).absolute())
+
+
+def _limits(targets: Targets, is_pushed: bool) -> Limits:
+    if targets.named is None and not is_pushed:
+        return Limits()
+    boxes = targets.boxes() if targets.is_fleet else ()
+    with common.working("asking what the boxes take"):
+        if not boxes:
+            with targets.client() as client:
+                return intersection({targets.named or "this box": _runtimes(client, lambda _: None)})
+        answers: dict[str, tuple[RuntimeSupport, ...]] = {}
+        for each in remote.call_all(boxes, _runtimes):
+            if isinstance(each, remote.BoxOutcome):
+                if each.answer is None:
+                    raise Refused(f"{each.box}: {each.error}")
+                answers[each.box] = each.answer
+        return intersection(answers)
+
+
+def _runtimes(client: Client, report: Callable[[None], None]) -> tuple[RuntimeSupport, ...]:
+    return client.device(runtimes=True).runtimes
+
+
+def _lines(done: Exported, title: str) -> list[str]:
+    proof, worst, way = done.proof, done.proof.worst, f" ({done.way})" if done.way else ""
+    seen = f", {proof.detections} detections" if proof.by == "detections" else ""
+    return [
+        f"{title} exported as {done.file} by {done.framework}{way} in {done.seconds:g} s",
+        f"  opset {done.opset}, IR version {done.ir_version}; {', '.join(done.inputs)} -> {', '.join(done.outputs)}",
+        f"  answers as the framework on {proof.inputs} inputs, by {proof.by}{seen}: differs by at most"
+        f" {worst.difference:.1g} of {worst.allowed:.1g} allowed (relative L2, {worst.output!r} for {worst.picture})",
+        *(f"  setting {key} = {formatting.shown(value[:100])}" for key, value in sorted(done.settings.items())),
+        *(f"  {note}" for note in done.notes),
+    ]
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What became of the file on a box: the model's name, empty if it was not added, and the engine that serves it."""
+
+    model: str = ""
+    backend: str = ""
+    precision: str = ""
+    latency_ms: float | None = None
+    speed: float | None = None
+
+
+def _serve(done: Exported, push: str, replace: bool, targets: Targets, json: bool) -> bool:
+    """Ask the boxes whether they can serve the file, or add it there and wait until it serves."""
+    from edged.client.upload import Package
+
+    package = Package.of(push or "export", done.file, None, replace=replace)
+
+    def call(client: Client) -> Served:
+        if not push:
+            tried = client.try_model(package)
+            if tried.problem:
+                raise ModelRefused(f"{tried.problem}; {tried.remedy}" if tried.remedy else tried.problem)
+            return Served()
+        client.upload(package)
+        return _wait(client, push)
+
+    def lines(served: Served) -> list[str]:
+        if not served.model:
+            return ["  the box can serve it"]
+        took = f", {served.latency_ms:.3g} ms" if served.latency_ms is not None else ""
+        speed = f", {served.speed:.3g} times as fast as unoptimised ONNX Runtime" if served.speed else ""
+        return [f"  model {served.model} serves: {served.backend} {served.precision}{took}{speed}"]
+
+    def to_json(served: Served) -> dict[str, Any]:
+        return {"export": done, "served": served}
+
+    doing = f"waiting until {push} serves" if push else "asking whether the boxes can serve it"
+    remote.run(RemoteCommand(call, lines, to_json, if_interrupted="see: edged models list"), targets, json, doing)
+    return True
+
+
+def _wait(client: Client, name: str) -> Served:
+    """Wait until all engines of a model have their outcome and one serves. Raises Refused if none does in time."""
+    end = time.monotonic() + _WAIT_S
+    while time.monotonic() < end:
+        try:
+            engines: list[EngineInfo] = list(client.engines(name))
+        except EdgedError:  # the daemon has not looked at the folder yet
+            engines = []
+        serving = next((each for each in engines if each.state == "serving"), None)
+        if serving is not None and all(each.state in _ENDED for each in engines):
+            return Served(name, serving.backend, serving.precision, serving.latency_ms, serving.speed)
+        if engines and serving is None and all(each.state in _ENDED and each.state != "ready" for each in engines):
+            raise Refused(f"no engine of {name} serves; see: edged engines why {name}")
+        time.sleep(_POLL_S)
+    raise Refused(f"no verified engine of {name} serves after {_WAIT_S / 60:g} minutes; see: edged engines list")

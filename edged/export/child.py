@@ -1,0 +1,197 @@
+"""The parent's end of the user's Python, in which a framework loads and exports a model.
+
+That process gets the files of its environment and of the source to read, a scratch folder to write, which is also its
+home, no network, and limits of time and memory. Requests and answers are lines of JSON, see `frameworks/main.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from edged import process
+from edged.confinement import rules
+from edged.decoding import ready
+from edged.errors import BuildFailed, InvalidInput, Unsuitable, Unsupported
+
+_MAIN = Path(__file__).parent / "frameworks" / "main.py"
+_NOISE = 1 << 16  # bytes of standard error that are kept
+_DISK_MB = 16 << 10
+# Where frameworks keep downloaded weights, by the variable that moves it.
+_CACHES = {"TORCH_HOME": "torch", "HF_HOME": "huggingface"}
+_OFFLINE = {
+    **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "YOLO_OFFLINE", "ULTRALYTICS_SAFE_LOAD"), "1"),
+    **dict.fromkeys(("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK", "PYTHONDONTWRITEBYTECODE"), "1"),
+    "YOLO_AUTOINSTALL": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONUNBUFFERED": "1",
+}
+_ASK = "import json, sys; print(json.dumps([sys.version_info[:2], sys.prefix, sys.base_prefix, *sys.path]))"
+_OLDEST = [3, 9]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An answer of the user's Python. The fields of `load` are described in `frameworks/contract.py`."""
+
+    error: str = ""  # refused, missing, memory or failed
+    message: str = ""
+    module: str = ""  # the missing one
+    framework: str = ""
+    inputs: dict[str, tuple[str, tuple[int, ...], dict[int, str]]] = {}
+    settings: dict[str, str] = {}
+    ways: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    has_layers: bool = False
+    names: tuple[str, ...] = ()  # of the arrays in a file of answers
+
+
+class Limits(NamedTuple):
+    """Of all steps together: seconds of wall-clock time, MiB of memory."""
+
+    seconds: float
+    memory_mb: int
+
+
+class FrameworkProcess:
+    """A running Python of the user. Raises the errors of `ask`."""
+
+    def __init__(self, python: str, scratch: Path, reads: tuple[str, ...], imports_from: str, limits: Limits) -> None:
+        """`reads` are files and folders that the source needs; `imports_from` is the folder of the user's modules."""
+        self._scratch, self._until, self._limits = scratch, time.monotonic() + limits.seconds, limits
+        places = _places(python)
+        environment, caches = _environment(scratch)
+        reach = rules.reach((*reads, *places, *caches, str(_MAIN.parent)), (), str(scratch))
+        launcher = [
+            sys.executable,
+            "-m",
+            "edged.export.launcher",
+            str(os.getpid()),
+            str(limits.memory_mb),
+            str(_DISK_MB),
+        ]
+        self._noise = (scratch / "output.txt").open("w+b")
+        self._process = subprocess.Popen(
+            [*launcher, reach.argument(), python, str(_MAIN), imports_from],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._noise,
+            env=environment,
+            start_new_session=True,
+            **process.ISOLATED,
+        )
+        self._pending = b""
+
+    def ask(self, do: str, **request: object) -> Answer:
+        """Send a request and wait for the answer. Raises Unsupported if a package is missing, Unsuitable if the source
+        is refused, BuildFailed if the framework fails or a limit is exceeded."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended; reading says how
+            self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
+            self._process.stdin.flush()
+        try:
+            found = msgspec.json.decode(self._line(), type=ready(Answer))
+        except msgspec.MsgspecError as error:
+            raise BuildFailed(f"the framework's process answered nonsense: {error}") from error
+        if found.error == "missing":
+            raise Unsupported(found.module or found.message)
+        if found.error == "refused":
+            raise Unsuitable(found.message)
+        if found.error == "memory":
+            raise BuildFailed(f"the framework needs more than {self._limits.memory_mb} MiB; raise --memory-mb")
+        if found.error:
+            raise BuildFailed(found.message)
+        return found
+
+    def close(self) -> None:
+        """Kill the process and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._noise):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._pending:
+            left = self._until - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                raise BuildFailed(f"the export took longer than {self._limits.seconds:g} s; raise --seconds")
+            piece = os.read(pipe, 1 << 16)
+            if not piece:
+                raise BuildFailed(self._how_it_ended())
+            self._pending += piece
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _how_it_ended(self) -> str:
+        code = self._process.wait()
+        said = self.noise()[-1:]
+        if code == -signal.SIGKILL:
+            return "the framework's process was killed, perhaps because memory ran out"
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        return f"the framework's process ended {how}" + (f": {said[0][:300]}" if said else "")
+
+    def noise(self) -> list[str]:
+        """Return the lines that the framework printed last."""
+        self._noise.seek(max(0, self._noise.seek(0, os.SEEK_END) - _NOISE))
+        return [line for line in self._noise.read().decode(errors="replace").splitlines() if line.strip()]
+
+
+def _places(python: str) -> tuple[str, ...]:
+    """Return the folders of an environment's modules. Raises InvalidInput if it is no Python that can be used."""
+    try:
+        done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
+        version, *places = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise InvalidInput(f"{python} is no Python that runs: {error}; give --python PATH") from error
+    if version < _OLDEST:
+        raise InvalidInput(f"{python} is Python {version[0]}.{version[1]}; exports need 3.9 or newer")
+    return tuple(place for place in places if place and place != os.sep)
+
+
+def _environment(scratch: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the environment variables: a home in the scratch folder, and nothing online. Also return the user's caches
+    of weights, which are read."""
+    home = scratch / "home"
+    home.mkdir()
+    kept: Mapping[str, str] = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH") or name.startswith("OMP_")
+    }
+    caches = {
+        name: os.environ.get(name) or os.path.expanduser(f"~/.cache/{folder}") for name, folder in _CACHES.items()
+    }
+    own = {
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / ".cache"),
+        "TMPDIR": str(scratch),
+        "YOLO_CONFIG_DIR": str(home),
+    }
+    return {**kept, **_OFFLINE, **own, **caches}, tuple(caches.values())
+
+
+@contextlib.contextmanager
+def running(
+    python: str, scratch: Path, reads: tuple[str, ...], imports_from: str, limits: Limits
+) -> Iterator[FrameworkProcess]:
+    """A context in which the user's Python runs."""
+    started = FrameworkProcess(python, scratch, reads, imports_from, limits)
+    try:
+        yield started
+    finally:
+        started.close()

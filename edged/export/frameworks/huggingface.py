@@ -1,0 +1,38 @@
+"""Models of Hugging Face's transformers in a local folder: config.json and safetensors. Its code is not run."""
+
+from __future__ import annotations
+
+import transformers
+from edged_frameworks import torch_model
+from edged_frameworks.contract import Loaded, Refused, Request
+
+_KEPT = ("logits", "pred_boxes", "pred_masks", "predicted_depth")
+
+
+def load(request: Request) -> Loaded:
+    config = transformers.AutoConfig.from_pretrained(request.source, local_files_only=True, trust_remote_code=False)
+    name = (config.architectures or [""])[0]
+    kind = getattr(transformers, name, None)
+    if kind is None:
+        raise Refused(
+            "transformers {} has no {}, which config.json names; update it".format(
+                transformers.__version__, name or "class"
+            )
+        )
+    module = kind.from_pretrained(request.source, local_files_only=True, use_safetensors=True)
+    size = _size(request.source) or (640, 640)
+    return torch_model.load(
+        module, request, "transformers " + transformers.__version__, {}, size, "pixel_values", _KEPT
+    )
+
+
+def _size(folder: str) -> tuple:
+    """Return height and width that the processor makes; empty if it keeps the shape of pictures."""
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    except Exception:
+        return ()
+    size = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else processor.size
+    if not size or "height" not in size:
+        return ()
+    return int(size["height"]), int(size["width"])

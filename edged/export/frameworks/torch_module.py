@@ -1,0 +1,26 @@
+"""Any torch module: `package.module:factory`, a function or class that takes no arguments. The attribute
+`example_inputs` of the module, tensors by name or in order, says what it takes; without it one picture."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from edged_frameworks import torch_model
+from edged_frameworks.contract import Loaded, Refused, Request
+
+
+def load(request: Request) -> Loaded:
+    path, _, name = request.source.partition(":")
+    made = importlib.import_module(path)  # type: Any
+    for part in name.split("."):
+        if not hasattr(made, part):
+            raise Refused(f"module {path} has no {name!r}")
+        made = getattr(made, part)
+    module = made if isinstance(made, torch.nn.Module) else made()
+    if not isinstance(module, torch.nn.Module):
+        raise Refused(f"{request.source} returns a {type(module).__name__}, not a torch.nn.Module")
+    if request.weights:
+        torch_model.fill(module, request.weights)
+    settings = getattr(module, "edged_settings", {})
+    return torch_model.load(module, request, "", settings)

@@ -1,0 +1,161 @@
+"""Whether an exported file answers as the framework does. Pure: answers in, a comparison out.
+
+How far two correct answers differ depends on the model: a top-k that orders queries differently moves whole rows, as
+much as noise in the last bit of the picture does in the framework itself. So each output may differ `_TIMES` as much as
+the framework's own answer to an input that is moved by one step of its type (`verification.noise.nudged`). If that is
+so much that it proves nothing, or if rows may be in another order, the sorted values of each column are compared, and
+after that the decoded detections.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edged.tensors import Array
+from edged.verification.boxes import Agreement, Matcher
+from edged.verification.golden import Sample
+
+_TIMES = 64.0
+_LEAST = {"float32": 2e-5, "float64": 2e-5, "float16": 5e-3}  # relative L2: rounding, and functions of other libraries
+_MEANINGLESS = 0.01  # an allowance above this proves nothing
+_ALIKE = 0.99  # share of the detections that both must have
+_UNPROVEN = (
+    "noise in the last bit of these inputs changes its answers so much that they prove nothing; give pictures that show"
+    " something with --samples"
+)
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """One output for one input: how far file and framework differ, and how far they may, as relative L2 norms."""
+
+    output: str
+    picture: str
+    difference: float
+    allowed: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.difference <= self.allowed
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the comparison proves something."""
+        return self.allowed <= _MEANINGLESS
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """The outcome over all inputs. `by` is what was compared: elements, sorted values, or detections. `problem`: how
+    the file differs from the framework; empty if it does not. `worst` is the largest difference."""
+
+    by: str
+    inputs: int
+    worst: Compared
+    detections: int = 0
+    problem: str = ""
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """The answers to one golden input: of the file, of the framework, and of the framework to the moved input."""
+
+    sample: Sample
+    framework: Mapping[str, Array]
+    moved: Mapping[str, Array]
+
+    @property
+    def picture(self) -> str:
+        """The name of the input for people."""
+        return self.sample.name or f"{self.sample.kind} noise"
+
+
+def prove(answers: Sequence[Answers], matcher: Matcher | None, half: bool = False) -> Proof:
+    """Compare all answers. `matcher` finds detections; None if the model has none."""
+    pairs = [(each, name) for each in answers for name in each.sample.outputs]
+    found = [_elements(each, name, half) for each, name in pairs]
+    by, worst = "elements", _worst(found)
+    if math.isfinite(worst.difference) and not all(each.is_right and each.is_clear for each in found):
+        found = [_elements(each, name, half, is_sorted=True) for each, name in pairs]
+        by, worst = "sorted values", _worst(found)
+    if wrong := [each for each in found if not each.is_right]:
+        worst = _worst(wrong)
+        if matcher is None or not matcher.lists.issuperset(each.output for each in wrong):
+            return Proof(by, len(answers), worst, problem=_difference(worst))
+    elif all(each.is_clear for each in found):
+        return Proof(by, len(answers), worst)
+    agreement = own = Agreement()
+    for each in answers:
+        if matcher is not None and (placed := each.sample.placement) is not None:
+            agreement += matcher.compare(each.framework, each.sample.outputs, placed)
+            own += matcher.compare(each.framework, each.moved, placed)
+    if agreement.share is None or own.share is None or own.share < _ALIKE:
+        return Proof("detections", len(answers), worst, problem=_UNPROVEN)
+    problem = f"only {agreement.share:.1%} of the detections are the same" if agreement.share < _ALIKE else ""
+    return Proof("detections", len(answers), worst, agreement.expected, problem)
+
+
+def _worst(found: Sequence[Compared]) -> Compared:
+    return max(found, key=lambda each: each.difference / each.allowed)
+
+
+def _difference(worst: Compared) -> str:
+    return f"{_place(worst)} differs by {worst.difference:.2g} (relative L2), {worst.allowed:.2g} are allowed"
+
+
+def _place(compared: Compared) -> str:
+    return f"output {compared.output!r} for {compared.picture}"
+
+
+def _elements(answers: Answers, name: str, half: bool, is_sorted: bool = False) -> Compared:
+    expected, found, moved = answers.framework[name], answers.sample.outputs[name], answers.moved[name]
+    if expected.shape != found.shape:
+        return Compared(
+            name, f"{answers.picture}: {list(found.shape)} instead of {list(expected.shape)}", math.inf, 1.0
+        )
+    if expected.dtype.kind != "f":
+        share = float(np.mean(_texts(expected) != _texts(found))) if expected.size else 0.0
+        return Compared(name, answers.picture, share, float(np.mean(_texts(expected) != _texts(moved))) or 1e-9)
+    if is_sorted and expected.ndim > 1:
+        expected, found, moved = (np.sort(each, axis=-2) for each in (expected, found, moved))
+    least = _LEAST["float16" if half else str(expected.dtype)]
+    return Compared(name, answers.picture, _distance(expected, found), max(least, _TIMES * _distance(expected, moved)))
+
+
+def _texts(values: Array) -> npt.NDArray[np.str_]:
+    return np.array([each.decode() if isinstance(each, bytes) else str(each) for each in values.ravel().tolist()])
+
+
+def _distance(expected: Array, found: Array) -> float:
+    """Return the relative L2 distance; infinite if one is finite where the other is not."""
+    one, other = expected.astype(np.float64), found.astype(np.float64)
+    finite = np.isfinite(one)
+    if not np.array_equal(finite, np.isfinite(other)):
+        return math.inf
+    one, other = one[finite], other[finite]
+    norm = float(np.linalg.norm(one))
+    distance = float(np.linalg.norm(other - one))
+    return distance / norm if norm else float(distance > 0)
+
+
+def first_difference(
+    framework: Mapping[str, Array], moved: Mapping[str, Array], file: Mapping[str, Array]
+) -> str | None:
+    """Return the name of the first module whose output differs; None if that cannot be told.
+
+    The arguments map "module|shape" to samples of the outputs, in the order of execution. Exporters fold modules into
+    others, such as a batch normalisation into a convolution, so a module that differs before one that agrees does not
+    count: the first one after the last that agrees does.
+    """
+    first: str | None = None
+    for name, expected in framework.items():
+        if (found := file.get(name)) is None or found.shape != expected.shape or name not in moved:
+            continue
+        allowed = max(_LEAST["float32"], _TIMES * _distance(expected, moved[name]))
+        if _distance(expected, found) <= allowed:
+            first = None
+        elif first is None:
+            first = name.partition("|")[0].removeprefix("model.")
+    return first

@@ -1,0 +1,299 @@
+"""The steps of an export, in order: load, export, check what was written, compare the answers, write the file."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from edged.backends.contract import REFERENCE, Order
+from edged.backends.profile import PREFIX
+from edged.config.child_limits import Limits as ChildLimits
+from edged.engines.child import run
+from edged.engines.repairer import repair
+from edged.errors import BuildFailed, EdgedError, ModelRefused, Unsuitable, Unsupported
+from edged.export import written
+from edged.export.child import Answer, FrameworkProcess, Limits, running
+from edged.export.proof import Answers, Proof, first_difference, prove
+from edged.export.source import PACKAGES, Source
+from edged.export.targets import Limits as TargetLimits
+from edged.ipc import job_messages as jobs
+from edged.models import huggingface
+from edged.models.entries import plain_entry
+from edged.models.inspection import Inspection
+from edged.models.model import Model
+from edged.models.repair import RepairOptions, Step
+from edged.tensors import Array, TensorSpec
+from edged.verification import golden, noise
+from edged.verification.boxes import Matcher
+from edged.verification.shape_range import ShapeRange
+from edged.verification.verify import matcher_for
+from edged.vision.settings import METADATA_PREFIX
+
+_STRIDE = 32  # pixels: a size that networks for pictures take has this divisor
+_READ = ChildLimits(seconds=300.0, memory_mb=8192)
+_PROBE = ChildLimits(seconds=900.0, memory_mb=8192)
+
+
+class Wish(NamedTuple):
+    """What the user asked for; see `frameworks.contract.Request`. `opset` 0: as new as the boxes take."""
+
+    weights: Path | None = None
+    imgsz: tuple[int, int] | None = None
+    opset: int = 0
+    dynamic: tuple[str, ...] = ()
+    half: bool = False
+    trust: bool = False
+    python: str = sys.executable
+    samples: tuple[Path, ...] = ()
+    limits: Limits = Limits(1800.0, 8192)
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """An export: the written file, what it contains, the proof, and remarks. `way` is the exporter, if there are
+    several. `seconds` are those of loading, exporting and comparing."""
+
+    file: str
+    framework: str
+    way: str
+    opset: int
+    ir_version: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    settings: dict[str, str]
+    proof: Proof
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def export(
+    source: Source, out: Path, wish: Wish, limits: TargetLimits, scratch: Path, notify: Callable[[str], None]
+) -> Exported:
+    """Export a source to the file `out`, which is replaced at the end, and only if everything holds.
+
+    Raises Unsupported if a package is missing, Unsuitable or ModelRefused if the source cannot be exported as asked,
+    and BuildFailed if the framework fails or the file does not answer as the framework does.
+    """
+    began = time.monotonic()
+    reads = (*source.reads, *((str(wish.weights.absolute()),) if wish.weights else ()))
+    here = str(Path.cwd()) if source.kind == "torch_module" else str(scratch)
+    if source.kind == "torch_module":
+        reads = (*reads, here)
+    with running(wish.python, scratch, reads, here, wish.limits) as framework:
+        work = _Export(source, wish, limits, scratch, framework, notify)
+        try:
+            loaded = work.load()
+            file, way, inspection = work.write(loaded)
+            proof = work.prove(file, inspection, loaded)
+        except Unsupported as error:
+            raise Unsupported(_missing(source, str(error), wish.python)) from None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.partial")
+    temporary.write_bytes(file.read_bytes())
+    temporary.replace(out)
+    return Exported(
+        file=str(out),
+        framework=loaded.framework,
+        way=way,
+        opset=inspection.opsets.get("ai.onnx", 0),
+        ir_version=inspection.ir_version,
+        inputs=tuple(map(_tensor, inspection.signature.inputs)),
+        outputs=tuple(map(_tensor, inspection.signature.outputs)),
+        settings=work.settings,
+        proof=proof,
+        notes=tuple(work.notes),
+        seconds=round(time.monotonic() - began, 1),
+    )
+
+
+def _tensor(spec: TensorSpec) -> str:
+    return f"{spec.name} {spec.datatype}[{','.join(map(str, spec.shape))}]"
+
+
+def _missing(source: Source, module: str, python: str) -> str:
+    return f"{python} has no module {module!r}; install it there: {python} -m pip install {PACKAGES[source.kind]}"
+
+
+class _Export:
+    def __init__(
+        self,
+        source: Source,
+        wish: Wish,
+        limits: TargetLimits,
+        scratch: Path,
+        framework: FrameworkProcess,
+        notify: Callable[[str], None],
+    ) -> None:
+        self._source, self._wish, self._limits, self._scratch = source, wish, limits, scratch
+        self._framework, self._notify = framework, notify
+        self.notes: list[str] = []
+        self.settings: dict[str, str] = {}
+
+    def load(self) -> Answer:
+        self._notify(f"loading {self._source.title}")
+        wish, request = self._wish, {"source": self._source.name, "scratch": str(self._scratch)}
+        options = {"imgsz": wish.imgsz, "dynamic": wish.dynamic, "half": wish.half, "trust": wish.trust}
+        weights = str(wish.weights.absolute()) if wish.weights else ""
+        loaded = self._framework.ask("load", kind=self._source.kind, request={**request, **options, "weights": weights})
+        self.notes += loaded.notes
+        self.settings = dict(loaded.settings)
+        if self._source.kind == "huggingface":
+            self.settings |= huggingface.read_settings(Path(self._source.name) / "model.onnx")
+        return loaded
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, loaded: Answer) -> tuple[Path, str, Inspection]:
+        """Export in one of the framework's ways, or lower what it wrote, until the file is what was asked for."""
+        wanted = self._wish.opset or self._limits.opset
+        problem, best = "", None
+        for way in loaded.ways:
+            self._notify(f"exporting{f' ({way})' if way else ''}")
+            place = self._scratch / f"{way or 'model'}.onnx"
+            try:
+                self._framework.ask("export", out=str(place), opset=wanted or None, way=way)
+                inspection = asyncio.run(run(jobs.Inspect(str(place)), Inspection, _READ))
+            except (BuildFailed, Unsuitable) as error:
+                problem = problem or str(error)
+                self.notes.append(f"{way or 'the exporter'} failed: {error}")
+                continue
+            if inspection.finding is not None:
+                problem = problem or str(inspection.finding.refusal())
+                continue
+            if unlike := written.unlike(inspection, loaded.inputs):
+                problem = problem or unlike
+                self.notes.append(f"{way or 'the exporter'} wrote another model: {unlike}")
+                continue
+            beyond = written.versions_beyond(inspection, self._wish.opset, self._limits)
+            if not beyond:
+                return self._finished(place, way, inspection)
+            self.notes.append(f"{way or 'the exporter'} wrote {beyond}")
+            best = best or (place, way, inspection)
+        if best is None:
+            raise ModelRefused(f"{self._source.title} cannot be exported: {problem}")
+        return self._lowered(*best)
+
+    def _lowered(self, place: Path, way: str, inspection: Inspection) -> tuple[Path, str, Inspection]:
+        """Convert what the exporter wrote to the versions that were asked for. Raises ModelRefused, with the operator
+        and, if the exporter wrote it, the source line."""
+        sources = asyncio.run(self._finish(place, self._scratch / "traced.onnx")).sources
+        opset, ir = self._wish.opset or self._limits.opset, self._limits.ir_version
+        steps, versions = list[Step](), {}
+        if opset and inspection.opsets.get("ai.onnx", 0) > opset:
+            steps, versions = [*steps, Step.OPSET], {"opset": opset}
+        if ir and inspection.ir_version > ir:
+            steps, versions = [*steps, Step.IR], {**versions, "ir": ir}
+        self._notify(f"converting to opset {opset}")
+        options = RepairOptions(False, tuple(steps), **versions)
+        try:
+            done = asyncio.run(repair(place, options, {}, (REFERENCE.backend,), source=self._source.title))
+        except ModelRefused as error:
+            named = [f"{operator} is at {line}" for operator, line in sources.items() if operator in str(error)]
+            raise ModelRefused("; ".join([str(error), *named])) from None
+        self.notes.append(f"edged converted it: {'; '.join(each.line() for each in done.record.steps)}")
+        return self._finished(done.path, way, asyncio.run(run(jobs.Inspect(str(done.path)), Inspection, _READ)))
+
+    def _finished(self, place: Path, way: str, inspection: Inspection) -> tuple[Path, str, Inspection]:
+        out = self._scratch / "finished.onnx"
+        asyncio.run(self._finish(place, out))
+        self._raw = place
+        return out, way, asyncio.run(run(jobs.Inspect(str(out)), Inspection, _READ))
+
+    async def _finish(self, place: Path, out: Path) -> jobs.FinishedExport:
+        metadata = {f"{METADATA_PREFIX}{key}": value for key, value in self.settings.items()}
+        return await run(jobs.FinishExport(str(place), str(out), metadata), jobs.FinishedExport, _READ)
+
+    # -- proof -------------------------------------------------------------------------------------------------------
+
+    def prove(self, file: Path, inspection: Inspection, loaded: Answer) -> Proof:
+        """Compare the file with the framework. Raises BuildFailed if it answers otherwise."""
+        samples_given = tuple(str(each.absolute()) for each in self._wish.samples)
+        entry = msgspec.structs.replace(plain_entry("export", file, _ranges(loaded)), samples=samples_given)
+        model = Model.of(entry, inspection)
+        self._notify("comparing with the framework")
+        samples = asyncio.run(self._golden(model))
+        if not samples:
+            raise BuildFailed("ONNX Runtime answers no input; see: edged inspect")
+        if lost := _lost(loaded, samples):
+            raise BuildFailed(f"{lost} is declared open, but the file takes one size only: the export made it constant")
+        matcher = matcher_for(model.recognition, 0.05)
+        answers = [self._answered(sample, list(sample.outputs)) for sample in samples]
+        proof = prove(answers, matcher if isinstance(matcher, Matcher) else None, self._wish.half)
+        if proof.problem:
+            worst = next((each for each in answers if each.picture == proof.worst.picture), answers[0])
+            first = self._first(worst.sample, loaded)
+            raise BuildFailed(f"the exported file does not answer as {loaded.framework}: {proof.problem}{first}")
+        return proof
+
+    async def _golden(self, model: Model) -> list[golden.Sample]:
+        out = self._scratch / "golden"
+        order: Order = model.order(REFERENCE)
+        job = jobs.MakeGolden(order, str(out), model.recognition, model.samples, ShapeRange.of(model))
+        made = await run(job, jobs.MadeGolden, _PROBE)
+        self.notes += made.skipped
+        return [each for each in golden.load(out).samples if each.kind != "wide"]
+
+    def _answered(self, sample: golden.Sample, outputs: Sequence[str]) -> Answers:
+        given, moved = (self._ask("answer", inputs, outputs) for inputs in (sample.inputs, _moved(sample)))
+        return Answers(sample, given, moved)
+
+    def _ask(self, what: str, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:
+        """Return the framework's arrays, with the names of `outputs` if they are given."""
+        asked, found = self._scratch / "asked.npz", self._scratch / "answered.npz"
+        np.savez(asked, **inputs)  # type: ignore[arg-type]
+        answer = self._framework.ask(what, inputs=str(asked), outputs=str(found))
+        arrays = list(_arrays(found))
+        if outputs and len(arrays) != len(outputs):
+            raise BuildFailed(f"the framework returns {len(arrays)} outputs, the file {len(outputs)}")
+        return dict(zip(outputs or answer.names, arrays, strict=True))
+
+    def _first(self, sample: golden.Sample, loaded: Answer) -> str:
+        """Return where file and framework part, as the end of a message; empty if that is unknown."""
+        if not loaded.has_layers:
+            return ""
+        try:
+            framework = self._ask("layers", sample.inputs)
+            moved = self._ask("layers", _moved(sample))
+            asked, found = self._scratch / "asked.npz", self._scratch / "layers.npz"
+            np.savez(asked, **sample.inputs)  # type: ignore[arg-type]
+            asyncio.run(run(jobs.ExportLayers(str(self._raw), str(asked), str(found)), jobs.Done, _PROBE))
+            names = found.with_suffix(".names").read_text().split("\n")
+            first = first_difference(framework, moved, dict(zip(names, _arrays(found), strict=True)))
+        except (EdgedError, ValueError):
+            return ""
+        return f"; the first module that differs is {first}" if first else ""
+
+
+def _ranges(loaded: Answer) -> dict[str, str]:
+    """Return settings with which inputs are also asked in another size of each open dimension."""
+    found = {}
+    for name, (_, shape, opened) in loaded.inputs.items():
+        if opened:
+            other = [size + (1 if axis == 0 else _STRIDE) * (axis in opened) for axis, size in enumerate(shape)]
+            found[f"{PREFIX}{name}"] = " ".join("x".join(map(str, each)) for each in (shape, shape, other))
+    return found
+
+
+def _lost(loaded: Answer, samples: Sequence[golden.Sample]) -> str:
+    """Return the open dimension that no answered input has in another size; empty if there is none."""
+    for name, (_, shape, opened) in loaded.inputs.items():
+        for axis, word in opened.items():
+            if all(sample.inputs[name].shape[axis] == shape[axis] for sample in samples):
+                return f"dimension {axis} ({word}) of input {name!r}"
+    return ""
+
+
+def _moved(sample: golden.Sample) -> dict[str, Array]:
+    return noise.nudged(sample.inputs)
+
+
+def _arrays(path: Path) -> Iterator[Array]:
+    with np.load(path, allow_pickle=False) as found:
+        for number in range(len(found.files)):
+            yield found[str(number)]

@@ -1,0 +1,104 @@
+"""Which exporter a source needs. Nothing of the source is executed: names in pickles are read without unpickling."""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from edged.errors import InvalidInput, Refused
+
+FORMS = (
+    "an Ultralytics checkpoint (.pt), PACKAGE.MODULE:FACTORY, timm:NAME, torchvision:NAME, a folder of Hugging Face, or"
+    " a pickled estimator (.pkl, .joblib)"
+)
+# What to install for each exporter.
+PACKAGES = {
+    "huggingface": "transformers torch onnx onnxscript",
+    "sklearn": "scikit-learn skl2onnx onnxmltools",
+    "timm": "timm torch onnx onnxscript",
+    "torch_module": "torch onnx onnxscript",
+    "torchvision": "torchvision torch onnx onnxscript",
+    "ultralytics": "ultralytics onnx",
+}
+_NAMED = ("timm", "torchvision")
+_PICKLES = (".pkl", ".pickle", ".joblib")
+_LARGEST = 64 << 20  # bytes of a pickle without its tensors
+_TEXTS = ("SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "BINUNICODE8")
+
+
+class Source(NamedTuple):
+    """`kind` is the exporter, a file in `frameworks`; `name` is what it loads: an absolute path, or a name. `title`
+    names the source for people."""
+
+    kind: str
+    name: str
+    title: str
+    reads: tuple[str, ...] = ()  # files and folders that it needs
+
+
+def find(text: str) -> Source:
+    """Return the exporter for a source as the user wrote it. Raises InvalidInput if there is none, Refused for a
+    checkpoint of another framework's code."""
+    prefix, _, rest = text.partition(":")
+    path = Path(text)
+    if prefix in _NAMED and rest and not path.exists():
+        return Source(prefix, rest, text)
+    if path.is_dir():
+        return _folder(path)
+    if path.is_file():
+        return _file(path)
+    if rest and not any(mark in text for mark in "/\\ ") and all(part.isidentifier() for part in prefix.split(".")):
+        return Source("torch_module", text, text)
+    raise InvalidInput(f"{text!r} is neither a file nor a model that edged can export; give {FORMS}")
+
+
+def _folder(path: Path) -> Source:
+    place = str(path.absolute())
+    if (path / "config.json").exists():
+        return Source("huggingface", place, path.name, (place,))
+    raise InvalidInput(f"folder {path} has no config.json; give {FORMS}")
+
+
+def _file(path: Path) -> Source:
+    place, suffix = str(path.absolute()), path.suffix.lower()
+    if suffix in _PICKLES:
+        return Source("sklearn", place, path.name, (place,))
+    if suffix in (".pt", ".pth"):
+        packages = {name.partition(".")[0] for name in globals_of(path)}
+        if "ultralytics" in packages:
+            return Source("ultralytics", place, path.name, (place,))
+        known = "only weights" if packages <= {"collections", "torch"} else f"classes of {', '.join(sorted(packages))}"
+        raise Refused(
+            f"{path.name} has {known}, not an Ultralytics model; export the module that it belongs to:"
+            " edged export PACKAGE.MODULE:FACTORY --weights FILE"
+        )
+    if suffix == ".onnx":
+        raise InvalidInput(f"{path.name} is an ONNX file already; add it: edged models add NAME {path}")
+    raise InvalidInput(f"edged cannot export {path.name}; give {FORMS}")
+
+
+def globals_of(path: Path) -> list[str]:
+    """Return the names, "module.name", that a checkpoint of torch would import, without importing any. Raises Refused
+    if it is no such checkpoint."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = next(each for each in archive.infolist() if each.filename.endswith("/data.pkl"))
+            if member.file_size > _LARGEST:
+                raise ValueError("its pickle is too large")
+            return list(dict.fromkeys(_globals(archive.read(member))))
+    except (OSError, StopIteration, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise Refused(f"{path.name} is no checkpoint of torch 1.6 or newer: {error or 'it has no data.pkl'}") from None
+
+
+def _globals(data: bytes) -> Iterator[str]:
+    texts: list[str] = []
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name == "GLOBAL":
+            yield str(argument).replace(" ", ".")
+        elif operation.name == "STACK_GLOBAL":
+            yield ".".join(texts[-2:])
+        elif operation.name in _TEXTS:
+            texts.append(str(argument))

@@ -1,0 +1,78 @@
+"""Writes models with seeded weights: `PYTHON make_models.py FUNCTION ARGUMENT...`, in the framework's Python."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+
+def ultralytics(description: str, path: str) -> None:
+    import torch
+    from ultralytics import YOLO
+
+    torch.manual_seed(0)
+    model = YOLO(description)
+    torch.save({"model": model.model.half(), "train_args": {"imgsz": 160, "task": model.task}}, path)
+
+
+def evil(path: str, place: str) -> None:
+    """A checkpoint that looks like one of Ultralytics, and makes a file if it is unpickled."""
+    import torch
+    from ultralytics.nn.tasks import DetectionModel
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return os.system, ("touch " + place,)
+
+    torch.save({"model": Evil(), "x": DetectionModel}, path)
+
+
+def timm(name: str, path: str) -> None:
+    import timm as package
+    import torch
+
+    torch.manual_seed(0)
+    torch.save(package.create_model(name, num_classes=7).state_dict(), path)
+
+
+def torchvision(name: str, path: str) -> None:
+    import torch
+    import torchvision as package
+
+    torch.manual_seed(0)
+    torch.save(package.models.get_model(name, weights=None, num_classes=7).state_dict(), path)
+
+
+def hugging_face(folder: str) -> None:
+    import torch
+    from transformers import RTDetrImageProcessor, RTDetrV2Config, RTDetrV2ForObjectDetection
+
+    torch.manual_seed(0)
+    # As many queries as places in a picture of 160x160: random weights choose the best places by noise.
+    config = RTDetrV2Config(num_queries=20 * 20 + 10 * 10 + 5 * 5, decoder_layers=2)
+    RTDetrV2ForObjectDetection(config).save_pretrained(folder)
+    RTDetrImageProcessor(size={"height": 160, "width": 160}).save_pretrained(folder)
+
+
+def estimator(package: str, path: str) -> None:
+    import joblib
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    rows, labels = random.random((200, 4)).astype(np.float32), random.integers(0, 3, 200)
+    if package == "sklearn":
+        from sklearn.ensemble import RandomForestClassifier
+
+        model: Any = RandomForestClassifier(5, random_state=0)
+    else:
+        from lightgbm import LGBMClassifier
+
+        model = LGBMClassifier(n_estimators=5, verbose=-1)
+    joblib.dump(model.fit(rows, labels), path)
+
+
+if __name__ == "__main__":
+    # Not this folder: a function's name must not hide the package of the same name.
+    sys.path[:] = sys.path[1:]
+    globals()[sys.argv[1]](*sys.argv[2:])
