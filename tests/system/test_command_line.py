@@ -16,9 +16,22 @@ pytestmark = pytest.mark.timeout(120)
 
 NOWHERE = "/proc/nowhere"  # not even root can create a folder here
 COMMANDS = [
-    *("up", "demo", "serve", "config", "models", "family", "inspect", "infer", "stream", "pipelines", "cameras"),
-    *("gallery", "samples", "status", "top", "page", "engines", "events", "logs", "inventory", "device", "doctor"),
-    *("self-check", "report", "reload", "tokens", "tls"),
+    *(
+        "up",
+        "demo",
+        "serve",
+        "config",
+        "models",
+        "export",
+        "family",
+        "inspect",
+        "infer",
+        "stream",
+        "pipelines",
+        "cameras",
+    ),
+    *("gallery", "samples", "status", "top", "page", "engines", "events", "logs", "inventory", "device"),
+    *("doctor", "self-check", "report", "reload", "tokens", "tls"),
 ]
 
 
