@@ -56,6 +56,10 @@ class Answer(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()  # of the arrays in a file of answers
 
 
+class ModuleMissing(Unsupported):
+    """The user's Python lacks a module, which is the message."""
+
+
 class Limits(NamedTuple):
     """Of all steps together: seconds of wall-clock time, MiB of memory."""
 
@@ -93,7 +97,7 @@ class FrameworkProcess:
         self._pending = b""
 
     def ask(self, do: str, **request: object) -> Answer:
-        """Send a request and wait for the answer. Raises Unsupported if a package is missing, Unsuitable if the source
+        """Send a request and wait for the answer. Raises ModuleMissing for a package, Unsuitable if the source
         is refused, BuildFailed if the framework fails or a limit is exceeded."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended; reading says how
@@ -104,7 +108,7 @@ class FrameworkProcess:
         except msgspec.MsgspecError as error:
             raise BuildFailed(f"the framework's process answered nonsense: {error}") from error
         if found.error == "missing":
-            raise Unsupported(found.module or found.message)
+            raise ModuleMissing(found.module or found.message)
         if found.error == "refused":
             raise Unsuitable(found.message)
         if found.error == "memory":

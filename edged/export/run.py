@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +21,7 @@ from edged.engines.child import run
 from edged.engines.repairer import repair
 from edged.errors import BuildFailed, EdgedError, ModelRefused, Unsuitable, Unsupported
 from edged.export import written
-from edged.export.child import Answer, FrameworkProcess, Limits, running
+from edged.export.child import Answer, FrameworkProcess, Limits, ModuleMissing, running
 from edged.export.proof import Answers, Proof, first_difference, prove
 from edged.export.source import PACKAGES, Source
 from edged.export.targets import Limits as TargetLimits
@@ -91,12 +93,15 @@ def export(
             loaded = work.load()
             file, way, inspection = work.write(loaded)
             proof = work.prove(file, inspection, loaded)
-        except Unsupported as error:
+        except ModuleMissing as error:
             raise Unsupported(_missing(source, str(error), wish.python)) from None
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.partial")
-    temporary.write_bytes(file.read_bytes())
-    temporary.replace(out)
+    try:
+        shutil.copyfile(file, temporary)
+        temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)
     return Exported(
         file=str(out),
         framework=loaded.framework,
@@ -202,6 +207,8 @@ class _Export:
     def _finished(self, place: Path, way: str, inspection: Inspection) -> tuple[Path, str, Inspection]:
         out = self._scratch / "finished.onnx"
         asyncio.run(self._finish(place, out))
+        if out.with_name(f"{out.name}.data").exists():
+            raise ModelRefused(f"{self._source.title} has more than 1.9 GB of weights, which do not fit into one file")
         self._raw = place
         return out, way, asyncio.run(run(jobs.Inspect(str(out)), Inspection, _READ))
 
@@ -294,6 +301,9 @@ def _moved(sample: golden.Sample) -> dict[str, Array]:
 
 
 def _arrays(path: Path) -> Iterator[Array]:
-    with np.load(path, allow_pickle=False) as found:
-        for number in range(len(found.files)):
-            yield found[str(number)]
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            for number in range(len(found.files)):
+                yield found[str(number)]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise BuildFailed(f"the framework's process wrote answers that cannot be read: {error}") from error
