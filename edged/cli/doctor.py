@@ -22,6 +22,7 @@ from edged.errors import InvalidInput
 if TYPE_CHECKING:
     from edged.doctor.check import Report
     from edged.doctor.run import CheckOptions
+    from edged.references import kept
 
 STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.WRONG: "bold red", Result.UNKNOWN: "dim"}
 
@@ -87,14 +88,15 @@ def check_options(
     # Folders without a daemon mean those folders, as for every other command.
     asks = bool(target) or not (state or cache)
     listened = next((each for each in settings.listen if each.startswith("unix:")), None)
+    folder = state or _folder(settings.state, paths.default_state_dir())
     return CheckOptions(
-        state=state or _folder(settings.state, paths.default_state_dir()),
+        state=folder,
         cache=cache or _folder(settings.cache, paths.default_cache_dir()),
         target=address.resolve(target or (None if is_named else listened)) if asks else "",
         is_named=is_named,
         engines=settings.engines,
         arena_mb=settings.hosts.arena_mb,
-        models={name: Path(path).absolute() for name, path in settings.models.items()},
+        models={name: kept.place_of(path, folder)[0].absolute() for name, path in settings.models.items()},
         families=settings.families.allow,
     )
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from edged import formatting, packages
 from edged.api_types import Composition, EngineInfo, Explanation
 from edged.backends.contract import INT8_ASYMMETRIC
-from edged.cli import common, remote
+from edged.cli import common, model_options, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import (
     DEFAULT_TARGETS,
@@ -277,7 +277,7 @@ def _reasons(explanations: list[Explanation]) -> Table:
 
 
 def build(
-    model: Annotated[str, typer.Argument(help="A model of this box by name, or an ONNX file.")],
+    model: Annotated[str, typer.Argument(help="A model of this box by name, an ONNX file, or a reference to one.")],
     target: Annotated[
         str,
         typer.Option(
@@ -309,7 +309,7 @@ def build(
     if offline.BACKEND not in box.present():
         raise InvalidInput(f"TensorRT for RTX is not installed here: {packages.install_extra('tensorrt-rtx')}")
     on = _target(target, box)
-    found = box.model(model, setting or [])
+    found = box.model(str(model_options.local_file(model, state).path), setting or [])
     wanted = offline.engines(found, on, tuple(precision or ()))
     failed = 0
     for engine in wanted:

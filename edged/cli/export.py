@@ -35,14 +35,15 @@ def export(
         str,
         typer.Argument(
             help="An Ultralytics checkpoint (.pt), PACKAGE.MODULE:FACTORY of a torch module, timm:NAME,"
-            " torchvision:NAME, a folder of Hugging Face, or a pickled estimator (.pkl, .joblib)."
+            " torchvision:NAME, rfdetr:NAME, a Keras model (.keras), a folder of Hugging Face, TensorFlow or"
+            " PaddlePaddle, or a pickled estimator (.pkl, .joblib); or a reference to a file."
         ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write; default: NAME.onnx.")
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option("--weights", metavar="FILE", help="The weights of a model that is given by name.")
+        str | None, typer.Option("--weights", metavar="FILE", help="The weights of a model that is given by name.")
     ] = None,
     imgsz: Annotated[
         str | None,
@@ -103,7 +104,7 @@ def export(
     from edged.export import source as sources
     from edged.export.child import Limits as ChildLimits
 
-    found = sources.find(source)
+    found = sources.find(str(model_options.local_file(source).path))
     words = tuple(filter(None, dynamic.replace(" ", "").split(",")))
     if unknown := [word for word in words if word not in _DYNAMIC]:
         raise InvalidInput(f"--dynamic {unknown[0][:40]!r}: give batch, size, or batch,size")
@@ -113,12 +114,13 @@ def export(
     limits = _limits(targets, bool(push))
     if opset and limits.opset and opset > limits.opset:
         raise InvalidInput(f"--opset {opset}: {limits.why} takes {limits.opset}")
+    given = model_options.local_file(weights).path if weights else None
+    if given is not None and not given.is_file():
+        raise InvalidInput(f"--weights {weights}: no such file")
     wish = run.Wish(
-        *(weights, _size(imgsz), opset or 0, words, half, trust, _program(python) or sys.executable),
+        *(given, _size(imgsz), opset or 0, words, half, trust, _program(python) or sys.executable),
         *(tuple(samples or ()), ChildLimits(seconds, memory_mb)),
     )
-    if weights is not None and not weights.is_file():
-        raise InvalidInput(f"--weights {weights}: no such file")
     with tempfile.TemporaryDirectory(prefix="edged-export-") as scratch, common.working("exporting") as notify:
         try:
             done = run.export(found, place, wish, limits, Path(scratch), notify)

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="The ONNX file, or the folder of an ensemble.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="The ONNX file, a reference to one, or the folder of an ensemble."),
+    ],
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A model setting to try; repeatable.")
     ] = None,
@@ -100,10 +103,12 @@ def inspect(
     if out is not None and draw is None:
         raise InvalidInput("--out needs --draw PICTURE")
     given = parse_assignments(setting or [])
+    local = model_options.local_file(model)
+    file = local.path
     if file.is_dir() and (info := local_box(seconds=seconds, memory_mb=memory_mb).ensemble(file)) is not None:
         _show_ensemble(file, info, json)
         return
-    settings, found = model_options.with_exporter_settings(file, given)
+    settings, found = model_options.with_exporter_settings(local, given)
     settings, encoded = model_options.with_token_ids(settings, file.absolute().parent)
     options = RepairOptions.parse(convert, convert_steps or [])
     if options.is_any and draw is not None:

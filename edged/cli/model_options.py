@@ -8,12 +8,22 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from edged.cli import common
 from edged.config import child_limits
 from edged.errors import InvalidInput
 from edged.models import anomalib, dictionary, huggingface
 from edged.models.repair import Record
+from edged.references import kept
+from edged.references.kept import Local
 from edged.vision.prompts import PROMPTS
 
+File: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        help="The ONNX file, or a reference to one, such as https://...#sha256=... (docs/references.md); external data"
+        " is read from the same folder."
+    ),
+]
 Convert: TypeAlias = Annotated[
     bool,
     typer.Option(
@@ -33,14 +43,20 @@ Steps: TypeAlias = Annotated[
 ]
 
 
-def with_exporter_settings(file: Path, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the given settings with those from files next to the model, and a line with the settings of each file. The
-    files of Hugging Face and anomalib are not read if `family` is given, and a dictionary only for a text
-    recogniser."""
-    sources: list[tuple[str, dict[str, str]]] = []
+def local_file(text: str, state: Path | None = None) -> Local:
+    """Return the file of an argument. A reference is fetched if it is not kept on this box."""
+    with common.working("") as notify:
+        return kept.local(text, state, notify)
+
+
+def with_exporter_settings(local: Local, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the given settings with those from files next to the model, and lines for the user. The files of Hugging
+    Face and anomalib are not read if `family` is given, and a dictionary only for a text recogniser."""
+    file, pin = local
+    sources: list[tuple[str, dict[str, str]]] = [] if pin is None else [(pin.reference, pin.settings)]
     if "family" not in settings:
         sources.append((f"{huggingface.CONFIG} and {huggingface.PROCESSOR}", huggingface.read_settings(file)))
-        if not sources[0][1]:
+        if not sources[-1][1]:
             sources.append((anomalib.METADATA, anomalib.read_settings(file)))
     if settings.get("family") in (None, *dictionary.FAMILIES):
         sources.append(dictionary.read_settings(file))
@@ -49,6 +65,8 @@ def with_exporter_settings(file: Path, settings: dict[str, str]) -> tuple[dict[s
         added = [key for key in found if key not in merged]
         lines += [f"from {source}: {', '.join(added)}"] if added else []
         merged = {**found, **merged}
+    if pin is not None:
+        lines += [f"fetched {pin.reference}#sha256={pin.model[1]}", *pin.notes]
     return merged, tuple(lines)
 
 

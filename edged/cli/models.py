@@ -36,7 +36,7 @@ _NAME = typer.Argument(help="The model's name for clients: letters, digits and .
 def add(
     context: typer.Context,
     name: Annotated[str, _NAME],
-    file: Annotated[Path, typer.Argument(help="The ONNX file; external data is read from the same folder.")],
+    file: model_options.File,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A model setting, such as thresholds.score=0.4; repeatable."),
@@ -91,10 +91,12 @@ def add(
 
     settings, options = parse_assignments(setting or []), RepairOptions.parse(convert, convert_steps or [])
     found: tuple[str, ...] = ()
+    local = model_options.local_file(file, state)
+    path = local.path
     if not replace:
-        settings, found = model_options.with_exporter_settings(file, settings)
-    settings, encoded = model_options.with_token_ids(settings, file.absolute().parent)
-    doing = f"{'repairing' if options.is_any else 'examining'} {file.name}"
+        settings, found = model_options.with_exporter_settings(local, settings)
+    settings, encoded = model_options.with_token_ids(settings, path.absolute().parent)
+    doing = f"{'repairing' if options.is_any else 'examining'} {path.name}"
 
     def lines_of(added: tuple[str, Record | None]) -> list[str]:
         digest, record = added
@@ -109,8 +111,8 @@ def add(
         model_options.require_no_limits(context)
         from edged.client.upload import Package
 
-        with common.working(f"reading {file.name}"):
-            package = Package.of(name, file, settings, samples or (), options, replace=replace)
+        with common.working(f"reading {path.name}"):
+            package = Package.of(name, path, settings, samples or (), options, replace=replace)
 
         def upload(client: Client) -> tuple[str, Record | None]:
             uploaded = client.upload(package, timeout=targets.timeout or _UPLOAD_S)
@@ -122,7 +124,7 @@ def add(
     else:
         with common.working(doing):
             box = local_box(state, cache, seconds, memory_mb)
-            inspection, record = box.add(name, file, settings, samples or (), options, replace=replace)
+            inspection, record = box.add(name, path, settings, samples or (), options, replace=replace)
         added = inspection.digest, record
         RemoteCommand(lambda _: added, lines_of, to_json).show(added, json)
 

@@ -33,7 +33,12 @@ def serve(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="NAME=FILE", help="Serve a model file from its path; repeatable."),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME=FILE",
+            help="Serve a model from its file or reference; repeatable.",
+        ),
     ] = None,
     listen: Annotated[
         list[str] | None,
@@ -56,6 +61,7 @@ def serve(
     from edged import logs, paths
     from edged.api.grpc.activation import Activation
     from edged.daemon import main as daemon
+    from edged.daemon.fetching import Fetcher
 
     activation = Activation.take(os.environ, os.getpid())
     logs.start()
@@ -71,16 +77,25 @@ def serve(
         return configuration.read(file if is_there else None, environment, options)
 
     first = reading()
-    settings = first.required()
-    logs.reconfigure(settings.log)
+    logs.reconfigure(first.required().log)
+    fetcher = Fetcher()
+    settings = fetcher.resolve(first.required())
+
+    def again() -> configuration.Config:
+        found = fetcher.resolve(reading().required())
+        fetcher.start()
+        return found
+
+    has_references = settings.models != first.required().models
 
     def ready(addresses: list[str]) -> None:
         for warning in first.warnings:
             _LOG.warning("%s", warning)
         _LOG.info("configuration: %s", first.summary())
         _announce(addresses)
+        fetcher.start()
 
-    uvloop.run(daemon.serve(settings, ready, (lambda: reading().required()) if file else None, activation))
+    uvloop.run(daemon.serve(settings, ready, again if file or has_references else None, activation))
 
 
 def _announce(addresses: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from edged.cli import common
+from edged.cli import common, model_options
 
 if TYPE_CHECKING:
     from edged.demo.up import Plan
@@ -22,7 +22,10 @@ _PLAIN_S = 10.0  # seconds between two lines about the camera if the output is n
 def up(
     model: Annotated[
         str,
-        typer.Argument(metavar="[MODEL]", help="An ONNX file, or a model of the box; default: the embedded one."),
+        typer.Argument(
+            metavar="[MODEL]",
+            help="An ONNX file, a reference to one, or a model of the box; default: the embedded one.",
+        ),
     ] = "",
     source: Annotated[
         str,
@@ -46,7 +49,11 @@ def up(
     """
     from edged.demo.up import Plan
 
-    if asyncio.run(_run(Plan(model, source, name), open_)):
+    local = model_options.local_file(model)
+    settings = {} if local.pin is None else local.pin.settings
+    if local.pin is not None:
+        model = str(local.path)
+    if asyncio.run(_run(Plan(model, source, name, settings), open_)):
         say("stopped; models, engines and cameras are kept; to continue: edged up, or edged serve")
 
 

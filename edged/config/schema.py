@@ -400,7 +400,9 @@ class Config(Table, frozen=True):
     models: Annotated[
         dict[str, str],
         Meta(
-            description="Model files by name, served from where they are.", examples=[{"door": "/srv/models/door.onnx"}]
+            description="Model files by name, served from where they are. A reference (docs/references.md) is fetched"
+            " when the daemon starts, unless it is kept on this box.",
+            examples=[{"door": "/srv/models/door.onnx"}],
         ),
         Reload.NOW,
     ] = msgspec.field(default_factory=dict)

@@ -23,6 +23,7 @@ from edged.config.keys import Path
 from edged.daemon import locations
 from edged.errors import EdgedError
 from edged.models.entries import check_name
+from edged.references.reference import parse
 
 Finding: TypeAlias = tuple[Path, str]
 # A host and a port, or a path and 0.
@@ -70,7 +71,12 @@ def _models(config: Config) -> Iterator[Finding]:
             locations.check_model_name(config, name)
         except EdgedError as error:
             yield ("models", name), str(error)
-        yield from ((("models", name), why) for why in _unreadable(File(path)))
+        try:
+            is_file = parse(path) is None
+        except EdgedError as error:
+            yield ("models", name), str(error)
+            continue
+        yield from ((("models", name), why) for why in (_unreadable(File(path)) if is_file else ()))
     for index, name in enumerate(config.startup_models):
         if name == "*":
             continue

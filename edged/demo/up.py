@@ -8,8 +8,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -38,11 +38,13 @@ _CALL_S = 60.0
 @dataclass(frozen=True)
 class Plan:
     """The user's arguments. `model` is a file or the name of a model of the daemon; empty means the embedded one. An
-    empty `source` means a drawn scene; an empty `name` names the camera after its source."""
+    empty `source` means a drawn scene; an empty `name` names the camera after its source. `settings` are the model's,
+    if it is new."""
 
     model: str = ""
     source: str = ""
     name: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def camera(self) -> str:
@@ -67,7 +69,7 @@ async def up(plan: Plan, output: Output) -> None:
     if plan.model and not Path(plan.model).is_file() and _looks_like_file(plan.model):
         raise InvalidInput(f"model file {plan.model!r} does not exist")
     async with _daemon(output) as (address, token), AsyncClient(address, timeout=_CALL_S) as client:
-        model = await _add_model(client, plan.model, output)
+        model = await _add_model(client, plan, output)
         await _add_camera(client, plan.camera, source, model, output)
         status = await client.status()
         if status.page:
@@ -169,8 +171,9 @@ def _token(settings: Config, state: Path) -> Iterator[str]:
             file.revoke(_TOKEN)
 
 
-async def _add_model(client: AsyncClient, wanted: str, output: Output) -> str:
+async def _add_model(client: AsyncClient, plan: Plan, output: Output) -> str:
     """Add the model if it is new; return its name."""
+    wanted = plan.model
     known = {model.name: model for model in await client.models()}
     while any(not model.digest and model.state == "loading" for model in known.values()):
         output.show("reading the models of this box")
@@ -186,7 +189,7 @@ async def _add_model(client: AsyncClient, wanted: str, output: Output) -> str:
             " a camera is the second argument: edged up MODEL SOURCE"
         )
     name = model_name(file) if wanted else _EMBEDDED
-    package = await asyncio.to_thread(Package.of, name, file, {})
+    package = await asyncio.to_thread(Package.of, name, file, plan.settings)
     if name in known:
         digest = await asyncio.to_thread(model_digest, file, [relative for relative, _ in package.files[1:]])
         if known[name].digest != digest:

@@ -58,6 +58,7 @@ from edged.files import NO_DESCRIPTORS, unwritable
 from edged.models.collected import FOLDER
 from edged.models.model import Model
 from edged.models.repository import Overrides, Repository
+from edged.references.kept import FOLDER as REFERENCES
 from edged.serving import memory
 from edged.serving.collector import Collector
 from edged.serving.frame_files import FrameFiles
@@ -188,7 +189,8 @@ class Controller:
     def _readable(self) -> tuple[str, ...]:
         """Return the paths of models and engines that a host may read. Reads the disk, in a thread."""
         found = []
-        for root in (self.repository.root, self.overrides.root, self.store.engines):
+        fetched = self.repository.root.parent / REFERENCES
+        for root in (self.repository.root, self.overrides.root, self.store.engines, fetched):
             with contextlib.suppress(OSError):  # a folder that cannot be created cannot be read either
                 root.mkdir(parents=True, exist_ok=True, mode=0o750)
                 found.append(str(root))

@@ -11,19 +11,22 @@ from typing import NamedTuple
 from edged.errors import InvalidInput, Refused
 
 FORMS = (
-    "an Ultralytics checkpoint (.pt), PACKAGE.MODULE:FACTORY, timm:NAME, torchvision:NAME, a folder of Hugging Face, or"
-    " a pickled estimator (.pkl, .joblib)"
+    "an Ultralytics checkpoint (.pt), PACKAGE.MODULE:FACTORY, timm:NAME, torchvision:NAME, rfdetr:NAME, a Keras model"
+    " (.keras), a folder of Hugging Face, TensorFlow or PaddlePaddle, or a pickled estimator (.pkl, .joblib)"
 )
 # What to install for each exporter.
 PACKAGES = {
     "huggingface": "transformers torch onnx onnxscript",
+    "keras": "tensorflow tf2onnx",
+    "paddle": "paddlepaddle paddle2onnx",
+    "rfdetr": "'rfdetr[onnx]'",
     "sklearn": "scikit-learn skl2onnx onnxmltools",
     "timm": "timm torch onnx onnxscript",
     "torch_module": "torch onnx onnxscript",
     "torchvision": "torchvision torch onnx onnxscript",
     "ultralytics": "ultralytics onnx",
 }
-_NAMED = ("timm", "torchvision")
+_NAMED = ("rfdetr", "timm", "torchvision")
 _PICKLES = (".pkl", ".pickle", ".joblib")
 _LARGEST = 64 << 20  # bytes of a pickle without its tensors
 _TEXTS = ("SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "BINUNICODE8")
@@ -59,13 +62,19 @@ def _folder(path: Path) -> Source:
     place = str(path.absolute())
     if (path / "config.json").exists():
         return Source("huggingface", place, path.name, (place,))
-    raise InvalidInput(f"folder {path} has no config.json; give {FORMS}")
+    if (path / "saved_model.pb").exists():
+        return Source("keras", place, path.name, (place,))
+    if any(path.glob("*.pdiparams")):
+        return Source("paddle", place, path.name, (place,))
+    raise InvalidInput(f"folder {path} has neither config.json, saved_model.pb nor a .pdiparams file; give {FORMS}")
 
 
 def _file(path: Path) -> Source:
     place, suffix = str(path.absolute()), path.suffix.lower()
     if suffix in _PICKLES:
         return Source("sklearn", place, path.name, (place,))
+    if suffix == ".keras":
+        return Source("keras", place, path.name, (place,))
     if suffix in (".pt", ".pth"):
         packages = {name.partition(".")[0] for name in globals_of(path)}
         if "ultralytics" in packages:

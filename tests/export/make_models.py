@@ -55,16 +55,66 @@ def hugging_face(folder: str) -> None:
     RTDetrImageProcessor(size={"height": 160, "width": 160}).save_pretrained(folder)
 
 
+def rfdetr(path: str) -> None:
+    import argparse
+
+    import rfdetr as package
+    import torch
+
+    torch.manual_seed(0)
+    model = package.RFDETRNano(pretrain_weights=None, num_classes=3, device="cpu")
+    torch.save({"model": model.model.model.state_dict(), "args": argparse.Namespace(num_classes=3)}, path)
+
+
+def d_fine(folder: str) -> None:
+    import torch
+    from transformers import DFineConfig, DFineForObjectDetection, RTDetrImageProcessor
+
+    torch.manual_seed(0)
+    DFineForObjectDetection(DFineConfig(num_queries=525, decoder_layers=2)).save_pretrained(folder)
+    RTDetrImageProcessor(size={"height": 160, "width": 160}).save_pretrained(folder)
+
+
+def keras(path: str) -> None:
+    import tensorflow as tf
+
+    tf.keras.utils.set_random_seed(0)
+    layers = tf.keras.layers
+    steps = [layers.Input((64, 64, 3)), layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")]
+    steps += [layers.BatchNormalization(), layers.GlobalAveragePooling2D(), layers.Dense(5, activation="softmax")]
+    model = tf.keras.Sequential(steps)
+    if path.endswith(".keras"):
+        model.save(path)
+    else:
+        model.export(path)
+
+
+def paddle(folder: str) -> None:
+    import paddle as package
+
+    package.seed(0)
+    nn = package.nn
+    layers = [nn.Conv2D(3, 8, 3, stride=2, padding=1), nn.BatchNorm2D(8), nn.ReLU(), nn.AdaptiveAvgPool2D(1)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 5))
+    model.eval()
+    shape = package.static.InputSpec([None, 3, 64, 64], "float32", "pictures")
+    package.jit.save(model, folder + "/inference", input_spec=[shape])
+
+
 def estimator(package: str, path: str) -> None:
     import joblib
     import numpy as np
 
     random = np.random.default_rng(0)
     rows, labels = random.random((200, 4)).astype(np.float32), random.integers(0, 3, 200)
-    if package == "sklearn":
+    if package == "xgboost":
+        from xgboost import XGBClassifier
+
+        model: Any = XGBClassifier(n_estimators=5)
+    elif package == "sklearn":
         from sklearn.ensemble import RandomForestClassifier
 
-        model: Any = RandomForestClassifier(5, random_state=0)
+        model = RandomForestClassifier(5, random_state=0)
     else:
         from lightgbm import LGBMClassifier
 

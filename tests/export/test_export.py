@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon(listen=("unix:HOME/edged.sock",), endpoints=1) as found:
+    with Daemon(listen=("unix:HOME/edged.sock",)) as found:
         yield found
 
 

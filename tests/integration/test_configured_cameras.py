@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import signal
 import urllib.request
 from collections.abc import Iterator
 
@@ -146,6 +147,8 @@ def test_camera_of_a_missing_model_fails_until_the_model_exists(box: CameraBox) 
 
 def test_killed_capture_process_is_restarted(box: CameraBox) -> None:
     box.reaches("hall", "streaming")
-    subprocess.run(["pkill", "-9", "-P", str(box.pid), "-f", "edged.capture.main"], check=True)
+    for pid, line in box.children().items():
+        if "edged.capture.main" in line:
+            os.kill(pid, signal.SIGKILL)
     box.until(lambda: "killed" in box.log.read_text() or "status -9" in box.log.read_text())
     box.reaches("hall", "streaming")

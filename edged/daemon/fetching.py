@@ -1,0 +1,67 @@
+"""References among the models of the configuration. Files that are not kept on this box are fetched by a thread while
+the daemon serves the other models; each fetched file makes the daemon reload its configuration."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from edged.backoff import Backoff
+from edged.config import Config
+from edged.daemon import locations
+from edged.errors import EdgedError
+from edged.references import kept
+
+_LOG = logging.getLogger("edged")
+_PAUSES_S = (5.0, 5.0, 10.0, 60.0, 600.0, 3600.0)  # until another attempt
+
+
+class Fetcher:
+    """Resolves references; used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._state = Path()
+        self._wanted: dict[str, str] = {}  # references that are to be fetched, by the name of the model
+        self._thread: threading.Thread | None = None
+
+    def resolve(self, config: Config) -> Config:
+        """Replace references among the models by files of this box. A model that is not kept gets the path that its
+        file will have; `start` fetches it.
+
+        Raises InvalidInput for a reference that cannot be used.
+        """
+        state, models, wanted = locations.state_dir(config), {}, {}
+        for name, text in config.models.items():
+            path, is_kept = kept.place_of(text, state)
+            models[name] = str(path)
+            if not is_kept:
+                wanted[name] = text
+        self._state, self._wanted = state, wanted
+        return msgspec.structs.replace(config, models=models)
+
+    def start(self) -> None:
+        """Fetch what is missing. SIGHUP must have its handler already."""
+        if self._wanted and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._fetch, name="fetcher", daemon=True)
+            self._thread.start()
+
+    def _fetch(self) -> None:
+        backoff = Backoff(_PAUSES_S)
+        while self._wanted:
+            for name, text in list(self._wanted.items()):
+                _LOG.info("model %s is fetched", name)
+                try:
+                    kept.local(text, self._state)
+                except EdgedError as error:
+                    _LOG.error("model %s cannot be fetched: %s", name, error)
+                else:
+                    self._wanted.pop(name, None)
+                    os.kill(os.getpid(), signal.SIGHUP)
+            if self._wanted:
+                time.sleep(backoff.after(0.0))

@@ -1,0 +1,171 @@
+"""The files of references on this box. A reference is fetched once; its digests are kept, and the files are used for
+ever, also without network.
+
+    STATE/references/KEY/         KEY is a digest of the reference
+        pin.json                  the reference, digests, settings
+        files/NAME                the model, and files beside it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from edged import paths
+from edged.decoding import ready
+from edged.errors import NotFound, Refused
+from edged.files import NOT_JSON, unwritable
+from edged.references import sources, transfer
+from edged.references.reference import Reference, file_name, parse
+
+FOLDER = "references"
+_PIN, _FILES, _SCRATCH = "pin.json", "files", ".fetching-"
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """What was fetched: the SHA-256 of each file by its relative name, the model first, and the settings and notes of
+    the source."""
+
+    reference: str
+    digests: dict[str, str]
+    settings: dict[str, str] = {}
+    notes: list[str] = []
+
+    @property
+    def model(self) -> tuple[str, str]:
+        """Name and digest of the model."""
+        return next(iter(self.digests.items()))
+
+
+class Local(NamedTuple):
+    """A model file on this box. `pin` is None for a file that was not fetched."""
+
+    path: Path
+    pin: Pin | None = None
+
+
+def local(text: str, state: Path | None = None, notify: Callable[[str], None] = lambda line: None) -> Local:
+    """Return the file of an argument: the path itself, or the file of a reference, which is fetched if it is not kept
+    yet. `state` is the folder for state; None is the default one.
+
+    Raises InvalidInput for a reference that cannot be used, Refused if a file is not the one that the digest names, and
+    the errors of `transfer.save`.
+    """
+    reference = parse(text)
+    if reference is None:
+        return Local(Path(text))
+    place = _place(reference, state)
+    root, pin = place.parent, read(place)
+    if pin is None or not _is_kept(reference, place, pin):
+        with _alone(root):
+            pin = read(place)  # another process may have fetched it
+            if pin is None or not _is_kept(reference, place, pin):
+                pin = _fetch(reference, root, place, pin, notify)
+    return Local(place / _FILES / pin.model[0], pin)
+
+
+def place_of(text: str, state: Path) -> tuple[Path, bool]:
+    """Return the file of an argument, and whether it is on this box. A reference is not fetched.
+
+    Raises InvalidInput for a reference that cannot be used.
+    """
+    reference = parse(text)
+    if reference is None:
+        return Path(text), True
+    place = _place(reference, state)
+    pin = read(place)
+    if pin is not None and _is_kept(reference, place, pin):
+        return place / _FILES / pin.model[0], True
+    return place / _FILES / file_name(reference.identity), False
+
+
+def _place(reference: Reference, state: Path | None) -> Path:
+    root = (state or paths.default_state_dir()) / FOLDER
+    return root / hashlib.sha256(reference.identity.encode()).hexdigest()[:24]
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """A context in which no other process fetches."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = (root / ".lock").open("w")
+    except OSError as error:
+        raise Refused(unwritable(root) or f"{root} cannot be written: {error.strerror}") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in root.glob(f"{_SCRATCH}*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def read(place: Path) -> Pin | None:
+    """Return the pin of a folder; None if it has none that can be read."""
+    try:
+        found = msgspec.json.decode((place / _PIN).read_bytes(), type=ready(Pin))
+    except (OSError, *NOT_JSON):
+        return None
+    return found if found.digests else None
+
+
+def _is_kept(reference: Reference, place: Path, pin: Pin) -> bool:
+    """Whether the files are the ones that were fetched, and the reference names no other one."""
+    try:
+        return reference.digest in ("", pin.model[1]) and all(
+            _digest(place / _FILES / name) == digest for name, digest in pin.digests.items()
+        )
+    except OSError:
+        return False
+
+
+def _fetch(reference: Reference, root: Path, place: Path, pin: Pin | None, notify: Callable[[str], None]) -> Pin:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=root) as scratch:
+        new = Path(scratch) / "new"
+        notify(f"asking for {reference.text}")
+        source = sources.find(reference)
+        digests: dict[str, str] = {}
+        for name, location in source.files.items():
+            file = new / _FILES / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                transfer.save(location, file, lambda done: notify(f"fetching {reference.text}: {done >> 20} MiB"))
+            except NotFound:
+                if not location.is_optional:
+                    raise
+                continue
+            digests[name] = _digest(file)
+            if location.digest and digests[name] != location.digest:
+                raise Refused(f"{reference.text}: {name} is not the file that the source announces; try again")
+        found = Pin(reference.text, digests, dict(source.settings), list(source.notes))
+        _compare(reference, found, pin, place)
+        (new / _PIN).write_bytes(msgspec.json.encode(found))
+        if place.exists():
+            place.rename(Path(scratch) / "old")
+        new.rename(place)
+        return found
+
+
+def _compare(reference: Reference, found: Pin, pin: Pin | None, place: Path) -> None:
+    """Raise Refused if the model is not the one that the reference names, or that was fetched first."""
+    _, digest = found.model
+    wanted = reference.digest or (pin.model[1] if pin else "")
+    if wanted and digest != wanted:
+        why = "the reference names" if reference.digest else "was fetched first"
+        accept = "" if reference.digest else f"; to accept it, remove {place}"
+        raise Refused(f"{reference.text} is another file now: its SHA-256 is {digest}, {why} {wanted}{accept}")
+
+
+def _digest(file: Path) -> str:
+    found = hashlib.sha256()
+    with file.open("rb") as opened:
+        while piece := opened.read(1 << 20):
+            found.update(piece)
+    return found.hexdigest()

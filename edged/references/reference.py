@@ -1,0 +1,61 @@
+"""What a reference to a model says. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from edged.errors import InvalidInput
+
+SCHEMES = ("https", "http", "s3", "gs", "az", "oci", "hf", "roboflow")
+_FORM = re.compile(rf"({'|'.join(SCHEMES)})://(\S+)", re.IGNORECASE)
+_DIGEST = re.compile(r"sha256[=:]([0-9a-f]{64})", re.IGNORECASE)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Reference(NamedTuple):
+    """`place` is what follows `SCHEME://`, without the digest. `digest` is the SHA-256 of the model file in hexadecimal
+    digits; empty if the first download decides it."""
+
+    scheme: str
+    place: str
+    digest: str = ""
+
+    @property
+    def text(self) -> str:
+        """The reference without the digest and without secrets that a query may have."""
+        return f"{self.scheme}://{self.place.partition('?')[0]}"
+
+    @property
+    def identity(self) -> str:
+        """What identifies the source of the file, whatever its digest."""
+        return f"{self.scheme}://{self.place}"
+
+
+def parse(text: str) -> Reference | None:
+    """Return the reference in an argument; None if it is the path of a file. Raises InvalidInput for a reference that
+    cannot be used."""
+    found = _FORM.fullmatch(text)
+    if found is None:
+        return None
+    place, _, fragment = found[2].partition("#")
+    digest = _DIGEST.fullmatch(fragment)
+    if fragment and digest is None:
+        raise InvalidInput(f"#{fragment[:40]} is no digest; append #sha256= and 64 hexadecimal digits")
+    reference = Reference(found[1].lower(), place, digest[1].lower() if digest else "")
+    if reference.scheme == "http" and not digest and not is_private(text):
+        raise InvalidInput(f"{reference.text} can be altered on its way; use https, or append #sha256=HEX")
+    return reference
+
+
+def is_private(url: str) -> bool:
+    """Whether a URL is encrypted, or of this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
+
+
+def file_name(url: str) -> str:
+    """Return the last part of a URL's path as the name of a file."""
+    name = unquote(urlsplit(url).path).rpartition("/")[2]
+    return name if name and name not in (".", "..") and "\0" not in name else "model.onnx"
