@@ -10,10 +10,12 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_MOST_GENERATIONS = 100
 # The system call's number by machine, and its arguments: the C library has no function for ioprio_set(2).
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
@@ -34,6 +36,34 @@ def die_with_parent(parent: int) -> bool:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that `kill_children` finds them."""
+    with contextlib.suppress(AttributeError, OSError):  # not Linux's C library
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_children(but: Collection[int] = ()) -> None:
+    """Kill the children of this process `but` some, and then those that it inherits from them."""
+    for _ in range(_MOST_GENERATIONS):
+        found = children() - set(but)
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def children() -> set[int]:
+    """Return the ids of this process's children."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
 
 
 def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edged.export.run import Exported
 
 _DYNAMIC = ("batch", "size")
-_WAIT_S, _POLL_S = 3600.0, 1.0
+_WAIT_S, _IDLE_S, _POLL_S = 3600.0, 8.0, 1.0
 _ENDED = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale")
 
 
@@ -178,15 +178,20 @@ def _runtimes(client: Client, report: Callable[[None], None]) -> tuple[RuntimeSu
 
 def _lines(done: Exported, title: str) -> list[str]:
     proof, worst, way = done.proof, done.proof.worst, f" ({done.way})" if done.way else ""
+    opsets = ", ".join(f"{opset}{_domain(domain)}" for domain, opset in done.opsets.items())
     seen = f", {proof.detections} detections" if proof.by == "detections" else ""
     return [
-        f"{title} exported as {done.file} by {done.framework}{way} in {done.seconds:g} s",
-        f"  opset {done.opset}, IR version {done.ir_version}; {', '.join(done.inputs)} -> {', '.join(done.outputs)}",
+        f"{title} exported as {done.file} by {done.framework}{way} in {done.seconds:g} s with {done.memory_mb} MiB",
+        f"  opset {opsets}, IR version {done.ir_version}; {', '.join(done.inputs)} -> {', '.join(done.outputs)}",
         f"  answers as the framework on {proof.inputs} inputs, by {proof.by}{seen}: differs by at most"
         f" {worst.difference:.1g} of {worst.allowed:.1g} allowed (relative L2, {worst.output!r} for {worst.picture})",
         *(f"  setting {key} = {formatting.shown(value[:100])}" for key, value in sorted(done.settings.items())),
         *(f"  {note}" for note in done.notes),
     ]
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else f" of {domain}"
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -230,17 +235,22 @@ def _serve(done: Exported, push: str, replace: bool, targets: Targets, json: boo
 
 
 def _wait(client: Client, name: str) -> Served:
-    """Wait until all engines of a model have their outcome and one serves. Raises Refused if none does in time."""
+    """Wait until all engines of a model have their outcome and one serves. A daemon that builds only by command leaves
+    engines absent. Raises Refused if none serves in time."""
     end = time.monotonic() + _WAIT_S
+    settled = time.monotonic()  # since when nothing is made
     while time.monotonic() < end:
         try:
             engines: list[EngineInfo] = list(client.engines(name))
         except EdgedError:  # the daemon has not looked at the folder yet
             engines = []
+        if not engines or any(each.state not in (*_ENDED, "absent") for each in engines):
+            settled = time.monotonic()
+        is_over = all(each.state in _ENDED for each in engines) or time.monotonic() - settled > _IDLE_S
         serving = next((each for each in engines if each.state == "serving"), None)
-        if serving is not None and all(each.state in _ENDED for each in engines):
+        if serving is not None and is_over:
             return Served(name, serving.backend, serving.precision, serving.latency_ms, serving.speed)
-        if engines and serving is None and all(each.state in _ENDED and each.state != "ready" for each in engines):
+        if engines and is_over and not any(each.state in ("serving", "ready") for each in engines):
             raise Refused(f"no engine of {name} serves; see: edged engines why {name}")
         time.sleep(_POLL_S)
     raise Refused(f"no verified engine of {name} serves after {_WAIT_S / 60:g} minutes; see: edged engines list")

@@ -53,6 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
     ways: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     has_layers: bool = False
+    memory_mb: int = 0  # the most that the process used so far
     names: tuple[str, ...] = ()  # of the arrays in a file of answers
 
 
@@ -84,6 +85,8 @@ class FrameworkProcess:
             str(limits.memory_mb),
             str(_DISK_MB),
         ]
+        process.adopt_orphans()
+        self._others = process.children()
         self._noise = (scratch / "output.txt").open("w+b")
         self._process = subprocess.Popen(
             [*launcher, reach.argument(), python, str(_MAIN), imports_from],
@@ -95,6 +98,7 @@ class FrameworkProcess:
             **process.ISOLATED,
         )
         self._pending = b""
+        self.memory_mb = 0  # the most that the framework used so far
 
     def ask(self, do: str, **request: object) -> Answer:
         """Send a request and wait for the answer. Raises ModuleMissing for a package, Unsuitable if the source
@@ -107,6 +111,7 @@ class FrameworkProcess:
             found = msgspec.json.decode(self._line(), type=ready(Answer))
         except msgspec.MsgspecError as error:
             raise BuildFailed(f"the framework's process answered nonsense: {error}") from error
+        self.memory_mb = max(self.memory_mb, found.memory_mb)
         if found.error == "missing":
             raise ModuleMissing(found.module or found.message)
         if found.error == "refused":
@@ -118,10 +123,11 @@ class FrameworkProcess:
         return found
 
     def close(self) -> None:
-        """Kill the process and what it started."""
+        """Kill the process and what it started, also what left its session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        process.kill_children(but=self._others)
         for pipe in (self._process.stdin, self._process.stdout, self._noise):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -17,6 +17,7 @@ import numpy as np
 from edged.backends.contract import REFERENCE, Order
 from edged.backends.profile import PREFIX
 from edged.config.child_limits import Limits as ChildLimits
+from edged.confinement import confine
 from edged.engines.child import run
 from edged.engines.repairer import repair
 from edged.errors import BuildFailed, EdgedError, ModelRefused, Unsuitable, Unsupported
@@ -59,12 +60,13 @@ class Wish(NamedTuple):
 
 class Exported(msgspec.Struct, frozen=True):
     """An export: the written file, what it contains, the proof, and remarks. `way` is the exporter, if there are
-    several. `seconds` are those of loading, exporting and comparing."""
+    several. `seconds` are those of loading, exporting and comparing; `memory_mb` is the framework's largest use of
+    memory."""
 
     file: str
     framework: str
     way: str
-    opset: int
+    opsets: dict[str, int]
     ir_version: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -72,6 +74,7 @@ class Exported(msgspec.Struct, frozen=True):
     proof: Proof
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    memory_mb: int = 0
 
 
 def export(
@@ -89,6 +92,8 @@ def export(
         reads = (*reads, here)
     with running(wish.python, scratch, reads, here, wish.limits) as framework:
         work = _Export(source, wish, limits, scratch, framework, notify)
+        if lacking := confine.lacking():
+            work.notes.append(f"the framework was confined only in part: this kernel lacks {', '.join(lacking)}")
         try:
             loaded = work.load()
             file, way, inspection = work.write(loaded)
@@ -106,7 +111,7 @@ def export(
         file=str(out),
         framework=loaded.framework,
         way=way,
-        opset=inspection.opsets.get("ai.onnx", 0),
+        opsets=inspection.opsets,
         ir_version=inspection.ir_version,
         inputs=tuple(map(_tensor, inspection.signature.inputs)),
         outputs=tuple(map(_tensor, inspection.signature.outputs)),
@@ -114,6 +119,7 @@ def export(
         proof=proof,
         notes=tuple(work.notes),
         seconds=round(time.monotonic() - began, 1),
+        memory_mb=framework.memory_mb,
     )
 
 
@@ -122,6 +128,8 @@ def _tensor(spec: TensorSpec) -> str:
 
 
 def _missing(source: Source, module: str, python: str) -> str:
+    if source.kind == "torch_module" and source.name.partition(":")[0].startswith(module):
+        return f"this folder has no module {module!r}; run the command in the folder of your package"
     return f"{python} has no module {module!r}; install it there: {python} -m pip install {PACKAGES[source.kind]}"
 
 
@@ -156,29 +164,31 @@ class _Export:
 
     def write(self, loaded: Answer) -> tuple[Path, str, Inspection]:
         """Export in one of the framework's ways, or lower what it wrote, until the file is what was asked for."""
-        wanted = self._wish.opset or self._limits.opset
         problem, best = "", None
-        for way in loaded.ways:
+        # First what the exporter writes by itself: the boxes may take newer versions than it can write.
+        asked = [self._wish.opset] if self._wish.opset or not self._limits.opset else [0, self._limits.opset]
+        for opset, way in ((opset, way) for opset in asked for way in loaded.ways):
+            named = way or "the exporter"
             self._notify(f"exporting{f' ({way})' if way else ''}")
-            place = self._scratch / f"{way or 'model'}.onnx"
+            place = self._scratch / f"{way or 'model'}-{opset}.onnx"
             try:
-                self._framework.ask("export", out=str(place), opset=wanted or None, way=way)
+                self._framework.ask("export", out=str(place), opset=opset or None, way=way)
                 inspection = asyncio.run(run(jobs.Inspect(str(place)), Inspection, _READ))
             except (BuildFailed, Unsuitable) as error:
                 problem = problem or str(error)
-                self.notes.append(f"{way or 'the exporter'} failed: {error}")
+                self.notes.append(f"{named} failed: {str(error).partition('. ')[0][:200]}")
                 continue
             if inspection.finding is not None:
                 problem = problem or str(inspection.finding.refusal())
                 continue
             if unlike := written.unlike(inspection, loaded.inputs):
                 problem = problem or unlike
-                self.notes.append(f"{way or 'the exporter'} wrote another model: {unlike}")
+                self.notes.append(f"{named} wrote another model: {unlike}")
                 continue
             beyond = written.versions_beyond(inspection, self._wish.opset, self._limits)
             if not beyond:
                 return self._finished(place, way, inspection)
-            self.notes.append(f"{way or 'the exporter'} wrote {beyond}")
+            self.notes.append(f"{named} wrote {beyond}")
             best = best or (place, way, inspection)
         if best is None:
             raise ModelRefused(f"{self._source.title} cannot be exported: {problem}")

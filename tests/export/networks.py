@@ -78,3 +78,11 @@ class TopK(nn.Module):
 
 def topk() -> nn.Module:
     return TopK()
+
+
+def escaping() -> nn.Module:
+    """Starts a process in a session of its own, which must end together with the export."""
+    import subprocess
+
+    subprocess.Popen(["sleep", "3141.5"], start_new_session=True)
+    return small()

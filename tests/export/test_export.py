@@ -33,7 +33,9 @@ def daemon() -> Iterator[Daemon]:
 
 
 def export(folder: Path, *words: str, cwd: Path = HERE) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("edged")), "export", *words, "--python", PYTHON]
+    command = [str(Path(sys.executable).with_name("edged")), "export", *words]
+    if "--python" not in words:
+        command += ["--python", PYTHON]
     if "-o" not in words:
         command += ["-o", str(folder / "model.onnx")]
     return subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=cwd)
@@ -46,10 +48,10 @@ def exported(folder: Path, *words: str, cwd: Path = HERE) -> onnx.ModelProto:
     return onnx.load(folder / "model.onnx")
 
 
-def make(*words: str) -> None:
+def make(*words: str, python: str = PYTHON) -> None:
     """Run a function of `make_models.py` in the framework's Python."""
     environment = {**os.environ, "YOLO_AUTOINSTALL": "false", "YOLO_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
-    command = [PYTHON, str(HERE / "make_models.py"), *words]
+    command = [python, str(HERE / "make_models.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
+import resource
 import sys
 import traceback
 import types
@@ -34,7 +36,8 @@ def _answered(worker: _Worker, request: dict) -> dict:
     from edged_frameworks.contract import Refused
 
     try:
-        return getattr(worker, "do_" + request.pop("do"))(**request)
+        done = getattr(worker, "do_" + request.pop("do"))(**request)
+        return {**done, "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
     except Refused as error:
         return {"error": "refused", "message": str(error)}
     except ModuleNotFoundError as error:
@@ -43,7 +46,8 @@ def _answered(worker: _Worker, request: dict) -> dict:
         return {"error": "memory", "message": "out of memory"}
     except Exception as error:  # frameworks raise anything
         traceback.print_exc()
-        return {"error": "failed", "message": "{}: {}".format(type(error).__name__, " ".join(str(error).split())[:600])}
+        text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
+        return {"error": "failed", "message": f"{type(error).__name__}: {text[:600]}"}
 
 
 class _Worker:
