@@ -141,10 +141,17 @@ test-onnx-backend: $(VENV)/.dev  ## Serve each test model of the onnx package an
 
 # The frameworks are large, and are installed into an environment of their own, once.
 EXPORT_PYTHON ?= .venv-export/bin/python
-EXPORTED := torch ultralytics timm transformers scikit-learn skl2onnx lightgbm onnxmltools onnx onnxscript
-test-export: $(VENV)/.dev  ## Export models of training frameworks and serve them (EXPORT_PYTHON=python with the frameworks).
+TENSORFLOW_PYTHON ?= .venv-tensorflow/bin/python
+PADDLE_PYTHON ?= .venv-paddle/bin/python
+EXPORTED := torch ultralytics timm transformers scikit-learn skl2onnx lightgbm xgboost onnxmltools onnx onnxscript \
+  'rfdetr[onnx]'
+# Three environments: the exporters of TensorFlow and PaddlePaddle need other versions of onnx.
+test-export: $(VENV)/.dev  ## Export models of training frameworks and serve them (EXPORT_PYTHON=, TENSORFLOW_PYTHON=, PADDLE_PYTHON=).
 	@test -x $(EXPORT_PYTHON) || ($(PYTHON) -m venv .venv-export && .venv-export/bin/pip install --quiet $(EXPORTED))
-	EDGED_EXPORT_PYTHON=$(abspath $(EXPORT_PYTHON)) $(BIN)/python -m pytest tests/export
+	@test -x $(TENSORFLOW_PYTHON) || ($(PYTHON) -m venv .venv-tensorflow && .venv-tensorflow/bin/pip install --quiet tensorflow tf2onnx)
+	@test -x $(PADDLE_PYTHON) || ($(PYTHON) -m venv .venv-paddle && .venv-paddle/bin/pip install --quiet paddlepaddle paddle2onnx packaging)
+	EDGED_EXPORT_PYTHON=$(abspath $(EXPORT_PYTHON)) EDGED_EXPORT_TENSORFLOW=$(abspath $(TENSORFLOW_PYTHON)) \
+	  EDGED_EXPORT_PADDLE=$(abspath $(PADDLE_PYTHON)) $(BIN)/python -m pytest tests/export
 
 # Another seed each time, which is printed; the same one sends the same again.
 fuzz: $(VENV)/.dev  ## Send random and malformed messages: 200,000 to handlers, 20,000 to a live daemon; five minutes (SEED=7).

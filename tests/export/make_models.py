@@ -78,7 +78,7 @@ def rfdetr(path: str) -> None:
 
     torch.manual_seed(0)
     model = package.RFDETRNano(pretrain_weights=None, num_classes=3, device="cpu")
-    model.model.model.class_embed.bias.data.fill_(-1)
+    model.model.model.class_embed.bias.data[:] = torch.tensor([-1.0, -1, -1, -20])  # the last is no class
     torch.save({"model": model.model.model.state_dict(), "args": argparse.Namespace(num_classes=3)}, path)
 
 

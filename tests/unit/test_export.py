@@ -231,6 +231,16 @@ def test_finish_writes_one_file_with_metadata_and_without_traces(tmp_path: Path)
     assert b"/home/me" not in out.read_bytes()
 
 
+def test_weights_beyond_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edged.jobs.exported._LARGE", 1000)
+    inputs, outputs = ([models.value(name, "FP32", [1, 64])] for name in "xy")
+    weights = numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
+    proto = models.model(models.nodes("y = MatMul(x, w)"), inputs, outputs, [weights])
+    onnx.save(proto, tmp_path / "large.onnx", save_as_external_data=True, size_threshold=0, location="large.onnx.data")
+    finish(jobs.FinishExport(str(tmp_path / "large.onnx"), str(tmp_path / "out.onnx"), {}))
+    assert (tmp_path / "out.onnx.data").exists()  # which `run` refuses
+
+
 @pytest.mark.parametrize(
     ("name", "scopes", "expected"),
     [
