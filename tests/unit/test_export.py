@@ -79,7 +79,7 @@ def test_find_refuses_other_files(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no checkpoint of torch"):
         find(str(tmp_path / "a.pt"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidInput, match=r"has no config\.json"):
+    with pytest.raises(InvalidInput, match=r"has neither config\.json"):
         find(str(tmp_path / "empty"))
 
 
