@@ -55,6 +55,11 @@ def default_cache_dir() -> Path:
     return _place("CACHE_DIRECTORY", "EDGED_CACHE", Path("/var/cache/edged"), "XDG_CACHE_HOME", ".cache")
 
 
+def user_data_dir() -> Path:
+    """Return the folder for what a command keeps for its user, also for root, whose state is the service's."""
+    return (_absolute("XDG_DATA_HOME") or Path.home() / ".local/share") / "edged"
+
+
 def default_config() -> Path | None:
     """Return the default configuration file, which may not exist: the service's, or below XDG_CONFIG_HOME for an
     ordinary user; None for root outside the service."""

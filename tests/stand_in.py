@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,7 @@ class StandIn(ThreadingHTTPServer):
         self.pages: dict[str, Page] = {}
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.token = ""
+        self.slow = False  # whether the headers take two seconds
         self.address = f"http://127.0.0.1:{self.server_port}"
 
     def paths(self) -> list[str]:
@@ -41,6 +43,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
+        if self.server.slow:
+            time.sleep(2)
         self.end_headers()
         self.wfile.write(body)
 

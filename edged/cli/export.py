@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -17,12 +18,14 @@ from edged.api_types import EngineInfo, RuntimeSupport
 from edged.cli import common, model_options, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import DEFAULT_TARGETS, Targets
-from edged.errors import EdgedError, InvalidInput, ModelRefused, Refused, Unsuitable
+from edged.errors import AlreadyExists, EdgedError, InvalidInput, ModelRefused, Refused, Unsuitable
 from edged.export.targets import Limits, intersection
+from edged.files import unwritable
 from edged.models.entries import check_name
 
 if TYPE_CHECKING:
     from edged.client.client import Client
+    from edged.export import source as sources
     from edged.export.run import Exported
 
 _DYNAMIC = ("batch", "size")
@@ -40,7 +43,7 @@ def export(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write; default: NAME.onnx.")
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write; default: NAME.onnx.")
     ] = None,
     weights: Annotated[
         str | None, typer.Option("--weights", metavar="FILE", help="The weights of a model that is given by name.")
@@ -69,7 +72,9 @@ def export(
         typer.Option("--push", metavar="NAME", help="Add it to the boxes with this name; wait until it serves."),
     ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="With --push: replace a model of this name.")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Time limit of the framework.")] = 1800.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, max=604_800, help="Time limit of the framework.")
+    ] = 1800.0,
     memory_mb: Annotated[int, typer.Option("--memory-mb", min=256, help="Memory limit of the framework, MiB.")] = 8192,
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
@@ -79,8 +84,8 @@ def export(
     The file is written only if it answers as the framework does.
 
     The framework runs in your own Python (--python), without network, and may write only to a temporary folder. If a
-    package is missing, the command that installs it is shown. Only tensors are loaded from a checkpoint. A pickle is
-    code, and is loaded only with --trust.
+    package is missing, the command that installs it is shown. A checkpoint's code is not executed. A pickled estimator
+    is code, and is loaded only with --trust.
 
     With --target or --inventory the boxes are asked first which ONNX versions their runtimes take, and afterwards
     whether they can serve the file. Without, the exporter's usual opset is written.
@@ -110,8 +115,13 @@ def export(
         raise InvalidInput(f"--dynamic {unknown[0][:40]!r}: give batch, size, or batch,size")
     if push:
         check_name(push)
-    place = out or Path(f"{Path(found.title.rpartition(':')[2]).stem or 'model'}.onnx")
-    limits = _limits(targets, bool(push))
+    elif replace:
+        raise InvalidInput("--replace applies only to --push")
+    if lost := next((each for each in samples or () if not each.exists()), None):
+        raise InvalidInput(f"--samples {lost}: no such file or folder")
+    place = Path(out) if out is not None else Path(f"{Path(found.title.rpartition(':')[2]).stem or 'model'}.onnx")
+    _check_place(place, found)
+    limits = _limits(targets, "" if replace else push, bool(push))
     if opset and limits.opset and opset > limits.opset:
         raise InvalidInput(f"--opset {opset}: {limits.why} takes {limits.opset}")
     given = model_options.local_file(weights).path if weights else None
@@ -132,6 +142,18 @@ def export(
     boxes = _serve(done, push, replace, targets, json) if targets.named or push else None
     if json and boxes is None:
         common.print_json(msgspec.json.encode(done))
+
+
+def _check_place(place: Path, source: sources.Source) -> None:
+    """Raise InvalidInput if the file cannot be written, or is the source."""
+    if place.is_dir() or not place.name:
+        raise InvalidInput(f"-o {place} is a folder; give the name of a file")
+    if place.suffix != ".onnx":
+        raise InvalidInput(f"-o {place}: the name must end with .onnx")
+    if place.exists() and source.name.startswith(os.sep) and place.samefile(source.name):
+        raise InvalidInput(f"-o {place} would overwrite the source; give another name")
+    if problem := unwritable(next(each for each in place.absolute().parents if each.exists())):
+        raise InvalidInput(f"-o {place}: {problem}")
 
 
 def _size(text: str | None) -> tuple[int, int] | None:
@@ -155,16 +177,23 @@ def _program(python: str | None) -> str | None:
     return str(Path(found).absolute())
 
 
-def _limits(targets: Targets, is_pushed: bool) -> Limits:
+def _limits(targets: Targets, new: str, is_pushed: bool) -> Limits:
+    """Return what the boxes take. Raises AlreadyExists if one has a model with the name `new`."""
+
+    def ask(client: Client, report: Callable[[None], None]) -> tuple[RuntimeSupport, ...]:
+        if new and any(each.name == new for each in client.models()):
+            raise AlreadyExists(f"model {new} already exists; add --replace, or give another name")
+        return client.device(runtimes=True).runtimes
+
     if targets.named is None and not is_pushed:
         return Limits()
     boxes = targets.boxes() if targets.is_fleet else ()
     with common.working("asking what the boxes take"):
         if not boxes:
             with targets.client() as client:
-                return intersection({targets.named or "this box": _runtimes(client, lambda _: None)})
+                return intersection({targets.named or "this box": ask(client, lambda _: None)})
         answers: dict[str, tuple[RuntimeSupport, ...]] = {}
-        for each in remote.call_all(boxes, _runtimes):
+        for each in remote.call_all(boxes, ask):
             if isinstance(each, remote.BoxOutcome):
                 if each.answer is None:
                     raise Refused(f"{each.box}: {each.error}")
@@ -172,13 +201,9 @@ def _limits(targets: Targets, is_pushed: bool) -> Limits:
         return intersection(answers)
 
 
-def _runtimes(client: Client, report: Callable[[None], None]) -> tuple[RuntimeSupport, ...]:
-    return client.device(runtimes=True).runtimes
-
-
 def _lines(done: Exported, title: str) -> list[str]:
     proof, worst, way = done.proof, done.proof.worst, f" ({done.way})" if done.way else ""
-    opsets = ", ".join(f"{opset}{_domain(domain)}" for domain, opset in done.opsets.items())
+    opsets = ", ".join(f"{opset}{_domain(domain)}" for domain, opset in sorted(done.opsets.items()))
     seen = f", {proof.detections} detections" if proof.by == "detections" else ""
     return [
         f"{title} exported as {done.file} by {done.framework}{way} in {done.seconds:g} s with {done.memory_mb} MiB",

@@ -65,9 +65,15 @@ def with_exporter_settings(local: Local, settings: dict[str, str]) -> tuple[dict
         added = [key for key in found if key not in merged]
         lines += [f"from {source}: {', '.join(added)}"] if added else []
         merged = {**found, **merged}
-    if pin is not None:
-        lines += [f"fetched {pin.reference}#sha256={pin.model[1]}", *pin.notes]
     return merged, tuple(lines)
+
+
+def source_lines(local: Local) -> tuple[str, ...]:
+    """Return lines about the source of a fetched file; empty for a file that was not fetched."""
+    if local.pin is None:
+        return ()
+    name = f"{local.pin.reference}#sha256={local.pin.model[1]}"
+    return f"from {name}", f"kept in {local.path.parents[1]}; remove it to fetch the file again", *local.pin.notes
 
 
 def with_token_ids(settings: dict[str, str], folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -101,7 +101,10 @@ def add(
     def lines_of(added: tuple[str, Record | None]) -> list[str]:
         digest, record = added
         repairs = model_options.repair_lines(record) or (("no repair was needed",) if options.is_any else ())
-        return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in (*found, *encoded, *repairs))]
+        return [
+            f"model {name} added, digest {digest[:12]}",
+            *(f"  {line}" for line in (*model_options.source_lines(local), *found, *encoded, *repairs)),
+        ]
 
     def to_json(added: tuple[str, Record | None]) -> dict[str, Any]:
         digest, record = added

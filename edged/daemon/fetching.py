@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -29,6 +28,7 @@ class Fetcher:
         self._state = Path()
         self._wanted: dict[str, str] = {}  # references that are to be fetched, by the name of the model
         self._thread: threading.Thread | None = None
+        self._woken = threading.Event()  # set when the configuration was read again
 
     def resolve(self, config: Config) -> Config:
         """Replace references among the models by files of this box. A model that is not kept gets the path that its
@@ -47,12 +47,14 @@ class Fetcher:
 
     def start(self) -> None:
         """Fetch what is missing. SIGHUP must have its handler already."""
+        self._woken.set()
         if self._wanted and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._fetch, name="fetcher", daemon=True)
             self._thread.start()
 
     def _fetch(self) -> None:
         backoff = Backoff(_PAUSES_S)
+        self._woken.clear()
         while self._wanted:
             for name, text in list(self._wanted.items()):
                 _LOG.info("model %s is fetched", name)
@@ -60,8 +62,11 @@ class Fetcher:
                     kept.local(text, self._state)
                 except EdgedError as error:
                     _LOG.error("model %s cannot be fetched: %s", name, error)
+                except Exception:  # the others must be fetched
+                    _LOG.exception("model %s cannot be fetched", name)
                 else:
                     self._wanted.pop(name, None)
                     os.kill(os.getpid(), signal.SIGHUP)
-            if self._wanted:
-                time.sleep(backoff.after(0.0))
+            if self._wanted and self._woken.wait(backoff.after(0.0)):
+                self._woken.clear()
+                backoff = Backoff(_PAUSES_S)

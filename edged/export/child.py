@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from edged.errors import BuildFailed, InvalidInput, Unsuitable, Unsupported
 _MAIN = Path(__file__).parent / "frameworks" / "main.py"
 _NOISE = 1 << 16  # bytes of standard error that are kept
 _DISK_MB = 16 << 10
+_LONGEST = 16 << 20  # bytes of an answer
 # Where frameworks keep downloaded weights, by the variable that moves it.
 _CACHES = {"TORCH_HOME": "torch", "HF_HOME": "huggingface"}
 _OFFLINE = {
@@ -87,7 +89,7 @@ class FrameworkProcess:
         ]
         process.adopt_orphans()
         self._others = process.children()
-        self._noise = (scratch / "output.txt").open("w+b")
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`; without a name for the framework
         self._process = subprocess.Popen(
             [*launcher, reach.argument(), python, str(_MAIN), imports_from],
             stdin=subprocess.PIPE,
@@ -144,6 +146,8 @@ class FrameworkProcess:
             if not piece:
                 raise BuildFailed(self._how_it_ended())
             self._pending += piece
+            if len(self._pending) > _LONGEST:
+                raise BuildFailed("the framework's process writes to the channel of its answers")
         line, _, self._pending = self._pending.partition(b"\n")
         return line
 
@@ -164,7 +168,8 @@ class FrameworkProcess:
 def _places(python: str) -> tuple[str, ...]:
     """Return the folders of an environment's modules. Raises InvalidInput if it is no Python that can be used."""
     try:
-        done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
+        command = [python, "-c", _ASK]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **process.ISOLATED)
         version, *places = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise InvalidInput(f"{python} is no Python that runs: {error}; give --python PATH") from error
@@ -192,7 +197,8 @@ def _environment(scratch: Path) -> tuple[dict[str, str], tuple[str, ...]]:
         "TMPDIR": str(scratch),
         "YOLO_CONFIG_DIR": str(home),
     }
-    return {**kept, **_OFFLINE, **own, **caches}, tuple(caches.values())
+    # Weights only: next to them are tokens.
+    return {**kept, **_OFFLINE, **own, **caches}, tuple(f"{place}/hub" for place in caches.values())
 
 
 @contextlib.contextmanager

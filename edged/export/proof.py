@@ -20,14 +20,18 @@ from edged.tensors import Array
 from edged.verification.boxes import Agreement, Matcher
 from edged.verification.golden import Sample
 
-_TIMES = 64.0
-_LEAST = {"float32": 2e-5, "float64": 2e-5, "float16": 5e-3}  # relative L2: rounding, and functions of other libraries
-_MEANINGLESS = 0.01  # an allowance above this proves nothing
+_TIMES, _LEAST = 64.0, 2e-5  # relative L2: rounding, and functions of other libraries
+# The last bit of a float16 is as large as the rounding in all of the model.
+_TIMES_HALF, _LEAST_HALF = 8.0, 5e-3
+_MEANINGLESS, _MEANINGLESS_HALF = 0.01, 0.05  # an allowance above this proves nothing
 _ALIKE = 0.99  # share of the detections that both must have
 _UNPROVEN = (
     "noise in the last bit of these inputs changes its answers so much that they prove nothing; give pictures that show"
     " something with --samples"
 )
+
+
+_NOTHING = "no output has a finite value that is the same in two runs, so nothing can be compared"
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -37,6 +41,7 @@ class Compared(msgspec.Struct, frozen=True):
     picture: str
     difference: float
     allowed: float
+    meaningless: float = _MEANINGLESS
 
     @property
     def is_right(self) -> bool:
@@ -45,7 +50,7 @@ class Compared(msgspec.Struct, frozen=True):
     @property
     def is_clear(self) -> bool:
         """Whether the comparison proves something."""
-        return self.allowed <= _MEANINGLESS
+        return self.allowed <= self.meaningless
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -75,6 +80,9 @@ class Answers(msgspec.Struct, frozen=True):
 def prove(answers: Sequence[Answers], matcher: Matcher | None, half: bool = False) -> Proof:
     """Compare all answers. `matcher` finds detections; None if the model has none."""
     pairs = [(each, name) for each in answers for name in each.sample.outputs]
+    if not any(_has_values(each.framework[name]) for each, name in pairs):
+        nothing = Compared("", answers[0].picture, 0.0, 1.0)
+        return Proof("elements", len(answers), nothing, problem=_NOTHING)
     found = [_elements(each, name, half) for each, name in pairs]
     by, worst = "elements", _worst(found)
     if math.isfinite(worst.difference) and not all(each.is_right and each.is_clear for each in found):
@@ -115,13 +123,23 @@ def _elements(answers: Answers, name: str, half: bool, is_sorted: bool = False) 
         return Compared(
             name, f"{answers.picture}: {list(found.shape)} instead of {list(expected.shape)}", math.inf, 1.0
         )
+    if moved.shape != expected.shape:  # which proves nothing
+        return Compared(name, answers.picture, 0.0, math.inf)
     if expected.dtype.kind != "f":
-        share = float(np.mean(_texts(expected) != _texts(found))) if expected.size else 0.0
-        return Compared(name, answers.picture, share, float(np.mean(_texts(expected) != _texts(moved))) or 1e-9)
+        share, own = (float(np.mean(_texts(expected) != _texts(each))) if each.size else 0.0 for each in (found, moved))
+        return Compared(name, answers.picture, share, own or 1e-9)
     if is_sorted and expected.ndim > 1:
         expected, found, moved = (np.sort(each, axis=-2) for each in (expected, found, moved))
-    least = _LEAST["float16" if half else str(expected.dtype)]
-    return Compared(name, answers.picture, _distance(expected, found), max(least, _TIMES * _distance(expected, moved)))
+    is_half = half or expected.dtype == np.float16
+    least, times, meaningless = (
+        (_LEAST_HALF, _TIMES_HALF, _MEANINGLESS_HALF) if is_half else (_LEAST, _TIMES, _MEANINGLESS)
+    )
+    allowed = max(least, times * _distance(expected, moved))
+    return Compared(name, answers.picture, _distance(expected, found), allowed, meaningless)
+
+
+def _has_values(values: Array) -> bool:
+    return bool(np.isfinite(values).any()) if values.dtype.kind == "f" else values.size > 0
 
 
 def _texts(values: Array) -> npt.NDArray[np.str_]:
@@ -132,7 +150,7 @@ def _distance(expected: Array, found: Array) -> float:
     """Return the relative L2 distance; infinite if one is finite where the other is not."""
     one, other = expected.astype(np.float64), found.astype(np.float64)
     finite = np.isfinite(one)
-    if not np.array_equal(finite, np.isfinite(other)):
+    if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
         return math.inf
     one, other = one[finite], other[finite]
     norm = float(np.linalg.norm(one))
@@ -153,7 +171,7 @@ def first_difference(
     for name, expected in framework.items():
         if (found := file.get(name)) is None or found.shape != expected.shape or name not in moved:
             continue
-        allowed = max(_LEAST["float32"], _TIMES * _distance(expected, moved[name]))
+        allowed = max(_LEAST, _TIMES * _distance(expected, moved[name]))
         if _distance(expected, found) <= allowed:
             first = None
         elif first is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import shutil
 import sys
 import time
@@ -24,8 +25,9 @@ from edged.errors import BuildFailed, EdgedError, ModelRefused, Unsuitable, Unsu
 from edged.export import written
 from edged.export.child import Answer, FrameworkProcess, Limits, ModuleMissing, running
 from edged.export.proof import Answers, Proof, first_difference, prove
-from edged.export.source import PACKAGES, Source
+from edged.export.source import KNOWN, PACKAGES, Source
 from edged.export.targets import Limits as TargetLimits
+from edged.files import read_regular
 from edged.ipc import job_messages as jobs
 from edged.models import huggingface
 from edged.models.entries import plain_entry
@@ -87,11 +89,14 @@ def export(
     """
     began = time.monotonic()
     reads = (*source.reads, *((str(wish.weights.absolute()),) if wish.weights else ()))
-    here = str(Path.cwd()) if source.kind == "torch_module" else str(scratch)
-    if source.kind == "torch_module":
-        reads = (*reads, here)
-    with running(wish.python, scratch, reads, here, wish.limits) as framework:
-        work = _Export(source, wish, limits, scratch, framework, notify)
+    # The framework may write to the first folder, and only read the second one.
+    theirs, own = scratch / "framework", scratch / "own"
+    theirs.mkdir()
+    own.mkdir()
+    here = str(Path.cwd()) if source.kind == "torch_module" else str(theirs)
+    reads = (*reads, here, str(own))
+    with running(wish.python, theirs, reads, here, wish.limits) as framework:
+        work = _Export(source, wish, limits, theirs, own, framework, notify)
         if lacking := confine.lacking():
             work.notes.append(f"the framework was confined only in part: this kernel lacks {', '.join(lacking)}")
         try:
@@ -128,9 +133,10 @@ def _tensor(spec: TensorSpec) -> str:
 
 
 def _missing(source: Source, module: str, python: str) -> str:
-    if source.kind == "torch_module" and source.name.partition(":")[0].startswith(module):
+    if source.kind == "torch_module" and f"{source.name.partition(':')[0]}.".startswith(f"{module}."):
         return f"this folder has no module {module!r}; run the command in the folder of your package"
-    return f"{python} has no module {module!r}; install it there: {python} -m pip install {PACKAGES[source.kind]}"
+    package = PACKAGES[source.kind] if module.partition(".")[0] in KNOWN else module.partition(".")[0]
+    return f"{python} has no module {module!r}; install it there: {python} -m pip install {package}"
 
 
 class _Export:
@@ -139,18 +145,19 @@ class _Export:
         source: Source,
         wish: Wish,
         limits: TargetLimits,
-        scratch: Path,
+        theirs: Path,
+        own: Path,
         framework: FrameworkProcess,
         notify: Callable[[str], None],
     ) -> None:
-        self._source, self._wish, self._limits, self._scratch = source, wish, limits, scratch
+        self._source, self._wish, self._limits, self._theirs, self._own = source, wish, limits, theirs, own
         self._framework, self._notify = framework, notify
         self.notes: list[str] = []
         self.settings: dict[str, str] = {}
 
     def load(self) -> Answer:
         self._notify(f"loading {self._source.title}")
-        wish, request = self._wish, {"source": self._source.name, "scratch": str(self._scratch)}
+        wish, request = self._wish, {"source": self._source.name, "scratch": str(self._theirs)}
         options = {"imgsz": wish.imgsz, "dynamic": wish.dynamic, "half": wish.half, "trust": wish.trust}
         weights = str(wish.weights.absolute()) if wish.weights else ""
         loaded = self._framework.ask("load", kind=self._source.kind, request={**request, **options, "weights": weights})
@@ -170,12 +177,12 @@ class _Export:
         for opset, way in ((opset, way) for opset in asked for way in loaded.ways):
             named = way or "the exporter"
             self._notify(f"exporting{f' ({way})' if way else ''}")
-            place = self._scratch / f"{way or 'model'}-{opset}.onnx"
+            place = self._theirs / f"{way or 'model'}-{opset}.onnx"
             try:
                 self._framework.ask("export", out=str(place), opset=opset or None, way=way)
                 inspection = asyncio.run(run(jobs.Inspect(str(place)), Inspection, _READ))
             except (BuildFailed, Unsuitable) as error:
-                problem = problem or str(error)
+                problem = str(error) if isinstance(error, Unsuitable) or not problem else problem
                 self.notes.append(f"{named} failed: {str(error).partition('. ')[0][:200]}")
                 continue
             if inspection.finding is not None:
@@ -197,7 +204,7 @@ class _Export:
     def _lowered(self, place: Path, way: str, inspection: Inspection) -> tuple[Path, str, Inspection]:
         """Convert what the exporter wrote to the versions that were asked for. Raises ModelRefused, with the operator
         and, if the exporter wrote it, the source line."""
-        sources = asyncio.run(self._finish(place, self._scratch / "traced.onnx")).sources
+        sources = asyncio.run(self._finish(place, self._own / "traced.onnx")).sources
         opset, ir = self._wish.opset or self._limits.opset, self._limits.ir_version
         steps, versions = list[Step](), {}
         if opset and inspection.opsets.get("ai.onnx", 0) > opset:
@@ -215,7 +222,7 @@ class _Export:
         return self._finished(done.path, way, asyncio.run(run(jobs.Inspect(str(done.path)), Inspection, _READ)))
 
     def _finished(self, place: Path, way: str, inspection: Inspection) -> tuple[Path, str, Inspection]:
-        out = self._scratch / "finished.onnx"
+        out = self._own / "finished.onnx"
         asyncio.run(self._finish(place, out))
         if out.with_name(f"{out.name}.data").exists():
             raise ModelRefused(f"{self._source.title} has more than 1.9 GB of weights, which do not fit into one file")
@@ -249,7 +256,7 @@ class _Export:
         return proof
 
     async def _golden(self, model: Model) -> list[golden.Sample]:
-        out = self._scratch / "golden"
+        out = self._own / "golden"
         order: Order = model.order(REFERENCE)
         job = jobs.MakeGolden(order, str(out), model.recognition, model.samples, ShapeRange.of(model))
         made = await run(job, jobs.MadeGolden, _PROBE)
@@ -262,8 +269,8 @@ class _Export:
 
     def _ask(self, what: str, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Return the framework's arrays, with the names of `outputs` if they are given."""
-        asked, found = self._scratch / "asked.npz", self._scratch / "answered.npz"
-        np.savez(asked, **inputs)  # type: ignore[arg-type]
+        asked, found = self._own / "asked.npz", self._theirs / "answered.npz"
+        _save(asked, inputs)
         answer = self._framework.ask(what, inputs=str(asked), outputs=str(found))
         arrays = list(_arrays(found))
         if outputs and len(arrays) != len(outputs):
@@ -277,8 +284,8 @@ class _Export:
         try:
             framework = self._ask("layers", sample.inputs)
             moved = self._ask("layers", _moved(sample))
-            asked, found = self._scratch / "asked.npz", self._scratch / "layers.npz"
-            np.savez(asked, **sample.inputs)  # type: ignore[arg-type]
+            asked, found = self._own / "asked.npz", self._own / "layers.npz"
+            _save(asked, sample.inputs)
             asyncio.run(run(jobs.ExportLayers(str(self._raw), str(asked), str(found)), jobs.Done, _PROBE))
             names = found.with_suffix(".names").read_text().split("\n")
             first = first_difference(framework, moved, dict(zip(names, _arrays(found), strict=True)))
@@ -310,9 +317,14 @@ def _moved(sample: golden.Sample) -> dict[str, Array]:
     return noise.nudged(sample.inputs)
 
 
+def _save(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays by name; a letter before each keeps names such as "file" apart from the function's own words."""
+    np.savez(path, **{f"x{name}": value for name, value in arrays.items()})  # type: ignore[arg-type]
+
+
 def _arrays(path: Path) -> Iterator[Array]:
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with np.load(io.BytesIO(read_regular(path)), allow_pickle=False) as found:
             for number in range(len(found.files)):
                 yield found[str(number)]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

@@ -26,6 +26,24 @@ PACKAGES = {
     "torchvision": "torchvision torch onnx onnxscript",
     "ultralytics": "ultralytics onnx",
 }
+# Modules that these packages bring.
+KNOWN = frozenset(
+    (
+        *(
+            "huggingface_hub",
+            "joblib",
+            "keras",
+            "lightgbm",
+            "numpy",
+            "onnx",
+            "onnxmltools",
+            "onnxruntime",
+            "onnxscript",
+        ),
+        *("paddle", "paddle2onnx", "rfdetr", "sklearn", "skl2onnx", "tensorflow", "tf2onnx", "timm", "torch"),
+        *("torchvision", "transformers", "ultralytics", "xgboost"),
+    )
+)
 _NAMED = ("rfdetr", "timm", "torchvision")
 _PICKLES = (".pkl", ".pickle", ".joblib")
 _LARGEST = 64 << 20  # bytes of a pickle without its tensors
@@ -98,7 +116,7 @@ def globals_of(path: Path) -> list[str]:
             if member.file_size > _LARGEST:
                 raise ValueError("its pickle is too large")
             return list(dict.fromkeys(_globals(archive.read(member))))
-    except (OSError, StopIteration, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+    except Exception as error:  # the errors of hostile archives have no common class
         raise Refused(f"{path.name} is no checkpoint of torch 1.6 or newer: {error or 'it has no data.pkl'}") from None
 
 

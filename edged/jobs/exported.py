@@ -66,7 +66,7 @@ def layers(job: jobs.ExportLayers) -> jobs.Done:
     place = Path(job.out).with_suffix(".layers.onnx")
     model.write(place)
     with np.load(job.inputs, allow_pickle=False) as given:
-        answer = Runner(place).run({name: given[name] for name in given.files}, wanted)
+        answer = Runner(place).run({name[1:]: given[name] for name in given.files}, wanted)
     found = {
         f"{path}|{'x'.join(map(str, answer[name].shape))}": _sampled(answer[name])
         for path, name in last.items()

@@ -1,7 +1,7 @@
 """The files of references on this box. A reference is fetched once; its digests are kept, and the files are used for
 ever, also without network.
 
-    STATE/references/KEY/         KEY is a digest of the reference
+    STATE/references/KEY/         KEY is a digest of the reference; STATE is a daemon's state or a user's data folder
         pin.json                  the reference, digests, settings
         files/NAME                the model, and files beside it
 """
@@ -22,12 +22,13 @@ import msgspec
 from edged import paths
 from edged.decoding import ready
 from edged.errors import NotFound, Refused
-from edged.files import NOT_JSON, unwritable
+from edged.files import NOT_JSON, disk_fault, unwritable
 from edged.references import sources, transfer
 from edged.references.reference import Reference, file_name, parse
 
 FOLDER = "references"
-_PIN, _FILES, _SCRATCH = "pin.json", "files", ".fetching-"
+_PIN, _FILES, _ABSENT = "pin.json", "files", "absent"
+_PAGE = (b"<!", b"<html", b"<?xml")  # the first bytes of a page, such as one for logging in
 
 
 class Pin(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ class Local(NamedTuple):
 
 def local(text: str, state: Path | None = None, notify: Callable[[str], None] = lambda line: None) -> Local:
     """Return the file of an argument: the path itself, or the file of a reference, which is fetched if it is not kept
-    yet. `state` is the folder for state; None is the default one.
+    yet. `state` is the folder in which it is kept; None is that of this user.
 
     Raises InvalidInput for a reference that cannot be used, Refused if a file is not the one that the digest names, and
     the errors of `transfer.save`.
@@ -63,17 +64,18 @@ def local(text: str, state: Path | None = None, notify: Callable[[str], None] = 
     if reference is None:
         return Local(Path(text))
     place = _place(reference, state)
-    root, pin = place.parent, read(place)
+    pin = read(place)
     if pin is None or not _is_kept(reference, place, pin):
-        with _alone(root):
+        with _alone(place, notify):
             pin = read(place)  # another process may have fetched it
             if pin is None or not _is_kept(reference, place, pin):
-                pin = _fetch(reference, root, place, pin, notify)
+                pin = _fetch(reference, place, pin, notify)
     return Local(place / _FILES / pin.model[0], pin)
 
 
 def place_of(text: str, state: Path) -> tuple[Path, bool]:
-    """Return the file of an argument, and whether it is on this box. A reference is not fetched.
+    """Return the file of an argument, and whether it is on this box. A reference is not fetched: if its file is missing
+    or is another one, the path does not exist.
 
     Raises InvalidInput for a reference that cannot be used.
     """
@@ -84,25 +86,29 @@ def place_of(text: str, state: Path) -> tuple[Path, bool]:
     pin = read(place)
     if pin is not None and _is_kept(reference, place, pin):
         return place / _FILES / pin.model[0], True
-    return place / _FILES / file_name(reference.identity), False
+    return place / _ABSENT / file_name(reference.identity), False
 
 
 def _place(reference: Reference, state: Path | None) -> Path:
-    root = (state or paths.default_state_dir()) / FOLDER
+    root = (state or paths.user_data_dir()) / FOLDER
     return root / hashlib.sha256(reference.identity.encode()).hexdigest()[:24]
 
 
 @contextlib.contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """A context in which no other process fetches."""
+def _alone(place: Path, notify: Callable[[str], None]) -> Iterator[None]:
+    """A context in which no other process fetches this reference."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = (root / ".lock").open("w")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = (place.parent / f".{place.name}.lock").open("w")
     except OSError as error:
-        raise Refused(unwritable(root) or f"{root} cannot be written: {error.strerror}") from None
+        raise Refused(unwritable(place.parent) or f"{place.parent} cannot be written: {error.strerror}") from None
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in root.glob(f"{_SCRATCH}*"):  # by a process that was killed
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            notify("waiting for another process that fetches it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in place.parent.glob(f".{place.name}-*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         yield
 
@@ -126,9 +132,9 @@ def _is_kept(reference: Reference, place: Path, pin: Pin) -> bool:
         return False
 
 
-def _fetch(reference: Reference, root: Path, place: Path, pin: Pin | None, notify: Callable[[str], None]) -> Pin:
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=root) as scratch:
-        new = Path(scratch) / "new"
+def _fetch(reference: Reference, place: Path, pin: Pin | None, notify: Callable[[str], None]) -> Pin:
+    with _scratch(place) as scratch:
+        new = scratch / "new"
         notify(f"asking for {reference.text}")
         source = sources.find(reference)
         digests: dict[str, str] = {}
@@ -141,16 +147,39 @@ def _fetch(reference: Reference, root: Path, place: Path, pin: Pin | None, notif
                 if not location.is_optional:
                     raise
                 continue
+            if not location.is_optional and (problem := _no_model(file)):
+                raise Refused(f"{reference.text} {problem}")
             digests[name] = _digest(file)
-            if location.digest and digests[name] != location.digest:
+            if location.digest not in ("", reference.digest, digests[name]):
                 raise Refused(f"{reference.text}: {name} is not the file that the source announces; try again")
         found = Pin(reference.text, digests, dict(source.settings), list(source.notes))
         _compare(reference, found, pin, place)
         (new / _PIN).write_bytes(msgspec.json.encode(found))
         if place.exists():
-            place.rename(Path(scratch) / "old")
+            place.rename(scratch / "old")
         new.rename(place)
         return found
+
+
+@contextlib.contextmanager
+def _scratch(place: Path) -> Iterator[Path]:
+    """A folder that is removed at the end. Raises OutOfSpace, DiskFailing or Refused if something cannot be stored."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise disk_fault(place, error) or Refused(f"{place} cannot be stored: {error.strerror or error}") from None
+
+
+def _no_model(file: Path) -> str:
+    """Return why a file cannot be a model; empty if it may be one."""
+    with file.open("rb") as opened:
+        first = opened.read(16).lstrip().lower()
+    if not first:
+        return "answers with an empty file"
+    if first.startswith(_PAGE):
+        return "answers with a page instead of a file; check the address, and whether it needs a login"
+    return ""
 
 
 def _compare(reference: Reference, found: Pin, pin: Pin | None, place: Path) -> None:
@@ -158,9 +187,8 @@ def _compare(reference: Reference, found: Pin, pin: Pin | None, place: Path) -> 
     _, digest = found.model
     wanted = reference.digest or (pin.model[1] if pin else "")
     if wanted and digest != wanted:
-        why = "the reference names" if reference.digest else "was fetched first"
-        accept = "" if reference.digest else f"; to accept it, remove {place}"
-        raise Refused(f"{reference.text} is another file now: its SHA-256 is {digest}, {why} {wanted}{accept}")
+        accept = "check the digest" if reference.digest else f"it was another file first; to accept it, remove {place}"
+        raise Refused(f"{reference.text} has the SHA-256 {digest}, not {wanted}; {accept}")
 
 
 def _digest(file: Path) -> str:

@@ -10,6 +10,7 @@ from edged.errors import InvalidInput
 
 SCHEMES = ("https", "http", "s3", "gs", "az", "oci", "hf", "roboflow")
 _FORM = re.compile(rf"({'|'.join(SCHEMES)})://(\S+)", re.IGNORECASE)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _DIGEST = re.compile(r"sha256[=:]([0-9a-f]{64})", re.IGNORECASE)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -38,8 +39,19 @@ def parse(text: str) -> Reference | None:
     cannot be used."""
     found = _FORM.fullmatch(text)
     if found is None:
+        if _URL.match(text):
+            raise InvalidInput(f"{text.partition(':')[0]}: is no scheme of a reference; edged has {', '.join(SCHEMES)}")
         return None
     place, _, fragment = found[2].partition("#")
+    try:
+        parts = urlsplit(f"{found[1]}://{place}")
+        is_usable = parts.port != 0 and text.isascii() and text.isprintable()
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise InvalidInput("the reference is no valid address; write other characters than letters and digits as %XX")
+    if "@" in parts.netloc:
+        raise InvalidInput("a reference must not have a password; use a server without one, or a signed address")
     digest = _DIGEST.fullmatch(fragment)
     if fragment and digest is None:
         raise InvalidInput(f"#{fragment[:40]} is no digest; append #sha256= and 64 hexadecimal digits")

@@ -56,7 +56,7 @@ def find(reference: Reference) -> Source:
         return _artefact(reference)
     if reference.scheme == "roboflow":
         return _roboflow(reference)
-    return Source({file_name(reference.identity): Location(reference.identity)})
+    return Source({file_name(reference.identity): Location(reference.identity, digest=reference.digest)})
 
 
 def _hugging_face(reference: Reference) -> Source:
@@ -66,7 +66,7 @@ def _hugging_face(reference: Reference) -> Source:
     if not (owner and repository and file) or leads_outside(file):
         raise InvalidInput(f"{reference.text}: give hf://OWNER/REPOSITORY/FILE@REVISION")
     host = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    token = os.environ.get("HF_TOKEN")
+    token = _secret("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     base = f"{host}/{owner}/{repository}/resolve/{quote(revision or 'main', safe='')}"
     folder = str(Path(file).parent)
@@ -112,6 +112,8 @@ def _artefact(reference: Reference) -> Source:
     files = {}
     for title in sorted(titled, key=lambda title: title != models[0]):
         blob = titled[title].digest
+        if re.fullmatch("sha256:[0-9a-f]{64}", blob) is None:
+            raise Refused(f"{reference.text}: the digest of layer {title} is not a SHA-256")
         files[title] = Location(f"{base}/blobs/{blob}", authorization, blob.partition(":")[2])
     return Source(files)
 
@@ -130,7 +132,7 @@ def _authorization(host: str, error: Challenged) -> str:
     headers = {"Authorization": f"Basic {login}"} if login else {}
     answered = transfer.answered_json(f"{realm}?{asked}", headers)
     token = (answered.get("token") or answered.get("access_token")) if isinstance(answered, dict) else None
-    if not isinstance(token, str):
+    if not isinstance(token, str) or not (token.isascii() and token.isprintable()):
         raise error
     return f"Bearer {token}"
 
@@ -159,7 +161,9 @@ def _roboflow(reference: Reference) -> Source:
     if not isinstance(model, str) or not is_private(model):
         raise NotFound(f"{reference.text} has no ONNX model; train or export the version at Roboflow")
     settings: dict[str, str] = {}
-    if isinstance(names, list) and all(isinstance(each, str) and "," not in each for each in names):
+    if isinstance(names, list) and all(
+        isinstance(each, str) and each.isprintable() and "," not in each for each in names
+    ):
         settings["names"] = ",".join(names)
     environment = described.get("environment")
     steps = _steps(transfer.answered_json(str(environment))) if is_private(str(environment)) else {}
@@ -170,6 +174,11 @@ def _roboflow(reference: Reference) -> Source:
         f"Roboflow applies {step} to each picture, edged does not" for step in _NOT_DONE if _is_on(steps, step)
     )
     return Source({f"{project}-{version}.onnx": Location(model)}, settings, notes)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether the setting `names` can hold a name."""
+    return name.isprintable() and "," not in name
 
 
 def _steps(environment: object) -> dict[str, object]:
@@ -194,8 +203,16 @@ def _mapping(value: object, key: str) -> dict[str, object]:
     return found
 
 
+def _secret(variable: str) -> str:
+    """Return a secret of the environment; empty without one."""
+    secret = os.environ.get(variable, "").strip()
+    if not (secret.isascii() and secret.isprintable()):
+        raise ConfigError(f"{variable} has characters that a token cannot have; set it again")
+    return secret
+
+
 def _roboflow_key() -> str:
-    key, file = os.environ.get("ROBOFLOW_API_KEY", ""), os.environ.get("ROBOFLOW_API_KEY_FILE", "")
+    key, file = _secret("ROBOFLOW_API_KEY"), os.environ.get("ROBOFLOW_API_KEY_FILE", "")
     if not key and file:
         try:
             key = Path(file).read_text()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import queue
 import shutil
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 from edged import packages
@@ -27,6 +29,8 @@ from edged.references.reference import is_private
 from edged.version import __version__
 
 _QUIET_S = 30.0  # the longest time without a byte
+_ANSWER_S = 40.0  # the longest time until all headers are there, and for an answer that describes a model
+T = TypeVar("T")
 _SLOWEST = 10_000  # bytes a second
 _PIECE = 1 << 20
 _LARGEST_ANSWER = 4 << 20  # bytes of an answer that describes a model
@@ -52,15 +56,20 @@ class Location(NamedTuple):
 
 
 def shown(url: str) -> str:
-    """Return a URL without query and password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    """Return a URL for messages, without query and password."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "an invalid address"
+    text = f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:300])
 
 
 def answer(url: str, headers: Mapping[str, str] = {}) -> tuple[bytes, Mapping[str, str]]:
     """Return a small answer and its headers, by lower-case name. Raises as `save`."""
     with _opened(Location(url, headers)) as response:
-        data = _read(response.read, url, _LARGEST_ANSWER + 1)
+        data = _within(lambda: _read(response.read, url, _LARGEST_ANSWER + 1), url)
         if len(data) > _LARGEST_ANSWER:
             raise TooLarge(f"{shown(url)} answers with more than {_LARGEST_ANSWER >> 20} MiB")
         return data, {name.lower(): value for name, value in response.headers.items()}
@@ -71,7 +80,7 @@ def answered_json(url: str, headers: Mapping[str, str] = {}) -> object:
     data, _ = answer(url, headers)
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"{shown(url)} does not answer in JSON: {error}") from None
 
 
@@ -88,6 +97,8 @@ def save(location: Location, file: Path, moved: Callable[[int], None]) -> None:
                 out.write(piece)
                 done += len(piece)
                 moved(done)
+                if shutil.disk_usage(file.parent).free < _SPARE:
+                    raise OutOfSpace(f"{file.parent} has no space for {shown(location.url)}")
                 if time.monotonic() - began > _QUIET_S + done / _SLOWEST:
                     raise DaemonUnavailable(f"{shown(location.url)} is too slow; try again")
     except OSError as error:
@@ -123,33 +134,61 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
-        if is_private(req.full_url) and not is_private(newurl):
-            raise Refused(f"{shown(req.full_url)} redirects to {shown(newurl)}, which is not encrypted")
+        is_http = urlsplit(newurl).scheme in ("https", "http")
+        if not is_http or (is_private(req.full_url) and not is_private(newurl)):
+            raise Refused(f"{shown(req.full_url)} redirects to {shown(newurl)}, which is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 
 @contextmanager
 def _opened(location: Location) -> Iterator[http.client.HTTPResponse]:
-    request = urllib.request.Request(location.url, headers={"User-Agent": f"edged/{__version__}"})  # noqa: S310
-    for name, value in location.headers.items():
-        request.add_unredirected_header(name, value)
     place = shown(location.url)
-    if request.type not in ("https", "http"):
-        raise Refused(f"{place} is no address of HTTP")
+    # A digest protects a file, but not what is sent for it.
+    if not is_private(location.url) and (location.headers or not location.digest):
+        raise Refused(f"{place} is not https; the file could be altered on its way, and passwords read")
     try:
-        response = urllib.request.build_opener(_Redirects).open(request, timeout=_QUIET_S)
+        request = urllib.request.Request(location.url, headers={"User-Agent": f"edged/{__version__}"})  # noqa: S310
+        for name, value in location.headers.items():
+            request.add_unredirected_header(name, value)
+        opener = urllib.request.build_opener(_Redirects)
+        response: http.client.HTTPResponse = _within(lambda: opener.open(request, timeout=_QUIET_S), location.url)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in (401, 403):
             challenge = error.headers.get("WWW-Authenticate", "")
             raise Challenged(f"{place} needs other credentials (HTTP {error.code})", challenge) from None
         kind = NotFound if error.code in (404, 410) else Refused
-        raise kind(f"{place} answers HTTP {error.code} {error.reason}") from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
+        raise kind(f"{place} answers HTTP {error.code}") from None
+    except OSError as error:
+        reason = str(getattr(error, "reason", None) or error)[:200]
         raise DaemonUnavailable(f"{place} cannot be reached: {reason}") from None
+    except (http.client.HTTPException, ValueError) as error:  # their texts may have what was sent
+        raise Refused(f"{place} is no server of HTTP, or its address is invalid ({type(error).__name__})") from None
     with response:
+        if response.status != 200:
+            raise Refused(f"{place} answers HTTP {response.status}, which has no whole file")
         yield response
+
+
+def _within(call: Callable[[], T], url: str) -> T:
+    """Return what a call returns. The timeout of a socket does not end a server that sends a byte now and then, so the
+    call runs in a thread, which is given up. Raises DaemonUnavailable."""
+    done: queue.SimpleQueue[tuple[bool, T | BaseException]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((True, call()))
+        except BaseException as error:
+            done.put((False, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        is_good, found = done.get(timeout=_ANSWER_S)
+    except queue.Empty:
+        raise DaemonUnavailable(f"{shown(url)} does not answer within {_ANSWER_S:g} s; try again") from None
+    if not is_good:
+        raise cast("BaseException", found)
+    return cast("T", found)
 
 
 def _stored(url: str) -> Iterator[bytes]:

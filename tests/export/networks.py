@@ -80,6 +80,35 @@ def topk() -> nn.Module:
     return TopK()
 
 
+class Branching(nn.Module):
+    """Goes one way or the other; a file that follows an example goes one way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        values = self.conv(pictures)
+        if values.sum() > 0:
+            return values * 2
+        return values - 1
+
+
+def branching() -> nn.Module:
+    return Branching()
+
+
+def two() -> nn.Module:
+    """Takes two inputs, and says nothing about them."""
+
+    class Two(nn.Module):
+        def forward(self, pictures: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return pictures.mean() + numbers
+
+    return Two()
+
+
 def escaping() -> nn.Module:
     """Starts a process in a session of its own, which must end together with the export."""
     import subprocess

@@ -96,6 +96,24 @@ def test_lost_batch_is_found(tmp_path: Path) -> None:
     assert "declared open, but the file takes one size only" in done.stderr
 
 
+def test_branch_that_a_trace_would_lose_is_named(tmp_path: Path) -> None:
+    done = export(tmp_path, "networks:branching", "--imgsz", "32")
+    assert done.returncode == 1
+    assert "networks.py:" in done.stderr
+    assert "torch.where" in done.stderr
+
+
+def test_module_that_takes_something_else_gets_a_hint(tmp_path: Path) -> None:
+    done = export(tmp_path, "networks:two", "--imgsz", "32")
+    assert done.returncode == 1
+    assert "example_inputs" in done.stderr
+
+
+def test_half(tmp_path: Path) -> None:
+    model = exported(tmp_path, "networks:small", "--imgsz", "64", "--half")
+    assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+
+
 def test_rows_in_another_order_are_no_difference(tmp_path: Path) -> None:
     exported(tmp_path, "networks:topk", "--imgsz", "64")
 

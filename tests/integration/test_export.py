@@ -67,7 +67,7 @@ def test_other_opset_than_asked_is_converted(tmp_path: Path) -> None:
 
 def test_source_may_be_a_reference(tmp_path: Path) -> None:
     with stand_in() as server:
-        server.pages["/models/model.pkl"] = b""
+        server.pages["/models/model.pkl"] = b"good"
         done = export(tmp_path, "", source=f"{server.address}/models/model.pkl")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "model.onnx").exists()
@@ -96,8 +96,31 @@ def test_process_that_leaves_its_session_ends_with_the_export(tmp_path: Path) ->
     assert b"sleep\x002718.3\x00" not in lines
 
 
-def test_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["file/model.onnx", "file", "folder", "model.pt", ""])
+def test_place_that_cannot_be_used_is_one_line(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
-    done = export(tmp_path, "", "-o", str(tmp_path / "file" / "model.onnx"))
+    (tmp_path / "folder").mkdir()
+    done = export(tmp_path, "", "-o", str(tmp_path / place) if place else "")
     assert done.returncode != 0
     assert done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("words", [("--half",), ("--imgsz", "64"), ("--dynamic", "size"), ("--replace",)])
+def test_option_that_does_not_apply_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    refused(tmp_path, "", *words)
+
+
+def test_framework_cannot_make_the_command_overwrite_a_file(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("unchanged")
+    assert export(tmp_path, "links").returncode == 0
+    assert (tmp_path / "victim").read_text() == "unchanged"
+
+
+def test_code_of_the_current_folder_is_not_executed(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("from pathlib import Path; Path('executed').touch()")
+    (tmp_path / "model.pkl").write_text("good")
+    command = [str(Path(sys.executable).with_name("edged")), "export", "model.pkl", "--trust", "-o", "out/model.onnx"]
+    environment = {**os.environ, "PYTHONPATH": str(STAND_INS)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "executed").exists()

@@ -166,6 +166,18 @@ def test_proof_of_labels() -> None:
     assert prove(answers(labels[::-1], same, same), None).problem
 
 
+@pytest.mark.parametrize(
+    ("framework", "file"), [([np.nan] * 3, [np.nan] * 3), ([np.inf, 1, 1], [np.nan, 1, 1]), ([], [])]
+)
+def test_answers_that_prove_nothing_are_no_proof(framework: list[float], file: list[float]) -> None:
+    given, found = np.array(framework, np.float32), np.array(file, np.float32)
+    assert prove(answers(found, given, given), None).problem
+
+
+def test_answers_that_differ_from_run_to_run_are_no_proof() -> None:
+    assert "two runs" in prove([Answers(Sample({}, {}), {}, {})], None).problem
+
+
 def test_first_difference_is_the_first_after_the_last_that_agrees() -> None:
     layers = {f"model.{name}|3": RANDOM.standard_normal(3).astype(np.float32) for name in ("a", "b", "c", "d")}
     file = {name: values.copy() for name, values in layers.items()}

@@ -42,7 +42,7 @@ def fetched(text: str, state: Path) -> bytes:
 
 
 def left_behind(state: Path) -> list[str]:
-    return sorted(path.name for path in (state / kept.FOLDER).iterdir() if path.name != ".lock")
+    return sorted(path.name for path in (state / kept.FOLDER).iterdir() if path.suffix != ".lock")
 
 
 # -- what a reference says -------------------------------------------------------------------------------------------
@@ -58,6 +58,15 @@ def test_digest_is_taken_from_the_fragment() -> None:
     assert found is not None
     assert (found.scheme, found.digest) == ("https", DIGEST)
     assert "secret" not in found.text
+
+
+@pytest.mark.parametrize(
+    "text", ["https://host:99999/a.onnx", "https://[::1/a.onnx", "https://user:secret@host/a.onnx", "ftp://host/a.onnx"]
+)
+def test_address_that_is_invalid_or_has_a_password(text: str) -> None:
+    with pytest.raises(InvalidInput) as found:
+        parse(text)
+    assert "secret" not in str(found.value)
 
 
 @pytest.mark.parametrize("text", ["https://host/a.onnx#sha256=12", "https://host/a.onnx#main", "http://host/a.onnx"])
@@ -96,7 +105,7 @@ def test_file_is_fetched_once_and_used_without_network(server: StandIn, tmp_path
 
 def test_other_file_than_the_digest_names_is_refused_and_not_kept(server: StandIn, tmp_path: Path) -> None:
     server.pages["/door.onnx"] = MODEL
-    with pytest.raises(Refused, match="is another file now"):
+    with pytest.raises(Refused, match="check the digest"):
         kept.local(f"{server.address}/door.onnx#sha256={'0' * 64}", tmp_path)
     assert not left_behind(tmp_path)
 
@@ -109,10 +118,24 @@ def test_damaged_file_is_fetched_again_and_must_be_the_same(server: StandIn, tmp
     assert fetched(text, tmp_path) == MODEL
     path.write_bytes(b"damaged")
     server.pages["/door.onnx"] = b"another model"
-    with pytest.raises(Refused, match=r"was fetched first .*to accept it, remove"):
+    with pytest.raises(Refused, match="was another file first; to accept it, remove"):
         kept.local(text, tmp_path)
     other = hashlib.sha256(b"another model").hexdigest()
     assert fetched(f"{text}#sha256={other}", tmp_path) == b"another model"
+
+
+def test_daemon_gets_no_path_of_another_file(server: StandIn, tmp_path: Path) -> None:
+    server.pages["/door.onnx"] = MODEL
+    text = f"{server.address}/door.onnx"
+    path = kept.local(text, tmp_path).path
+    assert kept.place_of(text, tmp_path) == (path, True)
+    other, is_kept = kept.place_of(f"{text}#sha256={'0' * 64}", tmp_path)
+    assert not is_kept
+    assert not other.exists()
+    path.write_bytes(b"altered")
+    other, is_kept = kept.place_of(text, tmp_path)
+    assert not is_kept
+    assert not other.exists()
 
 
 def test_files_that_no_pin_describes_are_fetched_again(server: StandIn, tmp_path: Path) -> None:
@@ -143,6 +166,9 @@ def test_several_processes_fetch_a_reference_once(server: StandIn, tmp_path: Pat
         ((404, {}, b""), NotFound),
         ((403, {}, b""), Unauthenticated),
         ((500, {}, b""), Refused),
+        ((206, {}, MODEL), Refused),
+        ((200, {}, b""), Refused),
+        ((200, {}, b"<!DOCTYPE html><title>Log in</title>"), Refused),
         ((200, {"Content-Length": "20000"}, MODEL), DaemonUnavailable),
         ((302, {"Location": "file:///etc/passwd"}, b""), EdgedError),
         ((302, {"Location": "http://elsewhere.invalid/x"}, b""), Refused),
@@ -162,6 +188,14 @@ def test_bad_answer_is_one_line_and_leaves_nothing(
 def test_host_that_does_not_answer(tmp_path: Path) -> None:
     with pytest.raises(DaemonUnavailable, match="cannot be reached"):
         kept.local("http://127.0.0.1:9/door.onnx", tmp_path)
+
+
+def test_server_that_never_ends_its_headers(server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edged.references.transfer._ANSWER_S", 0.5)
+    server.pages["/door.onnx"] = (200, {"X": "x\r\n" + "Y: y\r\n" * 10}, MODEL)
+    server.slow = True
+    with pytest.raises(DaemonUnavailable, match="does not answer within"):
+        kept.local(f"{server.address}/door.onnx", tmp_path)
 
 
 def test_full_disk_is_found_before_the_download(
@@ -196,6 +230,24 @@ def test_hugging_face_brings_what_is_beside_the_model(
     assert local.path.with_name("model.onnx_data").read_bytes() == b"weights"
     assert (local.path.parents[1] / "config.json").exists()
     assert {headers["Authorization"] for _, headers in server.asked} == {"Bearer hf_secret"}
+
+
+@pytest.mark.parametrize("token", ["hf_se\ncret", "hf_secré"])
+def test_token_that_cannot_be_sent_is_not_shown(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(ConfigError) as found:
+        kept.local("hf://owner/name/a.onnx", tmp_path)
+    assert "hf_se" not in str(found.value)
+
+
+def test_token_is_not_sent_without_encryption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with pytest.raises(Refused, match="is not https"):
+        kept.local(f"hf://owner/name/a.onnx#sha256={DIGEST}", tmp_path)
 
 
 def test_token_is_not_sent_to_another_host(server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

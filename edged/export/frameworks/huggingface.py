@@ -19,8 +19,14 @@ def load(request: Request) -> Loaded:
                 transformers.__version__, name or "class"
             )
         )
-    module = kind.from_pretrained(request.source, local_files_only=True, use_safetensors=True)
-    size = _size(request.source) or (640, 640)
+    try:
+        module = kind.from_pretrained(request.source, local_files_only=True, use_safetensors=True)
+    except OSError as error:
+        raise Refused(
+            f"{torch_model.short(error)}; weights must be safetensors: load the model once and save_pretrained it"
+        ) from None
+    side = getattr(config, "image_size", None)
+    size = _size(request.source) or ((side, side) if isinstance(side, int) else (640, 640))
     return torch_model.load(
         module, request, "transformers " + transformers.__version__, {}, size, "pixel_values", _KEPT
     )

@@ -40,6 +40,9 @@ def _answered(worker: _Worker, request: dict) -> dict:
         return {**done, "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
     except Refused as error:
         return {"error": "refused", "message": str(error)}
+    except PermissionError as error:
+        hint = "exports have no network, and read only the source, this folder and the packages; give --weights FILE"
+        return {"error": "failed", "message": f"PermissionError: {error}; {hint}"}
     except ModuleNotFoundError as error:
         return {"error": "missing", "message": str(error), "module": error.name or ""}
     except MemoryError:
@@ -80,7 +83,7 @@ class _Worker:
         import numpy as np
 
         with np.load(inputs, allow_pickle=False) as given:
-            found = what({name: given[name] for name in given.files})
+            found = what({name[1:]: given[name] for name in given.files})
         # Numbered, because the names of outputs may be no names of files.
         np.savez(outputs, **{str(number): value for number, value in enumerate(found.values())})
         return {"names": list(found)}

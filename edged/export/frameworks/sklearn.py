@@ -15,6 +15,8 @@ _CONVERTERS = {"lightgbm": "convert_lightgbm", "xgboost": "convert_xgboost"}
 def load(request: Request) -> Loaded:
     if not request.trust:
         raise Refused("a pickle can execute anything when it is loaded; give --trust if you know where it comes from")
+    if request.half or request.weights or request.imgsz or "size" in request.dynamic:
+        raise Refused("an estimator takes rows of numbers: --half, --weights, --imgsz and --dynamic size do not apply")
     return _Estimator(joblib.load(request.source)).loaded()
 
 

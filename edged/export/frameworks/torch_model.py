@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
+import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,6 +38,8 @@ def load(
     without it."""
     module = module.float().eval()
     example = getattr(module, "example_inputs", None)
+    if isinstance(example, torch.Tensor):
+        example = [example]
     if example is None:
         height, width = request.imgsz or size
         example = {input_name: torch.zeros(1, 3, height, width)}
@@ -44,13 +49,25 @@ def load(
         module = module.half()
         example = {name: value.half() if value.is_floating_point() else value for name, value in example.items()}
     opened = {name: _open(value, request.dynamic) for name, value in example.items()}
+    if "size" in request.dynamic and not any(2 in each for each in opened.values()):
+        raise Refused("--dynamic size needs an input for pictures, [N, 3, height, width]; this model has none")
     model = _Model(module, example, opened, keep)
     ways = [TORCHSCRIPT]
     if "dynamo" in inspect.signature(torch.onnx.export).parameters:
         ways.insert(0, DYNAMO)
     inputs = {name: Input(str(value.numpy().dtype), list(value.shape), opened[name]) for name, value in example.items()}
+    known = {str(key): _text(value) for key, value in settings.items()}
     about = "torch " + torch.__version__ + (", " + framework if framework else "")
-    return Loaded(about, inputs, model.export, model.answer, ways, dict(settings), layers=model.layers)
+    return Loaded(about, inputs, model.export, model.answer, ways, known, layers=model.layers)
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def short(error: Exception) -> str:
+    """Return the beginning of an error's text in one line, without colours."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())[:200]
 
 
 def _open(value: torch.Tensor, dynamic: Sequence[str]) -> dict[int, str]:
@@ -70,13 +87,13 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise Refused(
-            "{} is no file of weights only ({}); save the state_dict of the model".format(
-                os.path.basename(path), " ".join(str(error).split())[:160]
-            )
+            f"{os.path.basename(path)} is no file of weights only ({short(error)}); save the state_dict of the model"
         ) from None
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
+    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise Refused(f"{os.path.basename(path)} has no tensors by name; save the state_dict of the model")
     return {name[len("module.") :] if name.startswith("module.") else name: value for name, value in found.items()}
 
 
@@ -85,9 +102,7 @@ def fill(module: torch.nn.Module, path: str) -> torch.nn.Module:
     try:
         module.load_state_dict(read_weights(path))
     except RuntimeError as error:
-        raise Refused(
-            "{} has the weights of another model: {}".format(os.path.basename(path), " ".join(str(error).split())[:200])
-        ) from None
+        raise Refused(f"{os.path.basename(path)} has the weights of another model: {short(error)}") from None
     return module
 
 
@@ -134,8 +149,15 @@ class _Model:
         keep: Sequence[str],
     ) -> None:
         self._flat, self._example, self._opened = Flat(module, keep).eval(), example, opened
-        with torch.no_grad():
-            self._flat(*example.values())  # learns the names of the outputs
+        try:
+            with torch.no_grad():
+                self._flat(*example.values())  # learns the names of the outputs
+        except Exception as error:
+            takes = ", ".join(f"{name} {list(value.shape)}" for name, value in example.items())
+            raise Refused(
+                f"the model does not take {takes} ({type(error).__name__}: {short(error)}); set another --imgsz, often"
+                " a multiple of 32, or the attribute example_inputs of the module"
+            ) from None
         taken = set(example)
         self._outputs = [name if name not in taken else name + "_out" for name in self._flat.names]
 
@@ -169,7 +191,17 @@ class _Model:
                 axes.update({name: {0: "batch"} for name in self._outputs if "batch" in str(axes)})
             if "dynamo" in inspect.signature(torch.onnx.export).parameters:
                 options["dynamo"] = False
-            torch.onnx.export(self._flat, arguments, out, dynamic_axes=axes or None, **options)
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                torch.onnx.export(self._flat, arguments, out, dynamic_axes=axes or None, **options)
+        own = os.path.abspath(sys.path[0])
+        for each in warned:
+            # A trace follows one example. In libraries such lines are mostly checks of sizes.
+            if "Python boolean" in str(each.message) and os.path.abspath(each.filename).startswith(own + os.sep):
+                raise Refused(
+                    f"{os.path.basename(each.filename)}:{each.lineno} decides by a value, but the file would always go"
+                    " the same way; use torch.where or torch.cond"
+                )
 
     def answer(self, inputs: Arrays) -> Arrays:
         with torch.no_grad():

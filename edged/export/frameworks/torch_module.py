@@ -23,4 +23,7 @@ def load(request: Request) -> Loaded:
     if request.weights:
         torch_model.fill(module, request.weights)
     settings = getattr(module, "edged_settings", {})
-    return torch_model.load(module, request, "", settings)
+    loaded = torch_model.load(module, request, "", settings)
+    if not request.weights:
+        loaded.notes.append("weights: as the factory made them")
+    return loaded

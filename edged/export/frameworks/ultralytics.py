@@ -24,6 +24,12 @@ def load(request: Request) -> Loaded:
             f"ultralytics {ultralytics.__version__} loads checkpoints together with their code;"
             " update it to 8.4.180 or newer"
         )
+    if request.weights:
+        raise Refused("a checkpoint of Ultralytics has its weights; leave out --weights")
+    if request.half and not torch.cuda.is_available():
+        raise Refused(
+            "Ultralytics writes float16 only on a GPU; leave out --half, and let the box choose the precision"
+        )
     place = os.path.join(request.scratch, "model.pt")
     shutil.copyfile(request.source, place)  # the exporter writes next to the checkpoint
     try:
