@@ -98,14 +98,14 @@ def test_lost_batch_is_found(tmp_path: Path) -> None:
 
 def test_branch_that_a_trace_would_lose_is_named(tmp_path: Path) -> None:
     done = export(tmp_path, "networks:branching", "--imgsz", "32")
-    assert done.returncode == 1
+    assert done.returncode != 0
     assert "networks.py:" in done.stderr
     assert "torch.where" in done.stderr
 
 
 def test_module_that_takes_something_else_gets_a_hint(tmp_path: Path) -> None:
     done = export(tmp_path, "networks:two", "--imgsz", "32")
-    assert done.returncode == 1
+    assert done.returncode != 0
     assert "example_inputs" in done.stderr
 
 
