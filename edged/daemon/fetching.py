@@ -48,14 +48,14 @@ class Fetcher:
     def start(self) -> None:
         """Fetch what is missing. SIGHUP must have its handler already."""
         self._woken.set()
-        if self._wanted and (self._thread is None or not self._thread.is_alive()):
+        if self._wanted and self._thread is None:
             self._thread = threading.Thread(target=self._fetch, name="fetcher", daemon=True)
             self._thread.start()
 
     def _fetch(self) -> None:
         backoff = Backoff(_PAUSES_S)
-        self._woken.clear()
-        while self._wanted:
+        while True:
+            self._woken.clear()
             for name, text in list(self._wanted.items()):
                 _LOG.info("model %s is fetched", name)
                 try:
@@ -65,8 +65,8 @@ class Fetcher:
                 except Exception:  # the others must be fetched
                     _LOG.exception("model %s cannot be fetched", name)
                 else:
-                    self._wanted.pop(name, None)
+                    if self._wanted.get(name) == text:  # the configuration may name another one by now
+                        del self._wanted[name]
                     os.kill(os.getpid(), signal.SIGHUP)
-            if self._wanted and self._woken.wait(backoff.after(0.0)):
-                self._woken.clear()
+            if self._woken.wait(backoff.after(0.0) if self._wanted else None):
                 backoff = Backoff(_PAUSES_S)

@@ -63,7 +63,10 @@ def parse(text: str) -> Reference | None:
 
 def is_private(url: str) -> bool:
     """Whether a URL is encrypted, or of this machine."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
     return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
 
 

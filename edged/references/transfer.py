@@ -17,9 +17,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from email.message import Message
 from pathlib import Path
-from typing import IO, NamedTuple, TypeVar, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 from edged import packages
@@ -34,6 +35,7 @@ T = TypeVar("T")
 _SLOWEST = 10_000  # bytes a second
 _PIECE = 1 << 20
 _LARGEST_ANSWER = 4 << 20  # bytes of an answer that describes a model
+_AWS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
 _SPARE = 64 << 20  # bytes that a download leaves free
 
 
@@ -134,8 +136,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
-        is_http = urlsplit(newurl).scheme in ("https", "http")
-        if not is_http or (is_private(req.full_url) and not is_private(newurl)):
+        scheme = urlsplit(newurl).scheme
+        is_weaker = scheme != "https" if req.type == "https" else is_private(req.full_url) and not is_private(newurl)
+        if is_weaker or scheme not in ("https", "http"):
             raise Refused(f"{shown(req.full_url)} redirects to {shown(newurl)}, which is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
@@ -201,9 +204,13 @@ def _stored(url: str) -> Iterator[bytes]:
     except ImportError:
         raise Unsupported(f"{url} needs obstore; install it: {packages.install_extra('fleet')}") from None
     parts = urlsplit(url)
-    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    options: dict[str, Any] = {"client_options": {"allow_http": is_private(os.environ.get("AWS_ENDPOINT_URL", ""))}}
+    options["retry_config"] = {"max_retries": 2, "retry_timeout": timedelta(seconds=_QUIET_S)}
+    if parts.scheme == "s3" and not any(map(os.environ.get, _AWS)):
+        # Without credentials the library would ask the address that has them in Amazon's cloud.
+        options["skip_signature"] = True
     try:
-        store = from_url(f"{parts.scheme}://{parts.netloc}", client_options={"allow_http": plain})
+        store = from_url(f"{parts.scheme}://{parts.netloc}", **options)
         for piece in obstore.get(store, parts.path.lstrip("/")).stream(_PIECE):
             yield bytes(piece)
     except (exceptions.NotFoundError, FileNotFoundError):

@@ -8,6 +8,7 @@ import pytest
 
 from edged.cli.model_options import with_exporter_settings
 from edged.models import dictionary
+from edged.references.kept import Local
 from edged.vision import family
 
 
@@ -102,7 +103,10 @@ def test_dictionary_that_is_ambiguous_or_unreadable_counts_as_absent(
 def test_settings_name_the_dictionary_and_given_ones_have_precedence(tmp_path: Path) -> None:
     file = folder_of(tmp_path, model__onnx="", dict__txt="a\nb\n") / "model.onnx"
     line = "from dict.txt: decode.characters"
-    assert with_exporter_settings(file, {}) == ({"decode.characters": "ab"}, (line,))
-    assert with_exporter_settings(file, {"family": "ctc"}) == ({"family": "ctc", "decode.characters": "ab"}, (line,))
-    assert with_exporter_settings(file, {"decode.characters": "xy"}) == ({"decode.characters": "xy"}, ())
-    assert with_exporter_settings(file, {"family": "yolox"}) == ({"family": "yolox"}, ())
+    assert with_exporter_settings(Local(file), {}) == ({"decode.characters": "ab"}, (line,))
+    assert with_exporter_settings(Local(file), {"family": "ctc"}) == (
+        {"family": "ctc", "decode.characters": "ab"},
+        (line,),
+    )
+    assert with_exporter_settings(Local(file), {"decode.characters": "xy"}) == ({"decode.characters": "xy"}, ())
+    assert with_exporter_settings(Local(file), {"family": "yolox"}) == ({"family": "yolox"}, ())

@@ -13,6 +13,7 @@ from edged.cli.model_options import with_exporter_settings
 from edged.models.anomalib import METADATA
 from edged.models.anomalib import read_settings as read_anomalib
 from edged.models.huggingface import CONFIG, ENCODERS, FAMILIES, PROCESSOR, read_settings
+from edged.references.kept import Local
 from edged.tensors import Dim, TensorSpec
 from edged.vision import family
 from edged.vision.family import Recognition, Thresholds, recognise
@@ -134,12 +135,12 @@ def test_files_that_cannot_be_read_give_no_settings(tmp_path: Path) -> None:
 def test_given_settings_have_precedence_and_family_excludes_the_files(tmp_path: Path) -> None:
     settings_of(tmp_path, {"model_type": "detr", "id2label": {"0": "cat"}})
     file = tmp_path / "model.onnx"
-    assert with_exporter_settings(file, {"names": "dog"}) == (
+    assert with_exporter_settings(Local(file), {"names": "dog"}) == (
         {"family": "detr", "names": "dog"},
         ("from config.json and preprocessor_config.json: family",),
     )
-    assert with_exporter_settings(file, {"family": "raw"}) == ({"family": "raw"}, ())
-    assert with_exporter_settings(tmp_path / "a" / "b" / "model.onnx", {"x": "1"}) == ({"x": "1"}, ())
+    assert with_exporter_settings(Local(file), {"family": "raw"}) == ({"family": "raw"}, ())
+    assert with_exporter_settings(Local(tmp_path / "a" / "b" / "model.onnx"), {"x": "1"}) == ({"x": "1"}, ())
 
 
 # -- classifiers and encoders ---------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ def anomalib_settings(folder: Path, metadata: object) -> dict[str, str]:
 def test_threshold_of_anomalib_1_is_taken_from_its_metadata(tmp_path: Path) -> None:
     expected = {"family": "anomalib-v1", "thresholds.score": "31.25"}
     assert anomalib_settings(tmp_path, {"task": "segmentation", **THRESHOLDS}) == expected
-    assert with_exporter_settings(tmp_path / "model.onnx", {}) == (
+    assert with_exporter_settings(Local(tmp_path / "model.onnx"), {}) == (
         expected,
         ("from metadata.json: family, thresholds.score",),
     )
