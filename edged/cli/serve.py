@@ -62,6 +62,7 @@ def serve(
     from edged.api.grpc.activation import Activation
     from edged.daemon import main as daemon
     from edged.daemon.fetching import Fetcher
+    from edged.references.reference import parse
 
     activation = Activation.take(os.environ, os.getpid())
     logs.start()
@@ -86,7 +87,7 @@ def serve(
         fetcher.start()
         return found
 
-    has_references = settings.models != first.required().models
+    has_references = any(map(parse, first.required().models.values()))
 
     def ready(addresses: list[str]) -> None:
         for warning in first.warnings:

@@ -3,7 +3,7 @@ ever, also without network.
 
     STATE/references/KEY/         KEY is a digest of the reference; STATE is a daemon's state or a user's data folder
         pin.json                  the reference, digests, settings
-        files/NAME                the model, and files beside it
+        files/NAME                the model, and files that belong to it
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from edged.references import sources, transfer
 from edged.references.reference import Reference, file_name, parse
 
 FOLDER = "references"
-_PIN, _FILES, _ABSENT = "pin.json", "files", "absent"
+_PIN, _FILES, _ABSENT, _OLD = "pin.json", "files", "absent", "old"
 _PAGE = (b"<!", b"<html", b"<?xml")  # the first bytes of a page, such as one for logging in
 
 
@@ -109,6 +110,8 @@ def _alone(place: Path, notify: Callable[[str], None]) -> Iterator[None]:
             notify("waiting for another process that fetches it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         for left in place.parent.glob(f".{place.name}-*"):  # by a process that was killed
+            if (left / _OLD).exists() and not place.exists():
+                (left / _OLD).rename(place)  # it has the pin
             shutil.rmtree(left, ignore_errors=True)
         yield
 
@@ -154,9 +157,12 @@ def _fetch(reference: Reference, place: Path, pin: Pin | None, notify: Callable[
                 raise Refused(f"{reference.text}: {name} is not the file that the source announces; try again")
         found = Pin(reference.text, digests, dict(source.settings), list(source.notes))
         _compare(reference, found, pin, place)
-        (new / _PIN).write_bytes(msgspec.json.encode(found))
+        with (new / _PIN).open("wb") as out:
+            out.write(msgspec.json.encode(found))
+            out.flush()
+            os.fsync(out.fileno())  # without its pin, another file would be accepted after a power cut
         if place.exists():
-            place.rename(scratch / "old")
+            place.rename(scratch / _OLD)
         new.rename(place)
         return found
 

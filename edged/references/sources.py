@@ -29,7 +29,7 @@ _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _TITLE = "org.opencontainers.image.title"
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 # What edged reads next to a model of the Hub, in its folder and in the one above.
-_BESIDE = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json")
+_COMPANIONS = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json")
 # How Roboflow fits a picture into the input.
 _FITS = {
     "Fit (black edges) in": {"preprocess.fit": "letterbox", "preprocess.pad": "0"},
@@ -70,8 +70,13 @@ def _hugging_face(reference: Reference) -> Source:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     base = f"{host}/{owner}/{repository}/resolve/{quote(revision or 'main', safe='')}"
     folder = str(Path(file).parent)
-    beside = [f"{file}_data", f"{file}.data", *_BESIDE, *(f"{folder}/{each}" for each in _BESIDE if folder != ".")]
-    return Source({each: Location(f"{base}/{quote(each)}", headers, "", each != file) for each in (file, *beside)})
+    companions = [
+        f"{file}_data",
+        f"{file}.data",
+        *_COMPANIONS,
+        *(f"{folder}/{each}" for each in _COMPANIONS if folder != "."),
+    ]
+    return Source({each: Location(f"{base}/{quote(each)}", headers, "", each != file) for each in (file, *companions)})
 
 
 class _Descriptor(msgspec.Struct, frozen=True):

@@ -147,6 +147,18 @@ def test_files_that_no_pin_describes_are_fetched_again(server: StandIn, tmp_path
         assert fetched(text, tmp_path) == MODEL
 
 
+def test_pin_survives_a_kill_while_the_file_is_replaced(server: StandIn, tmp_path: Path) -> None:
+    server.pages["/door.onnx"] = MODEL
+    text = f"{server.address}/door.onnx"
+    place = kept.local(text, tmp_path).path.parents[1]
+    left = place.with_name(f".{place.name}-killed")
+    left.mkdir()
+    place.rename(left / "old")
+    server.pages["/door.onnx"] = b"another model"
+    assert fetched(text, tmp_path) == MODEL
+    assert not left.exists()
+
+
 def test_several_processes_fetch_a_reference_once(server: StandIn, tmp_path: Path) -> None:
     server.pages["/door.onnx"] = MODEL * 100
     threads = [threading.Thread(target=fetched, args=(f"{server.address}/door.onnx", tmp_path)) for _ in range(8)]
@@ -217,7 +229,7 @@ def test_state_that_cannot_be_written(server: StandIn, tmp_path: Path) -> None:
 # -- Hugging Face ----------------------------------------------------------------------------------------------------
 
 
-def test_hugging_face_brings_what_is_beside_the_model(
+def test_hugging_face_brings_what_belongs_to_the_model(
     server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = "/owner/name/resolve/v1.0/"
