@@ -139,19 +139,25 @@ test-perf-analyzer: $(VENV)/.dev  ## Load a daemon with Triton's perf_analyzer i
 test-onnx-backend: $(VENV)/.dev  ## Serve each test model of the onnx package and compare its outputs; twenty minutes (ARGS="--every 10").
 	$(BIN)/python -m tests.onnx_backend $(ARGS)
 
-# The frameworks are large, and are installed into an environment of their own, once.
-EXPORT_PYTHON ?= .venv-export/bin/python
+# The frameworks are large and have environments of their own, which are made once: the converters of TensorFlow and
+# PaddlePaddle need other versions of onnx.
+FRAMEWORKS ?= torch tensorflow paddle
+TORCH_PYTHON ?= .venv-torch/bin/python
 TENSORFLOW_PYTHON ?= .venv-tensorflow/bin/python
 PADDLE_PYTHON ?= .venv-paddle/bin/python
-EXPORTED := torch ultralytics timm transformers scikit-learn skl2onnx lightgbm xgboost onnxmltools onnx onnxscript \
-  'rfdetr[onnx]'
-# Three environments: the exporters of TensorFlow and PaddlePaddle need other versions of onnx.
-test-export: $(VENV)/.dev  ## Export models of training frameworks and serve them (EXPORT_PYTHON=, TENSORFLOW_PYTHON=, PADDLE_PYTHON=).
-	@test -x $(EXPORT_PYTHON) || ($(PYTHON) -m venv .venv-export && .venv-export/bin/pip install --quiet $(EXPORTED))
-	@test -x $(TENSORFLOW_PYTHON) || ($(PYTHON) -m venv .venv-tensorflow && .venv-tensorflow/bin/pip install --quiet tensorflow tf2onnx)
-	@test -x $(PADDLE_PYTHON) || ($(PYTHON) -m venv .venv-paddle && .venv-paddle/bin/pip install --quiet paddlepaddle paddle2onnx packaging)
-	EDGED_EXPORT_PYTHON=$(abspath $(EXPORT_PYTHON)) EDGED_EXPORT_TENSORFLOW=$(abspath $(TENSORFLOW_PYTHON)) \
-	  EDGED_EXPORT_PADDLE=$(abspath $(PADDLE_PYTHON)) $(BIN)/python -m pytest tests/export
+FRAMEWORK_PYTHONS := $(foreach name,$(FRAMEWORKS),$($(shell echo $(name) | tr a-z A-Z)_PYTHON))
+
+test-export: WORKERS = 2
+test-export: $(VENV)/.dev $(FRAMEWORK_PYTHONS)  ## Export models of training frameworks and serve them (FRAMEWORKS="torch tensorflow paddle").
+	EDGED_EXPORT_PYTHON=$(abspath $(TORCH_PYTHON)) EDGED_EXPORT_TENSORFLOW=$(abspath $(TENSORFLOW_PYTHON)) \
+	  EDGED_EXPORT_PADDLE=$(abspath $(PADDLE_PYTHON)) $(PYTEST) tests/export -rs $(ARGS)
+
+.venv-%/bin/python: tests/export/requirements/%.txt
+	@rm -rf .venv-$* && $(BIN)/python -m venv --without-pip .venv-$*
+	@$(BIN)/python -m pip --python $@ install --quiet --disable-pip-version-check --no-deps --requirement $< \
+	  && cd .venv-$*/lib/python3*/site-packages && cp $(CURDIR)/tests/export/torchvision_operators.py . \
+	  && echo 'import torchvision_operators' > torchvision_operators.pth \
+	  || { rm -rf $(CURDIR)/.venv-$*; echo 'left out: $* cannot be had here; its tests are skipped' >&2; }
 
 # Another seed each time, which is printed; the same one sends the same again.
 fuzz: $(VENV)/.dev  ## Send random and malformed messages: 200,000 to handlers, 20,000 to a live daemon; five minutes (SEED=7).

@@ -21,6 +21,7 @@ from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.errors import AlreadyExists, EdgedError, InvalidInput, ModelRefused, Refused, Unsuitable
 from edged.export.targets import Limits, intersection
 from edged.files import unwritable
+from edged.models import samples as model_samples
 from edged.models.entries import check_name
 
 if TYPE_CHECKING:
@@ -117,8 +118,6 @@ def export(
         check_name(push)
     elif replace:
         raise InvalidInput("--replace applies only to --push")
-    if lost := next((each for each in samples or () if not each.exists()), None):
-        raise InvalidInput(f"--samples {lost}: no such file or folder")
     place = Path(out) if out is not None else Path(f"{Path(found.title.rpartition(':')[2]).stem or 'model'}.onnx")
     _check_place(place, found)
     limits = _limits(targets, "" if replace else push, bool(push))
@@ -129,7 +128,7 @@ def export(
         raise InvalidInput(f"--weights {weights}: no such file")
     wish = run.Wish(
         *(given, _size(imgsz), opset or 0, words, half, trust, _program(python) or sys.executable),
-        *(tuple(samples or ()), ChildLimits(seconds, memory_mb)),
+        *(tuple(model_samples.find(samples or ()).values()), ChildLimits(seconds, memory_mb)),
     )
     with tempfile.TemporaryDirectory(prefix="edged-export-") as scratch, common.working("exporting") as notify:
         try:

@@ -62,6 +62,7 @@ class Fetcher:
                     kept.local(text, self._state)
                 except EdgedError as error:
                     _LOG.error("model %s cannot be fetched: %s", name, error)
+                    kept.keep_problem(text, self._state, f"it cannot be fetched: {error}; edged tries again")
                 except Exception:  # the others must be fetched
                     _LOG.exception("model %s cannot be fetched", name)
                 else:

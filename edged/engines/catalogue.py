@@ -35,6 +35,7 @@ from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRe
 from edged.models.entries import ModelEntry, plain_entry, split_name, stamp, versioned_name
 from edged.models.finding import Reason
 from edged.models.model import Model
+from edged.references import kept
 from edged.serving.galleries import Galleries
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
@@ -181,7 +182,7 @@ class Catalogue:
     def scan(self, weights: Mapping[str, tuple[Path, ...]]) -> Scan:
         """Return a scan of the disk. `weights`: the files with external data of the known models, by name."""
         shelved = {k: e for k, e in self._selection.entries().items() if e.model not in self._named}
-        named = {name: plain_entry(name, path, {}) for name, path in self._named.items()}
+        named = {name: _named_entry(name, path) for name, path in self._named.items()}
         return Scan({**shelved, **named}, {name: stamp(files) for name, files in weights.items()})
 
     def _weights(self) -> dict[str, tuple[Path, ...]]:
@@ -399,6 +400,11 @@ class Catalogue:
                 break
             await asyncio.sleep(_DRAIN_STEP)
         self._retire(planned.slot.refuse(gone))
+
+
+def _named_entry(name: str, path: Path) -> ModelEntry:
+    entry = plain_entry(name, path, {})
+    return msgspec.structs.replace(entry, problem=kept.problem_of(path))
 
 
 def _number(version: str) -> str:

@@ -70,7 +70,7 @@ def _unopened(path: Path, error: OSError) -> Finding:
 def _instead(path: Path) -> str:
     """Return the remedy for a missing file."""
     if path.parent.parent.parent.name == kept.FOLDER:
-        return "edged fetches it; if that fails, edged logs says why"
+        return "edged fetches it"
     found = _onnx_in(path.parent)
     if path.name == _TRITON_NAME and found:
         return f"rename {found} to {path.name}"
@@ -84,7 +84,7 @@ def _in_folder(path: Path) -> str:
     except OSError:
         names = []
     if "saved_model.pb" in names:
-        return "convert TensorFlow's SavedModel with tf2onnx, and name the .onnx file"
+        return f"export TensorFlow's SavedModel: edged export {path.name}"
     found = _onnx_in(path)
     return f"name the .onnx file in it: {path.name}/{found}" if found else "name the .onnx file itself"
 
@@ -167,7 +167,7 @@ _TEXT = 4096  # the first bytes of a file, by which text is recognised
 _UNPACK = "unpack it first"
 _KERAS = "convert it with tf2onnx"
 _ORIGINAL = "name the .onnx file that it was made from"
-_EXPORT = "export it with torch.onnx.export, or with its project's own exporter"
+_EXPORT = "export it: edged export --help"
 
 
 class OtherFormat(msgspec.Struct, frozen=True):

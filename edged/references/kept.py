@@ -3,6 +3,7 @@ ever, also without network.
 
     STATE/references/KEY/         KEY is a digest of the reference; STATE is a daemon's state or a user's data folder
         pin.json                  the reference, digests, settings
+        problem                   why it could not be fetched, until it is
         files/NAME                the model, and files that belong to it
 """
 
@@ -28,7 +29,7 @@ from edged.references import sources, transfer
 from edged.references.reference import Reference, file_name, parse
 
 FOLDER = "references"
-_PIN, _FILES, _ABSENT, _OLD = "pin.json", "files", "absent", "old"
+_PIN, _PROBLEM, _FILES, _ABSENT, _OLD = "pin.json", "problem", "files", "absent", "old"
 _PAGE = (b"<!", b"<html", b"<?xml")  # the first bytes of a page, such as one for logging in
 
 
@@ -88,6 +89,28 @@ def place_of(text: str, state: Path) -> tuple[Path, bool]:
     if pin is not None and _is_kept(reference, place, pin):
         return place / _FILES / pin.model[0], True
     return place / _ABSENT / file_name(reference.identity), False
+
+
+def keep_problem(text: str, state: Path, problem: str) -> None:
+    """Keep why a reference could not be fetched; fetching it removes that."""
+    path, is_kept = place_of(text, state)
+    if not is_kept:
+        with contextlib.suppress(OSError):  # it is in the log too
+            place = path.parent.parent
+            place.mkdir(parents=True, exist_ok=True)
+            (place / _PROBLEM).write_text(problem)
+
+
+def problem_of(path: Path) -> str:
+    """Return why the file with this path, which `place_of` returned, could not be fetched; empty if no attempt failed
+    or the file is not that of a reference."""
+    place = path.parent.parent
+    if path.parent.name != _ABSENT or place.parent.name != FOLDER:
+        return ""
+    try:
+        return (place / _PROBLEM).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _place(reference: Reference, state: Path | None) -> Path:

@@ -11,27 +11,13 @@ from typing import Any
 THRESHOLD, IOU = 0.1, 0.7
 
 
-def _nms(boxes: Any, scores: Any, most: float) -> Any:
-    """Suppress boxes in PyTorch, for a torchvision whose compiled operators do not fit the installed torch."""
-    import torch
-
-    kept, left = [], scores.argsort(descending=True)
-    while len(left):
-        best, left = left[0], left[1:]
-        kept.append(best)
-        corners = torch.maximum(boxes[best, :2], boxes[left, :2]), torch.minimum(boxes[best, 2:], boxes[left, 2:])
-        both = (corners[1] - corners[0]).clamp(min=0).prod(1)
-        areas = [(boxes[each, 2:] - boxes[each, :2]).prod(-1) for each in (best, left)]
-        left = left[both / (areas[0] + areas[1] - both) <= most]
-    return torch.stack(kept) if kept else torch.empty(0, dtype=torch.long)
-
-
 def ultralytics(model: str, picture: str) -> dict[str, Any]:
+    import torch
     import torchvision
     from ultralytics import YOLO
 
     if not torchvision.extension._has_ops():
-        torchvision.ops.nms = _nms
+        torchvision.ops.nms = torch.ops.torchvision.nms  # see torchvision_operators.py
     (found,) = YOLO(model).predict(picture, imgsz=160, conf=THRESHOLD, iou=IOU, verbose=False)
     if found.probs is not None:
         return {"scores": found.probs.data.tolist()}

@@ -18,7 +18,14 @@ import pytest
 
 from tests.integration.daemon import Daemon
 
-PYTHON = os.environ.get("EDGED_EXPORT_PYTHON", "")
+
+def framework_python(variable: str) -> str:
+    """Return the Python of a framework, as `make test-export` names it; empty if it is not installed."""
+    place = os.environ.get(variable, "")
+    return place if os.access(place, os.X_OK) else ""
+
+
+PYTHON = framework_python("EDGED_EXPORT_PYTHON")
 pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="the frameworks are not installed: make test-export"),
     pytest.mark.timeout(900),

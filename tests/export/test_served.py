@@ -20,13 +20,13 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from edged.client.result import Detection, Result
 from edged.shapes.scene import Scene
 from tests.export.predict import IOU, THRESHOLD
-from tests.export.test_export import HERE, PYTHON, export, make
+from tests.export.test_export import HERE, PYTHON, export, framework_python, make
 from tests.integration.daemon import Daemon
 
 SIDE = 160  # pixels of the picture
 MOST = 300  # detections
-TENSORFLOW = os.environ.get("EDGED_EXPORT_TENSORFLOW", "")
-PADDLE = os.environ.get("EDGED_EXPORT_PADDLE", "")
+TENSORFLOW = framework_python("EDGED_EXPORT_TENSORFLOW")
+PADDLE = framework_python("EDGED_EXPORT_PADDLE")
 pytestmark = pytest.mark.timeout(600)
 torch_only = pytest.mark.skipif(not PYTHON, reason="the frameworks are not installed: make test-export")
 

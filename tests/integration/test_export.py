@@ -73,6 +73,19 @@ def test_source_may_be_a_reference(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.onnx").exists()
 
 
+def test_samples_of_a_folder_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    done = export(tmp_path, "", "--samples", str(tmp_path / "rows"))
+    assert done.returncode == 2
+    assert "contains no pictures or tensors" in done.stderr
+    np.savez(tmp_path / "rows" / "real.npz", input=np.ones((2, 4), np.float32))
+    compared = [
+        json.loads(export(tmp_path, "", "--json", *words).stdout)["proof"]["inputs"]
+        for words in ((), ("--samples", str(tmp_path / "rows")))
+    ]
+    assert compared[1] == compared[0] + 1
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edged.client import Client
 from edged.shapes import MODEL_PATH
 from tests.integration.daemon import Daemon, wait_for
 from tests.stand_in import stand_in
+
+
+def reason(client: Client, name: str) -> str:
+    return next(each.reason for each in client.models() if each.name == name)
 
 
 def test_daemon_serves_while_it_fetches_and_needs_no_network_afterwards() -> None:
@@ -18,8 +23,7 @@ def test_daemon_serves_while_it_fetches_and_needs_no_network_afterwards() -> Non
             daemon.ready("here")
             wait_for("the first attempt failed", lambda: "cannot be fetched" in daemon.log.read_text())
             client.infer("here", picture)
-            (door,) = (each for each in client.models() if each.name == "door")
-            assert "edged fetches it" in door.reason
+            wait_for("the reason", lambda: "answers HTTP 404; edged tries again" in reason(client, "door"))
             server.pages["/door.onnx"] = MODEL_PATH.read_bytes()
             daemon.ready("door")
             client.infer("door", picture)
