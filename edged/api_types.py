@@ -241,7 +241,8 @@ class EngineInfo(Info, frozen=True):
     reduced, least) is how hard the builder tried; `standard` is the digest of the standard that its answers met;
     `ahead` is the device of another box that it was built for. `speeds` are its speeds in each form that it can be
     opened in; `instances` is how many inferences it runs at the same time while it serves, otherwise 0. `judgement` is
-    None if it was not judged on frames of cameras."""
+    None if it was not judged on frames of cameras. `shared_by` is the box that built it, if it came from a shared
+    store."""
 
     key: str
     model: str
@@ -268,6 +269,7 @@ class EngineInfo(Info, frozen=True):
     speeds: tuple[Speed, ...] = ()
     instances: int = 0
     judgement: JudgementInfo | None = None
+    shared_by: str = ""
 
     @property
     def is_reference(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 # The same as in `pyproject.toml`; a test compares them.
 EXTRAS = {
     "convert": ("onnxslim>=0.1.90",),
-    "fleet": ("obstore>=0.9",),
+    "fleet": ("obstore>=0.9", "pynacl>=1.5"),
     "media": ("av>=12",),
     "mqtt": ("paho-mqtt>=2",),
     "tensorrt-rtx": (

@@ -35,6 +35,11 @@ class Artefact(msgspec.Struct, frozen=True):
         files = {path.name: _digest(path) for path in sorted(root.iterdir())}
         return cls(str(root), files)
 
+    @classmethod
+    def seal_file(cls, path: Path) -> Artefact:
+        """Record size and digest of one file."""
+        return cls(str(path.parent), {path.name: _digest(path)})
+
     @property
     def size(self) -> int:
         return sum(record.size for record in self.files.values())

@@ -92,6 +92,15 @@ def _engines() -> typer.Typer:
     return _group("engines", text, *engines.COMMANDS, *engine_commands.COMMANDS)
 
 
+def _fleet() -> typer.Typer:
+    from edged.cli import fleet
+
+    text = "Many boxes: share engines among equal ones."
+    return _group(
+        "fleet", text, fleet.keygen, fleet.trust, fleet.untrust, fleet.keys, fleet.list_, fleet.prune, fleet.rollback
+    )
+
+
 def _inventory() -> typer.Typer:
     from edged.cli import inventory
 
@@ -139,6 +148,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "engines": _engines,
     "events": _function("events", "events"),
     "logs": _function("logs", "logs"),
+    "fleet": _fleet,
     "inventory": _inventory,
     "device": _device,
     "doctor": _function("doctor", "doctor"),

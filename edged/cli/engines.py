@@ -177,6 +177,8 @@ def _details(engines: list[EngineInfo]) -> Table:
     if engine.adopted_from:
         how = "built ahead" if engine.ahead else "built for another driver"
         rows["adopted"] = f"from {engine.adopted_from}, {how} and verified with this one"
+    if engine.shared_by:
+        rows["shared"] = f"built by {engine.shared_by}, verified on this box"
     if engine.ahead:
         rows["built ahead"] = f"for {engine.ahead}, on another box"
     if engine.standard:

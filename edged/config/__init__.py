@@ -16,6 +16,7 @@ from edged.config.schema import Config as Config
 from edged.config.schema import Drift as Drift
 from edged.config.schema import Engines as Engines
 from edged.config.schema import Families as Families
+from edged.config.schema import Fleet as Fleet
 from edged.config.schema import Frigate as Frigate
 from edged.config.schema import Health as Health
 from edged.config.schema import Http as Http

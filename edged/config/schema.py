@@ -138,6 +138,31 @@ class Drift(Table, frozen=True):
         return self.models.get(model, self.every_seconds)
 
 
+class Fleet(Table, frozen=True):
+    """Engines that equal boxes share, so that each is built once (docs/fleet.md)."""
+
+    store: Annotated[
+        str,
+        Meta(
+            description="Where engines are shared: s3://, gs:// or az://BUCKET/FOLDER, https://HOST/FOLDER, or"
+            " file:///FOLDER; empty for nowhere. Needs the extra fleet.",
+            examples=["s3://engines/jetson"],
+        ),
+    ] = ""
+    publish: Annotated[
+        bool,
+        Meta(description="Whether this box publishes the engines that it builds; edged fleet keygen makes its key."),
+    ] = False
+    wait_minutes: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10_080,
+            description="How long this box waits for an engine that another box builds, before it builds it too.",
+        ),
+    ] = 90.0
+
+
 class Families(Table, frozen=True):
     """Model families of other Python packages (docs/third-party-families.md)."""
 
@@ -413,6 +438,7 @@ class Config(Table, frozen=True):
     health: Annotated[Health, Reload.NOW] = Health()
     drift: Annotated[Drift, Reload.NOW] = Drift()
     families: Annotated[Families, Reload.NOW] = Families()
+    fleet: Annotated[Fleet, Reload.NOW] = Fleet()
     frigate: Annotated[Frigate | None, Reload.REOPEN] = None
     zmq: Zmq = Zmq()
     http: Annotated[Http, Reload.REOPEN] = Http()

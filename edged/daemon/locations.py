@@ -10,6 +10,7 @@ from edged.cameras.definitions import Definitions
 from edged.config import Config
 from edged.engines.drift_files import DRIFT_FOLDER
 from edged.errors import InvalidInput
+from edged.fleet.keys import FOLDER as FLEET_FOLDER
 from edged.models.collected import FOLDER
 from edged.models.entries import check_name
 from edged.models.repository import Repository
@@ -48,7 +49,7 @@ def private(config: Config) -> tuple[Path, ...]:
     files = (Path(each).expanduser().absolute() for each in named if each)
     state = state_dir(config)
     kept = state.glob(state_format.copy_name("*"))
-    names = ("access", "audit", "lock", "cameras", "gallery", FOLDER, DRIFT_FOLDER)
+    names = ("access", "audit", "lock", "cameras", "gallery", FOLDER, DRIFT_FOLDER, FLEET_FOLDER)
     return (*(state / name for name in names), *kept, *files)
 
 

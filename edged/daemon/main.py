@@ -106,6 +106,7 @@ async def _serve(
     controller.pipelines.reconfigure(config.pipelines)
     controller.frames.reconfigure(config.frames)
     controller.drift.reconfigure(config.drift)
+    controller.sharing.reconfigure(config.fleet)
     cameras, publisher = Cameras(), Publisher(controller.events)
     cameras.taps = (controller.frames, controller.drift)
     supervisor = CameraSupervisor(locations.cameras(config), controller.events, locations.state_dir(config) / "events")
@@ -135,6 +136,7 @@ async def _serve(
         tasks.keep("collection of frames", controller.frames.run),
         tasks.keep("memory trimming", malloc_trimmer.run),
         tasks.keep("watch of libraries", controller.watch),
+        tasks.keep("publishing of engines", controller.sharing.run),
         tasks.keep("reload by signal", partial(reloader.run, signals.reload)),
         tasks.keep("watch of tokens and certificates", guard.run),
     ]

@@ -121,6 +121,8 @@ class Reloader:
                 self._controller.reconfigure(wanted.engines, wanted.hosts, wanted.health)
             case "drift":
                 self._controller.drift.reconfigure(wanted.drift)
+            case "fleet":
+                self._controller.sharing.reconfigure(wanted.fleet)
             case "families":
                 self._builder.families.allow(wanted.families.allow)
                 await self._controller.look_at_families()

@@ -16,6 +16,7 @@ from edged.engines.ensembles import PlannedEnsemble, ensemble_readiness
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import ReadyState, readiness
 from edged.events import AlarmCleared, AlarmRaised, EventLog
+from edged.fleet.sharing import EngineSharing
 from edged.models import settings as model_settings
 
 _LOG = logging.getLogger("edged.alarms")
@@ -49,6 +50,7 @@ class AlarmKind(str, enum.Enum):
     CAMERA_FROZEN = "camera_frozen"  # the picture of a configured camera does not change
     ANSWERS_DRIFT = "answers_drift"  # answers differ from the reference's, or a camera's pictures from the usual ones
     FALLBACK = "fallback"  # some nodes of a model do not run on the engine's device
+    FLEET = "fleet"  # the shared store of engines, or an engine in it, cannot be used
 
 
 Subject: TypeAlias = tuple[AlarmKind, str, str, str]
@@ -115,6 +117,12 @@ class Box(msgspec.Struct, frozen=True):
     is_reboot_pending: bool = False
     untracked: str = ""
     state: str = ""
+
+
+def of_sharing(sharing: EngineSharing) -> Iterator[Alarm]:
+    """Yield an alarm for each problem of the shared store."""
+    for trouble in sharing.troubles():
+        yield Alarm(AlarmKind.FLEET, trouble.message, engine=trouble.engine)
 
 
 def wrong(

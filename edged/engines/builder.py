@@ -263,6 +263,22 @@ class Builder:
             await self._commit(out, record, reserve)
             return record
 
+    async def take_over(
+        self, task: Task, fetch: Callable[[Path], Awaitable[EngineRecord]], on_progress: OnProgress, reserve: Reserve
+    ) -> EngineRecord:
+        """Verify and time an engine that another box built, and commit it if its answers are right. `fetch` writes its
+        files into a folder and returns its record. Otherwise raise WrongAnswers, or an error of `fetch`."""
+        async with self._storing(), in_thread(self._store.stage) as out, self._storing():
+            on_progress(jobs.Progress("fetching"))
+            fetched = await fetch(out)
+            reference = await self._reference(task.model, task.recipe, on_progress)
+            record = msgspec.structs.replace(fetched, model=task.model.name)
+            record = await self._judge(record, task, Artefact(str(out), record.files), reference, on_progress)
+            if not record.verdict.accepted:
+                raise WrongAnswers(record.verdict.reason)
+            await self._commit(out, record, reserve)
+            return record
+
     def forget(self, digest: str) -> None:
         """Remove the cached inspection, golden answers and admission outcomes of a removed model, in the background."""
         self._later(partial(self._forget, digest))
@@ -315,8 +331,7 @@ class Builder:
         model = task.model
         limits = self._within(await reserve(self._estimate(model, task.recipe)))
         order = model.order(task.recipe, effort=task.effort)
-        timings = self._timings / f"{task.recipe.backend}-{capability or task.key.generation}"
-        order = msgspec.structs.replace(order, capability=capability, timings=str(timings))
+        order = msgspec.structs.replace(order, capability=capability, timings=str(self.timings(task, capability)))
         job = jobs.Build(order, str(out), model.recognition, model.samples, _version(task))
         if task.recipe.precision == "int8":
             settings = model.entry.settings
@@ -330,6 +345,10 @@ class Builder:
         return await run(
             job, jobs.Built, limits, on_progress=on_progress, patience=self._patience(model, task.recipe.backend)
         )
+
+    def timings(self, task: Task, capability: str = "") -> Path:
+        """Return the file in which a builder that times kernels keeps the times of this device."""
+        return self._timings / f"{task.recipe.backend}-{capability or task.key.generation}"
 
     def _patience(self, model: Model, backend: str) -> Patience:
         return child_watch.patience(model, backend, self._trials.get(model.digest, 0.0), self._limits)

@@ -55,6 +55,7 @@ from edged.engines.surveyor import Surveyor
 from edged.engines.views import actual
 from edged.events import EventLog, HostLost
 from edged.files import NO_DESCRIPTORS, unwritable
+from edged.fleet.sharing import EngineSharing
 from edged.models.collected import FOLDER
 from edged.models.model import Model
 from edged.models.repository import Overrides, Repository
@@ -162,7 +163,8 @@ class Controller:
         )
         self.models, self.ensembles = self.catalogue.models, self.catalogue.ensembles
         self.pipelines = Pipelines(self.models, self.catalogue.find, self.ensembles)
-        self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts)
+        self.sharing = EngineSharing(store, repository.root.parent)
+        self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts, self.sharing)
         self.drift = DriftMonitor(
             self.models,
             repository.entries,
@@ -176,6 +178,7 @@ class Controller:
         )
         self.observers.append(self.drift.look)
         self.concerns.append(self.drift.alarms)
+        self.concerns.append(partial(alarms.of_sharing, self.sharing))
         self.learning = Learning(self._planner.book, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed, self.look_at_families)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._quarantine.forgive)

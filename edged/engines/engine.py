@@ -242,6 +242,11 @@ class PlannedEngine:
         self.retry_at = time.monotonic() + seconds
         self.move(EngineState.READY if self.is_usable else EngineState.FAILED, reason)
 
+    def wait(self, reason: str, seconds: float) -> None:
+        """Try again after `seconds`, because another box makes the engine."""
+        self.retry_at = time.monotonic() + seconds
+        self.move(EngineState.ABSENT, reason)
+
     def quarantine(self, reason: str, *, held: bool = False) -> None:
         """Do not make the engine again until a command requests it. `held`: the reason is an operator's command."""
         self.request, self.is_held = Request.NONE, held

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from edged.backends.contract import Effort
 from edged.backends.registry import TIMING_KERNELS
@@ -31,9 +32,11 @@ from edged.errors import (
     WrongAnswers,
 )
 from edged.events import EngineProgress, EventLog
+from edged.fleet.sharing import EngineSharing, Found
 from edged.ipc.job_messages import Progress
 from edged.models.model import Model
 from edged.store.attempts import AttemptLog
+from edged.store.record import EngineRecord
 from edged.store.store import Store
 from edged.tasks import TaskGroup
 
@@ -70,11 +73,13 @@ class Maker:
         events: EventLog,
         tasks: TaskGroup,
         attempts: AttemptLog,
+        sharing: EngineSharing | None = None,
     ) -> None:
+        """`sharing`: engines of other boxes, which are used instead of building them again."""
         self.eviction = EvictionManager(store, settings, models, events, self._keys)
         self._builder, self._store, self._models, self._settings = builder, store, models, settings
         self._events, self._tasks = events, tasks
-        self._attempts = attempts
+        self._attempts, self._sharing = attempts, sharing
         self._work: list[_Job] = []
 
     def reconfigure(self, settings: Engines) -> None:
@@ -185,6 +190,51 @@ class Maker:
             _LOG.info("model %s: engine %s is %s%s", name, short, engine.state.value, timed)
 
     async def _make(self, planned: PlannedModel, engine: PlannedEngine, task: Task) -> None:
+        """Take an engine from the shared store, wait for the box that builds it, or build it."""
+        sharing = self._sharing
+        # A command builds an engine again that is there. After a failure, or a crash, this box is on its own.
+        if sharing is None or task.recipe.is_reference or engine.is_usable or engine.failures:
+            await self._build(planned, engine, task)
+            return
+        if (found := await sharing.find(task.key)) is not None:
+            await self._take_over(engine, task, sharing, found)
+            return
+        turn = await sharing.turn(task.key)
+        if turn.other:
+            engine.wait(f"{turn.other} builds it for all equal boxes", sharing.timing.poll_s)
+            return
+        timings = self._builder.timings(task) if task.recipe.backend in TIMING_KERNELS else None
+        try:
+            if timings is not None:
+                await sharing.fetch_timings(timings)
+            await self._build(planned, engine, task)
+        finally:
+            self._tasks.start(sharing.built(task.key, timings))
+
+    async def _take_over(self, engine: PlannedEngine, task: Task, sharing: EngineSharing, found: Found) -> None:
+        key = engine.digest
+        try:
+            # Counted before it starts, so that an engine that crashes the whole box is not tried at every start.
+            await asyncio.to_thread(self._attempts.begin, key)
+
+            async def fetch(out: Path) -> EngineRecord:
+                await self.eviction.wait_for_capacity(found.manifest.size, replacing=key)
+                return await sharing.fetch(found, out)
+
+            on_progress = partial(self._report_progress, task, engine)
+            capacity = partial(self.eviction.wait_for_capacity, replacing=key)
+            record = await self._builder.take_over(task, fetch, on_progress, capacity)
+        except (Superseded, OutOfSpace):
+            raise
+        except EdgedError as error:
+            sharing.refuse(found, error)
+            engine.move(EngineState.ABSENT, f"the engine of {found.signer} is not used: {error}")
+        else:
+            engine.finish(record, self._store.records().get(key), f"built by {found.signer}, verified here")
+        finally:
+            self._attempts.undone(key)
+
+    async def _build(self, planned: PlannedModel, engine: PlannedEngine, task: Task) -> None:
         key = engine.digest
         engine.making = Making(time.monotonic(), self._builder.expected_seconds(task))
         try:

@@ -37,7 +37,7 @@ class EngineView(msgspec.Struct, frozen=True):
     apart: str = ""  # the separate host that it belongs in; empty for the shared host
     cost: float | None = None
     parallelism: Parallelism = ONE_INSTANCE  # the form that `cost` is of, the best for the model's demand
-    retry_at: float = 0.0  # when a failed build may be tried again
+    retry_at: float = 0.0  # when an absent engine, or one whose build failed, may be made
     open_at: float = 0.0  # when opening it may be tried (again)
     request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
     was_loaded: bool = False  # other work used much of the box while it was timed
@@ -328,7 +328,7 @@ def _next(model: ModelView, engine: EngineView, now: float) -> Work | None:
         if engine.retry_at > now:  # a full disk stays full for a while
             return None
         return _obtain(model, engine) if engine.request == "build" else Verify(model.name, engine.key)
-    if engine.state is EngineState.ABSENT or (engine.state is EngineState.FAILED and engine.retry_at <= now):
+    if engine.state in (EngineState.ABSENT, EngineState.FAILED) and engine.retry_at <= now:
         return _obtain(model, engine)
     if engine.state is EngineState.EVICTED and _is_missed(model, engine):
         return Make(model.name, engine.key)

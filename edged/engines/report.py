@@ -254,6 +254,7 @@ def _report(
         ahead=record.ahead if record else "",
         speeds=record.speeds if record else (),
         judgement=_judgement(record.judgement) if record and record.judgement else None,
+        shared_by=record.shared_by if record else "",
     )
 
 

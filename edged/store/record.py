@@ -86,6 +86,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
     standard: str = ""  # digest of the verification standard; a verdict by another standard is out of date
     adopted_from: str = ""  # key of the engine, built for another driver, whose files it uses
     ahead: str = ""  # the other device that it was built for; it is verified there before it serves
+    shared_by: str = ""  # the box that built it, if it came from a shared store; it was verified here
     composition: Composition = Composition()  # what the runtime made of the model
     evicted: bool = False  # its files were removed to make room, but verdict and times are kept
     judgement: Judgement | None = None  # on frames of cameras; None if it was not judged on any

@@ -30,7 +30,7 @@ COMMANDS = [
         "pipelines",
         "cameras",
     ),
-    *("gallery", "samples", "status", "top", "page", "engines", "events", "logs", "inventory", "device"),
+    *("gallery", "samples", "status", "top", "page", "engines", "events", "logs", "fleet", "inventory", "device"),
     *("doctor", "self-check", "report", "reload", "tokens", "tls"),
 ]
 

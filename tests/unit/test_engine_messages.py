@@ -27,7 +27,8 @@ COMPOSITION = Composition(
 def test_engine_report_full_record_reaches_the_client(tmp_path: Path) -> None:
     of, recipe = model(), Recipe("onnxruntime", "cuda:0", "fp16")
     key = key_of(of, recipe)
-    record = record_of(key, recipe, composition=COMPOSITION, ahead="sm_86", load=0.25, adopted_from="abc", standard="s")
+    about = {"ahead": "sm_86", "load": 0.25, "adopted_from": "abc", "standard": "s", "shared_by": "dock"}
+    record = record_of(key, recipe, composition=COMPOSITION, **about)
     planned = planned_model()
     planned.engines = {key.digest: PlannedEngine(key, recipe)}
     planned.engines[key.digest].adopt(record)

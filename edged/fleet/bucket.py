@@ -1,0 +1,254 @@
+"""An object store that boxes share: a folder, a web server, S3, Google Cloud Storage or Azure, by `obstore`.
+
+Every call ends in time, also if the server is away, slow, or never ends its answer. The store is not trusted: callers
+check what they read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from edged import packages
+from edged.errors import (
+    ConfigError,
+    DaemonUnavailable,
+    EdgedError,
+    NotFound,
+    Refused,
+    TooLarge,
+    Unauthenticated,
+    Unsupported,
+    redact,
+)
+from edged.files import disk_fault
+
+SCHEMES = ("file", "https", "http", "s3", "gs", "az")
+_PIECE = 1 << 20
+_AWS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+T = TypeVar("T")
+
+
+class Patience(NamedTuple):
+    """How long calls may take. `call_s`: a call that moves little data, and the pause between two pieces of a file.
+    `slowest`: bytes a second of a whole file, after `call_s`."""
+
+    call_s: float = 20.0
+    slowest: float = 200_000.0
+
+    def whole(self, size: int) -> float:
+        """Return the seconds that a file of `size` bytes may take."""
+        return self.call_s + size / self.slowest
+
+
+USUAL = Patience()
+
+
+class Item(NamedTuple):
+    """An object: its name in the bucket, bytes, and when it was written, in seconds since the epoch."""
+
+    name: str
+    size: int
+    unix_s: float
+
+
+def check_address(url: str) -> None:
+    """Raise ConfigError unless a URL names an object store."""
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or parts.scheme not in SCHEMES or not (parts.netloc or parts.scheme == "file"):
+        raise ConfigError(f"{redact(url)[:100]!r} is no address of a store; give {'://, '.join(SCHEMES)}://")
+    if "@" in parts.netloc:
+        raise ConfigError("the address of a store must not have a password; set the variables of the store's own tools")
+    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+        raise ConfigError("a folder as a store is file:///PATH, with an absolute path")
+
+
+class Bucket:
+    """The objects below a URL. Calls raise DaemonUnavailable if the store is away or too slow, Unauthenticated,
+    Refused for other failures, and Unsupported if `obstore` is missing."""
+
+    def __init__(self, url: str, patience: Patience = USUAL) -> None:
+        """Raises ConfigError for a URL of another form. The store is not contacted."""
+        check_address(url)
+        self.url, self._patience, self._opened = url.rstrip("/"), patience, None
+
+    @property
+    def place(self) -> str:
+        """The URL for messages."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+    async def read(self, name: str, most: int) -> bytes | None:
+        """Return a small object; None if it is missing. Raises TooLarge for more than `most` bytes."""
+        try:
+            return b"".join([piece async for piece in self._pieces(name, most, self._patience.call_s)])
+        except NotFound:
+            return None
+
+    async def save(self, name: str, file: Path, size: int) -> str:
+        """Write an object of at most `size` bytes to a new file; return its SHA-256 in hexadecimal digits.
+
+        Raises NotFound if it is missing, TooLarge if it has more, and OutOfSpace or DiskFailing for the disk.
+        """
+        digest = hashlib.sha256()
+        try:
+            with file.open("xb") as out:
+
+                def write(piece: bytes) -> None:
+                    digest.update(piece)
+                    out.write(piece)
+
+                async for piece in self._pieces(name, size, self._patience.whole(size)):
+                    await asyncio.to_thread(write, piece)
+        except OSError as error:
+            raise disk_fault(file.parent, error) or Refused(f"{file} cannot be written: {error.strerror}") from None
+        return digest.hexdigest()
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Write a small object, and replace one of this name."""
+        await self._call(name, lambda obstore, store: obstore.put_async(store, name, data))
+
+    async def create(self, name: str, data: bytes) -> bool:
+        """Write a small object unless it exists; return whether it was written. Some stores replace it nevertheless."""
+        try:
+            await self._call(name, lambda obstore, store: obstore.put_async(store, name, data, mode="create"))
+        except _Exists:
+            return False
+        except Unsupported:  # a web server
+            await self.write(name, data)
+        return True
+
+    async def upload(self, name: str, file: Path) -> None:
+        """Write a file as an object, and replace one of this name."""
+        seconds = self._patience.whole(file.stat().st_size)
+        await self._call(name, lambda obstore, store: obstore.put_async(store, name, file), seconds)
+
+    async def size(self, name: str) -> int | None:
+        """Return the bytes of an object; None if it is missing."""
+        try:
+            found = await self._call(name, lambda obstore, store: obstore.head_async(store, name))
+        except NotFound:
+            return None
+        return int(found["size"])
+
+    async def list(self, prefix: str) -> list[Item]:
+        """Return all objects below a prefix. Raises Unsupported if the store cannot list, as plain web servers."""
+        stream = await self._call(prefix, _listed(prefix))
+        found, end = [], asyncio.get_running_loop().time() + 30 * self._patience.call_s
+        while page := await self._within(prefix, _next(stream), self._patience.call_s):
+            found += [Item(each["path"], each["size"], _seconds(each["last_modified"])) for each in page]
+            if asyncio.get_running_loop().time() > end:
+                raise DaemonUnavailable(f"{self.place} lists its objects too slowly; try again")
+        return found
+
+    async def delete(self, name: str) -> None:
+        """Delete an object, if it exists."""
+        with contextlib.suppress(NotFound):
+            await self._call(name, lambda obstore, store: obstore.delete_async(store, name))
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    async def _pieces(self, name: str, most: int, seconds: float) -> AsyncIterator[bytes]:
+        """Yield an object of at most `most` bytes, within `seconds`."""
+        end = asyncio.get_running_loop().time() + seconds
+        found = await self._call(name, lambda obstore, store: obstore.get_async(store, name))
+        if found.meta["size"] > most:
+            raise TooLarge(f"{name} in {self.place} has more than {most} bytes")
+        stream, left = found.stream(min_chunk_size=_PIECE).__aiter__(), most
+        while piece := await self._within(name, _next(stream), self._patience.call_s):
+            left -= len(piece)
+            if left < 0:
+                raise TooLarge(f"{name} in {self.place} has more than {most} bytes")
+            if asyncio.get_running_loop().time() > end:
+                raise DaemonUnavailable(f"{self.place} is too slow")
+            yield bytes(piece)
+
+    async def _call(self, name: str, call: Any, seconds: float | None = None) -> Any:
+        obstore, store = self._store()
+        return await self._within(name, call(obstore, store), seconds or self._patience.call_s)
+
+    async def _within(self, name: str, call: Awaitable[T], seconds: float) -> T:
+        try:
+            return await asyncio.wait_for(call, seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise DaemonUnavailable(f"{self.place} does not answer within {seconds:.0f} s") from None
+        except EdgedError:
+            raise
+        except Exception as error:
+            raise self._failure(name, error) from None
+
+    def _failure(self, name: str, error: Exception) -> EdgedError:
+        from obstore import exceptions
+
+        # The text may have several lines, also the answer of a server.
+        text = redact(str(error).partition("\n")[0])[:200]
+        if isinstance(error, (exceptions.NotFoundError, FileNotFoundError)):
+            return NotFound(f"{name} is not in {self.place}")
+        if isinstance(error, (exceptions.AlreadyExistsError, exceptions.PreconditionError)):
+            return _Exists(f"{name} exists in {self.place}")
+        if isinstance(error, NotImplementedError):
+            return Unsupported(f"{self.place} cannot do that: {text}")
+        if isinstance(error, (exceptions.UnauthenticatedError, exceptions.PermissionDeniedError, PermissionError)):
+            return Unauthenticated(f"{self.place} needs other credentials: {text}")
+        return DaemonUnavailable(f"{self.place} cannot be used: {text}")
+
+    def _store(self) -> tuple[Any, Any]:
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError:
+            raise Unsupported(f"a shared store needs obstore; install it: {packages.install_extra('fleet')}") from None
+        if self._opened is None:
+            self._opened = self._open(from_url)
+        return obstore, self._opened
+
+    def _open(self, from_url: Any) -> Any:
+        parts, seconds = urlsplit(self.url), int(self._patience.call_s)
+        if parts.scheme == "file":
+            return from_url(self.url)
+        options: dict[str, Any] = {
+            # Manifests are signed and have the digests of files, so that a connection need not be encrypted.
+            "client_options": {"allow_http": True, "connect_timeout": f"{min(10, seconds)}s", "timeout": "1h"},
+            "retry_config": {"max_retries": 1, "retry_timeout": timedelta(seconds=seconds)},
+        }
+        if parts.scheme == "s3" and not any(map(os.environ.get, _AWS)):
+            # Without credentials the library would ask the address that has them in Amazon's cloud.
+            options["skip_signature"] = True
+        try:
+            return from_url(self.url, **options)
+        except Exception as error:  # the library's errors have no common class
+            raise ConfigError(f"{self.place} cannot be used as a store: {redact(str(error))[:200]}") from None
+
+
+class _Exists(Refused):
+    """An object that exists already."""
+
+
+def _listed(prefix: str) -> Any:
+    async def listing(obstore: Any, store: Any) -> Any:
+        return obstore.list(store, prefix).__aiter__()
+
+    return listing
+
+
+async def _next(stream: Any) -> Any:
+    """Return the next item of a stream; None at its end."""
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+def _seconds(moment: datetime) -> float:
+    return moment.timestamp()

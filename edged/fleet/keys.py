@@ -1,0 +1,160 @@
+"""The Ed25519 key that a box signs its engines with, and the keys of other boxes that it trusts. By PyNaCl.
+
+STATE/fleet/key             the secret key, in hexadecimal digits; only its owner may read it
+STATE/fleet/trusted.json    {"NAME": "public key in hexadecimal digits"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edged import packages
+from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, Refused, Unsupported
+from edged.files import read_regular
+from edged.store import atomic
+
+FOLDER = "fleet"
+_KEY, _TRUSTED = "key", "trusted.json"
+_HEX = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[\w.@-]{1,64}", re.ASCII)
+
+
+class Keys:
+    """The keys below a daemon's state directory. Files are read at each call: they change rarely, and are small."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = state / FOLDER
+
+    def generate(self) -> str:
+        """Make the secret key of this box; return its public key. Raises AlreadyExists if it has one."""
+        _signing()  # before anything is written
+        secret = os.urandom(32)
+        place = self._folder / _KEY
+        try:
+            self._make_folder()
+            handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise AlreadyExists(f"this box has a key already: {place}; its public key is {self.public()}") from None
+        except OSError as error:
+            raise Refused(f"{place} cannot be written: {error.strerror}; use sudo, or --state") from None
+        with os.fdopen(handle, "wb") as file:
+            file.write(secret.hex().encode() + b"\n")
+            file.flush()
+            os.fsync(handle)
+        _give(place)
+        return _public(secret)
+
+    def public(self) -> str:
+        """Return the public key of this box; empty if it has none. Raises ConfigError if its file cannot be used."""
+        secret = self._secret()
+        return _public(secret) if secret else ""
+
+    def sign(self, data: bytes) -> tuple[str, str]:
+        """Return the public key and the signature of data. Raises Refused if this box has no key."""
+        secret = self._secret()
+        if not secret:
+            raise Refused("this box has no key to sign with; make one: edged fleet keygen")
+        return _public(secret), bytes(_signing().SigningKey(secret).sign(data).signature).hex()
+
+    def trust(self, name: str, key: str) -> None:
+        """Trust the engines of a box. Raises InvalidInput, or AlreadyExists if the name has another key."""
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(f"{name[:40]!r} is not a name of a box; use letters, digits and . _ @ -")
+        if not _HEX.fullmatch(key):
+            raise InvalidInput("a public key has 64 hexadecimal digits, as edged fleet keygen prints them")
+        found = dict(self.trusted())
+        if found.get(name, key) != key:
+            raise AlreadyExists(f"{name} is trusted with another key; remove it first: edged fleet untrust {name}")
+        self._write({**found, name: key})
+
+    def untrust(self, name: str) -> str:
+        """Trust a box no longer; return its key. Raises NotFound."""
+        found = dict(self.trusted())
+        if name not in found:
+            raise NotFound(f"{name[:40]!r} is not trusted; see: edged fleet list --keys")
+        key = found.pop(name)
+        self._write(found)
+        return key
+
+    def trusted(self) -> Mapping[str, str]:
+        """Return the keys of other boxes by name. Raises ConfigError if the file cannot be used."""
+        place = self._folder / _TRUSTED
+        try:
+            return msgspec.json.decode(read_regular(place), type=dict[str, str])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the trusted keys in {place} cannot be read: {error}; see: edged fleet trust") from None
+
+    def name_of(self, key: str) -> str:
+        """Return the name of the box with a public key, "this box" for its own; empty if the key is not trusted."""
+        if not _HEX.fullmatch(key):
+            return ""
+        if key == self.public():
+            return "this box"
+        return next((name for name, trusted in self.trusted().items() if trusted == key), "")
+
+    def _secret(self) -> bytes:
+        place = self._folder / _KEY
+        try:
+            text = read_regular(place).decode("ascii", "replace").strip()
+            status = place.stat()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise ConfigError(f"the key {place} cannot be read: {error.strerror or error}") from None
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigError(f"{place} is accessible to users other than its owner; chmod 600 {place}")
+        if not _HEX.fullmatch(text):
+            raise ConfigError(f"{place} is not a key; remove it, and make one: edged fleet keygen")
+        return bytes.fromhex(text)
+
+    def _write(self, trusted: Mapping[str, str]) -> None:
+        place = self._folder / _TRUSTED
+        try:
+            self._make_folder()
+            atomic.write_file(place, msgspec.json.format(msgspec.json.encode(trusted), indent=2) + b"\n")
+            _give(place)
+        except OSError as error:
+            raise Refused(f"{place} cannot be written: {error.strerror}; use sudo, or --state") from None
+
+    def _make_folder(self) -> None:
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, mode=0o700)
+            _give(self._folder)
+
+
+def is_signed(key: str, signature: str, data: bytes) -> bool:
+    """Whether a signature of data is by the owner of a public key, both in hexadecimal digits."""
+    nacl = _signing()
+    with contextlib.suppress(Exception):  # hostile texts: no hexadecimal digits, another length, no point of the curve
+        nacl.VerifyKey(bytes.fromhex(key)).verify(data, bytes.fromhex(signature))
+        return True
+    return False
+
+
+def _public(secret: bytes) -> str:
+    return bytes(_signing().SigningKey(secret).verify_key).hex()
+
+
+def _signing() -> Any:
+    try:
+        from nacl import signing
+    except ImportError:
+        raise Unsupported(f"signed engines need PyNaCl; install it: {packages.install_extra('fleet')}") from None
+    return signing
+
+
+def _give(path: Path) -> None:
+    """Give a file that root created to the owner of its folder: the service runs as its own user and reads it."""
+    if os.geteuid() == 0:
+        above = path.parent.stat()
+        os.chown(path, above.st_uid, above.st_gid)

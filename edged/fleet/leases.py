@@ -1,0 +1,125 @@
+"""Which of several equal boxes builds an engine: the one that holds its lease in the bucket.
+
+A box creates the lease, waits a moment, and reads it back: of several boxes whose store does not honour "create only",
+the last one has it. Now and then two boxes build the same engine, which is harmless. The holder renews the lease. A
+lease that did not change for a while has no holder any more. Clocks are not compared: a box may start with a wrong one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from edged.decoding import ready
+from edged.errors import EdgedError
+from edged.files import NOT_JSON
+from edged.fleet.bucket import Bucket
+
+_LARGEST = 4096
+
+
+class Pace(NamedTuple):
+    """Seconds: until a new lease is read back, between renewals, and without a change until a lease is void."""
+
+    settle_s: float = 2.0
+    renew_s: float = 30.0
+    void_s: float = 120.0
+
+
+USUAL = Pace()
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Who builds: a name for people, a random number of this attempt, and how often the lease was renewed."""
+
+    holder: str
+    nonce: str
+    renewals: int = 0
+
+
+class Leases:
+    """The leases of one bucket, as this box sees them."""
+
+    def __init__(
+        self, bucket: Bucket, holder: str, pace: Pace = USUAL, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._bucket, self._holder, self._pace, self._clock = bucket, holder, pace, clock
+        self._seen: dict[str, tuple[Lease, float]] = {}  # by name: the lease, and since when it has not changed
+        self._renewing: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
+
+    async def holder(self, name: str) -> str:
+        """Return the holder of a lease; empty if it has none. Raises the errors of `Bucket`."""
+        found = await self._read(name)
+        if found is None:
+            self._seen.pop(name, None)
+            return ""
+        known, since = self._seen.get(name, (None, 0.0))
+        if known != found:
+            self._seen[name] = found, self._clock()
+            return found.holder or "another box"
+        return "" if self._clock() - since >= self._pace.void_s else found.holder or "another box"
+
+    async def take(self, name: str) -> Lease | None:
+        """Take a lease that has no holder; None if another box was faster. Raises the errors of `Bucket`."""
+        mine = Lease(self._holder, os.urandom(8).hex())
+        data = msgspec.json.encode(mine)
+        if name in self._seen:  # it is void
+            await self._bucket.write(_place(name), data)
+        elif not await self._bucket.create(_place(name), data):
+            return None
+        await asyncio.sleep(self._pace.settle_s)
+        found = await self._read(name)
+        if found is None or found.nonce != mine.nonce:
+            return None
+        self._seen.pop(name, None)
+        return mine
+
+    def hold(self, name: str, lease: Lease) -> None:
+        """Renew a lease from now on, until `release`."""
+        self._renewing[name] = lease, asyncio.get_running_loop().create_task(self._renew(name, lease))
+
+    async def release(self, name: str) -> None:
+        """Give a lease up, if this box holds it."""
+        lease, renewing = self._renewing.pop(name, (None, None))
+        if lease is None or renewing is None:
+            return
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+        with contextlib.suppress(EdgedError):  # it becomes void by itself
+            found = await self._read(name)
+            if found is not None and found.nonce == lease.nonce:
+                await self._bucket.delete(_place(name))
+
+    def stop(self) -> None:
+        """Renew no lease any more, so that all become void."""
+        for _, renewing in self._renewing.values():
+            renewing.cancel()
+        self._renewing.clear()
+
+    async def _renew(self, name: str, lease: Lease) -> None:
+        for number in range(1, 1_000_000):
+            await asyncio.sleep(self._pace.renew_s)
+            renewed = msgspec.structs.replace(lease, renewals=number)
+            with contextlib.suppress(EdgedError):  # the store may be back at the next renewal
+                await self._bucket.write(_place(name), msgspec.json.encode(renewed))
+
+    async def _read(self, name: str) -> Lease | None:
+        data = await self._bucket.read(_place(name), _LARGEST)
+        if data is None:
+            return None
+        try:
+            found = msgspec.json.decode(data, type=ready(Lease))
+        except (*NOT_JSON, ValueError):
+            return Lease("", data[:64].hex())  # a lease of a newer edged, or damaged; void if it does not change
+        shown = "".join(letter for letter in found.holder[:40] if letter.isprintable())
+        return msgspec.structs.replace(found, holder=shown)
+
+
+def _place(name: str) -> str:
+    return f"leases/{name}.json"

@@ -1,0 +1,119 @@
+"""What a box publishes about an engine: a small signed text with the digests of its files. Pure.
+
+engines/KEY.json      the manifest of the engine with this key
+engines/KEY.before    the manifest that it replaced, for `edged fleet rollback`
+timings/NAME.json     the manifest of a timing cache of TensorRT
+blobs/SHA256          files, by their content
+leases/KEY.json       the box that builds an engine now; see leases.py
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from edged.backends.artefact import FileRecord
+from edged.decoding import ready
+from edged.errors import Refused
+from edged.files import NOT_JSON
+from edged.store.key import EngineKey
+from edged.store.record import EngineRecord
+
+FORMAT = 1
+LARGEST = 1 << 20  # bytes of a manifest
+_DOMAIN = b"edged manifest 1\n"  # a signature is of nothing else
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_SHA_256 = re.compile(r"[0-9a-f]{64}")
+
+Kind: TypeAlias = Literal["engine", "timings"]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A published engine, or a timing cache, which has no record. `name` is the engine's key, or the name of the
+    cache."""
+
+    format: int
+    kind: Kind
+    name: str
+    files: dict[str, FileRecord]
+    record: EngineRecord | None
+    edged_version: str
+    published_unix_s: float
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files.values())
+
+
+class Signed(msgspec.Struct, frozen=True):
+    """A manifest as text, the public key of the box that signed it, and the signature, in hexadecimal digits."""
+
+    signer: str
+    signature: str
+    manifest: str
+
+    @property
+    def content(self) -> bytes:
+        """What is signed."""
+        return _DOMAIN + self.manifest.encode()
+
+    def read(self) -> Manifest:
+        """Return the manifest. Check the signature before. Raises Refused if it cannot be read."""
+        try:
+            found = msgspec.json.decode(self.manifest, type=ready(Manifest))
+        except (*NOT_JSON, ValueError) as error:
+            raise Refused(f"the manifest cannot be read: {error}") from None
+        if found.format > FORMAT:
+            raise Refused(f"the manifest has format {found.format}, of a newer edged; this one reads up to {FORMAT}")
+        return found
+
+
+def place(kind: Kind, name: str) -> str:
+    """Return the name of a manifest in the bucket."""
+    return f"{'engines' if kind == 'engine' else 'timings'}/{name}.json"
+
+
+def place_before(name: str) -> str:
+    """Return the name of the manifest of an engine that was replaced."""
+    return f"engines/{name}.before"
+
+
+def blob(file: FileRecord) -> str:
+    """Return the name of a file's content in the bucket."""
+    return f"blobs/{file.sha256}"
+
+
+def signed_text(manifest: Manifest) -> tuple[str, bytes]:
+    """Return a manifest as text, and what is to be signed."""
+    text = msgspec.json.encode(manifest).decode()
+    return text, _DOMAIN + text.encode()
+
+
+def parse(data: bytes) -> Signed:
+    """Return a signed manifest. Raises Refused for other data."""
+    try:
+        return msgspec.json.decode(data, type=ready(Signed))
+    except (*NOT_JSON, ValueError):
+        raise Refused("the manifest is damaged") from None
+
+
+def check(found: Manifest, kind: Kind, name: str, key: EngineKey | None = None) -> None:
+    """Raise Refused unless a manifest is about what was asked for: this name, and, for an engine, exactly this key.
+    Names of files must be plain, and digests SHA-256."""
+    if (found.kind, found.name) != (kind, name):
+        raise Refused(f"the manifest is about {found.kind} {found.name[:40]!r}")
+    if not found.files:
+        raise Refused("the manifest names no files")
+    for file, record in found.files.items():
+        if not _NAME.fullmatch(file) or file == "record.json" or not _SHA_256.fullmatch(record.sha256):
+            raise Refused(f"the manifest has an invalid file {file[:40]!r}")
+        if record.size < 0:
+            raise Refused(f"the manifest has a size of {record.size} bytes")
+    if key is None:
+        return
+    if found.record is None or dict(found.record.parts) != dict(key.parts) or key.digest != name:
+        raise Refused("the manifest is about an engine with another key")
+    if found.record.files != found.files or not found.record.is_usable:
+        raise Refused("the manifest contradicts itself")

@@ -1,0 +1,359 @@
+"""What the daemon does with a shared store: before a build it asks for the engine, and afterwards it publishes it.
+
+An engine of another box is checked by signature, trust, key and digests. It is then verified on this box like one that
+was built here. If the store is away, slow or lying, the box builds by itself, and an alarm says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from edged.backends.artefact import Artefact
+from edged.backoff import Backoff
+from edged.config.schema import Fleet
+from edged.errors import (
+    ConfigError,
+    DaemonUnavailable,
+    EdgedError,
+    EngineDamaged,
+    NotFound,
+    OutOfSpace,
+    Refused,
+)
+from edged.fleet import bucket, leases
+from edged.fleet import manifest as manifests
+from edged.fleet.bucket import Bucket, Patience
+from edged.fleet.keys import Keys, is_signed
+from edged.fleet.leases import Lease, Leases, Pace
+from edged.fleet.manifest import Manifest, Signed
+from edged.store.key import EngineKey
+from edged.store.record import EngineRecord
+from edged.store.store import Store
+from edged.tasks import until_set
+from edged.version import __version__
+
+_LOG = logging.getLogger("edged.fleet")
+_PAUSES_S = (30.0, 60.0, 300.0, 900.0)  # without the store, after it failed
+_LOOK_S = 900.0  # between two looks for engines that are not published
+
+
+class Timing(NamedTuple):
+    """Times of sharing; tests shorten them. `poll_s`: until another look whether another box has built an engine."""
+
+    poll_s: float = 20.0
+    pace: Pace = leases.USUAL
+    patience: Patience = bucket.USUAL
+    pauses_s: tuple[float, ...] = _PAUSES_S
+
+
+USUAL = Timing()
+
+
+class Found(NamedTuple):
+    """An engine in the store that may be tried. `signer` is the name of the box that built it."""
+
+    manifest: Manifest
+    signer: str
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The key and the content of the engine."""
+        record = self.manifest.record
+        return self.manifest.name, record.edition if record is not None else ""
+
+
+class Turn(NamedTuple):
+    """Whose turn it is to build an engine: of the box `other` if that is not empty, otherwise of this one, which may
+    have a lease."""
+
+    other: str = ""
+    lease: Lease | None = None
+
+
+class Trouble(NamedTuple):
+    """Something wrong with the store, or with one engine in it: a key, or empty."""
+
+    message: str
+    engine: str = ""
+
+
+class EngineSharing:
+    """Finds, fetches and publishes engines. Without a configured store it does nothing."""
+
+    def __init__(
+        self,
+        store: Store,
+        state: Path,
+        timing: Timing = USUAL,
+        holder: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`state` is the daemon's state directory; `holder` is the name under which this box builds."""
+        self.keys = Keys(state)
+        self.timing = timing
+        self._store, self._holder, self._clock = store, holder or platform.node() or "a box", clock
+        self._settings = Fleet()
+        self._bucket: Bucket | None = None
+        self._leases: Leases | None = None
+        self._trouble: dict[str, str] = {}  # by key; "" is the store itself
+        self._away_until = 0.0
+        self._backoff = Backoff(timing.pauses_s)
+        self._refused: set[tuple[str, str]] = set()  # engines that are not right for this box
+        self._published: set[tuple[str, str]] = set()
+        self._altered: set[str] = set()  # digests of files that have another content in the store
+        self._waiting: dict[str, float] = {}  # by key, since when another box builds it
+        self._woken = asyncio.Event()
+
+    def reconfigure(self, settings: Fleet) -> None:
+        """Use new settings from now on. Raises ConfigError for an address that cannot be used."""
+        opened = Bucket(settings.store, self.timing.patience) if settings.store else None
+        if self._leases is not None:
+            self._leases.stop()
+        self._settings, self._bucket = settings, opened
+        self._leases = Leases(opened, self._holder, self.timing.pace, self._clock) if opened is not None else None
+        self._trouble, self._away_until, self._backoff = {}, 0.0, Backoff(self.timing.pauses_s)
+        self._published.clear()
+        self._woken.set()
+
+    def troubles(self) -> Iterator[Trouble]:
+        """Yield what is wrong now, for alarms."""
+        for engine, message in self._trouble.items():
+            yield Trouble(message, engine)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the store may be asked now: it is configured and did not fail just now."""
+        return self._bucket is not None and self._clock() >= self._away_until
+
+    # -- before a build -----------------------------------------------------------------------------------------------
+
+    async def find(self, key: EngineKey) -> Found | None:
+        """Return the engine with this key if the store has one that this box trusts; otherwise None."""
+        if not self.is_on:
+            return None
+        try:
+            found = await self._manifest("engine", key.digest, key)
+        except Refused as error:  # somebody has written it who should not have, or has altered it
+            self._complain(key.digest, f"engine {key.digest[:12]} of the shared store is not used: {error}")
+            return None
+        except EdgedError as error:
+            self._failed(error)
+            return None
+        if found is not None and found.identity in self._refused:
+            self._worked("")
+            return None
+        self._worked(key.digest)
+        return found
+
+    async def fetch(self, found: Found, out: Path) -> EngineRecord:
+        """Write the files of an engine into a folder; return its record. Raises Refused if a file is not the one of the
+        manifest, and the errors of `Bucket`."""
+        assert found.manifest.record is not None  # it was checked
+        await self._fetch_files(found.manifest, out)
+        return msgspec.structs.replace(
+            found.manifest.record, shared_by=found.signer, adopted_from="", ahead="", judgement=None
+        )
+
+    async def fetch_timings(self, place: Path) -> None:
+        """Fetch the timing cache of TensorRT for this device, if the box has none yet."""
+        if not self.is_on or await asyncio.to_thread(place.exists):
+            return
+        part = place.with_name(f".{place.name}.fetched")
+        try:
+            found = await self._manifest("timings", place.name)
+            if found is not None and [*found.manifest.files] == [place.name]:
+                await asyncio.to_thread(part.mkdir, exist_ok=True)
+                await self._fetch_files(found.manifest, part)
+                await asyncio.to_thread(os.replace, part / place.name, place)
+        except (EdgedError, OSError) as error:  # the build takes longer without it
+            _LOG.info("the timing cache %s of the shared store is not used: %s", place.name, error)
+        finally:
+            await asyncio.to_thread(_remove, part)
+
+    async def turn(self, key: EngineKey) -> Turn:
+        """Return whose turn it is to build an engine. If it is another box, ask again after `timing.poll_s`."""
+        if not self.is_on or self._leases is None:
+            return Turn()
+        name = key.digest
+        try:
+            if other := await self._leases.holder(name):
+                waited = self._clock() - self._waiting.setdefault(name, self._clock())
+                return Turn(other) if waited < self._settings.wait_minutes * 60 else Turn()
+            if not self._settings.publish:
+                return Turn()
+            lease = await self._leases.take(name)
+        except EdgedError as error:
+            self._failed(error)
+            return Turn()
+        self._waiting.pop(name, None)
+        if lease is None:
+            return Turn("another box")
+        self._leases.hold(name, lease)
+        return Turn(lease=lease)
+
+    async def built(self, key: EngineKey, timings: Path | None) -> None:
+        """Publish an engine that was built just now, if it is accepted, then let other boxes go on."""
+        held = self._leases
+        try:
+            record = self._store.records().get(key.digest)
+            if self.is_on and self._settings.publish and record is not None and self._is_due(record):
+                await self._publish(record)
+                if timings is not None:
+                    await self._publish_timings(timings)
+        except EdgedError as error:
+            self._failed(error)
+        finally:
+            if held is not None:
+                await held.release(key.digest)
+
+    def refuse(self, found: Found, error: EdgedError) -> None:
+        """Do not use this engine again: it could not be fetched, or its answers are wrong here."""
+        if isinstance(error, DaemonUnavailable):
+            self._failed(error)
+            return
+        self._refused.add(found.identity)
+        self._complain(
+            found.manifest.name,
+            f"engine {found.manifest.name[:12]}, built by {found.signer}, cannot be used here and is built: {error}",
+        )
+
+    # -- publishing ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Publish the engines of this box that the store does not have, now and then, until cancelled."""
+        while True:
+            self._woken.clear()
+            if self._settings.publish and self.is_on:
+                try:
+                    for record in list(self._store.records().values()):
+                        if self._is_due(record):
+                            await self._publish(record)
+                except EdgedError as error:
+                    self._failed(error)
+            away = self._away_until - self._clock()
+            await until_set(self._woken, away if away > 0 else _LOOK_S)
+
+    def _is_due(self, record: EngineRecord) -> bool:
+        """Whether this box built the engine itself, and has not published it."""
+        own = not (record.shared_by or record.adopted_from or record.ahead or record.recipe.is_reference)
+        identity = EngineKey(record.parts).digest, record.edition
+        return own and record.is_usable and bool(record.files) and identity not in self._published
+
+    async def _publish(self, record: EngineRecord) -> None:
+        assert self._bucket is not None
+        name = EngineKey(record.parts).digest
+        self._published.add((name, record.edition))
+        try:
+            known = await self._manifest("engine", name, EngineKey(record.parts))
+        except Untrusted:  # of boxes that do not trust this one either: each would replace the other's for ever
+            return
+        except Refused:
+            known = None  # it is replaced
+        if known is None or known.identity in self._refused:
+            try:
+                artefact = self._store.artefact(name)
+                await asyncio.to_thread(artefact.check)
+                kept = msgspec.structs.replace(record, judgement=None, shared_by="")
+                await self._put("engine", name, artefact, kept)
+            except (EngineDamaged, KeyError, OSError):  # it was replaced or evicted meanwhile
+                return
+            except EdgedError:
+                self._published.discard((name, record.edition))
+                raise
+            _LOG.info("model %s: engine %s is published", record.model, name[:12])
+        self._worked(name)
+
+    async def _publish_timings(self, place: Path) -> None:
+        """Publish the timing cache of this device."""
+        if not await asyncio.to_thread(place.is_file):
+            return
+        whole = await asyncio.to_thread(Artefact.seal_file, place)
+        await self._put("timings", place.name, whole, None)
+
+    async def _put(self, kind: manifests.Kind, name: str, artefact: Artefact, record: EngineRecord | None) -> None:
+        """Write files, then their manifest, so that a manifest never names a file that is missing."""
+        assert self._bucket is not None
+        for file, about in artefact.files.items():
+            place = manifests.blob(about)
+            if about.sha256 in self._altered or await self._bucket.size(place) != about.size:
+                await self._bucket.upload(place, Path(artefact.root) / file)
+                self._altered.discard(about.sha256)
+        found = Manifest(manifests.FORMAT, kind, name, artefact.files, record, __version__, time.time())
+        text, content = manifests.signed_text(found)
+        signer, signature = await asyncio.to_thread(self.keys.sign, content)
+        where = manifests.place(kind, name)
+        if kind == "engine" and (before := await self._bucket.read(where, manifests.LARGEST)) is not None:
+            await self._bucket.write(manifests.place_before(name), before)
+        await self._bucket.write(where, msgspec.json.encode(Signed(signer, signature, text)))
+
+    # -- the store ----------------------------------------------------------------------------------------------------
+
+    async def _manifest(self, kind: manifests.Kind, name: str, key: EngineKey | None = None) -> Found | None:
+        """Return a manifest that this box trusts; None if there is none. Raises Refused if it is not trusted, and the
+        errors of `Bucket`."""
+        assert self._bucket is not None
+        data = await self._bucket.read(manifests.place(kind, name), manifests.LARGEST)
+        return None if data is None else await asyncio.to_thread(checked, data, self.keys, kind, name, key)
+
+    async def _fetch_files(self, found: Manifest, out: Path) -> None:
+        assert self._bucket is not None
+        for file, about in found.files.items():
+            try:
+                digest = await self._bucket.save(manifests.blob(about), out / file, about.size)
+            except NotFound:
+                raise Refused(f"file {file} is missing in the shared store") from None
+            if digest != about.sha256 or (out / file).stat().st_size != about.size:
+                self._altered.add(about.sha256)
+                raise Refused(f"file {file} of the shared store was altered")
+
+    def _failed(self, error: EdgedError) -> None:
+        """Do without the store for a while."""
+        if isinstance(error, OutOfSpace):
+            return  # of this box
+        pause = self._backoff.after(0.0)
+        self._away_until = self._clock() + pause
+        self._complain("", f"the shared store cannot be used: {error}; engines are built here until it can")
+
+    def _worked(self, name: str) -> None:
+        self._backoff = Backoff(self.timing.pauses_s)
+        for each in ("", name):
+            self._trouble.pop(each, None)
+
+    def _complain(self, engine: str, message: str) -> None:
+        if self._trouble.get(engine) != message:
+            _LOG.warning("%s", message)
+        self._trouble[engine] = message
+
+
+class Untrusted(Refused):
+    """A manifest that is signed by a box that this one does not trust."""
+
+
+def checked(data: bytes, keys: Keys, kind: manifests.Kind, name: str, key: EngineKey | None = None) -> Found:
+    """Return the manifest in `data`. Raises Refused unless a trusted box signed it and it is about `name`."""
+    signed = manifests.parse(data)
+    try:
+        signer = keys.name_of(signed.signer)
+    except ConfigError as error:
+        raise Refused(str(error)) from None
+    if not is_signed(signed.signer, signed.signature, signed.content):
+        raise Refused(f"it is not signed by {signer or 'its signer'}; it was altered")
+    if not signer:
+        raise Untrusted(f"the key that signed it is not trusted; to trust it: edged fleet trust NAME {signed.signer}")
+    manifest = signed.read()
+    manifests.check(manifest, kind, name, key)
+    return Found(manifest, signer)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

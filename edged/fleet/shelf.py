@@ -1,0 +1,131 @@
+"""What is in a shared store, for operators: list, prune, roll back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+
+from edged.errors import EdgedError, InvalidInput, NotFound, Refused
+from edged.fleet import manifest as manifests
+from edged.fleet.bucket import Bucket, Item
+from edged.fleet.keys import Keys
+from edged.fleet.sharing import checked
+
+_SPARED_S = 86_400.0  # files that may belong to an engine that is being published
+_AT_ONCE = 8
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """A published engine. `problem` says why this box would not use it; then the rest is unknown."""
+
+    key: str
+    model: str = ""
+    backend: str = ""
+    precision: str = ""
+    device: str = ""
+    signer: str = ""
+    bytes: int = 0
+    published_unix_s: float = 0.0
+    edged_version: str = ""
+    problem: str = ""
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What was removed: keys of engines, the number of files without an engine, and bytes."""
+
+    engines: list[str]
+    files: int
+    bytes: int
+
+
+class Shelf:
+    """The engines in a bucket. Calls raise the errors of `Bucket`."""
+
+    def __init__(self, bucket: Bucket, keys: Keys) -> None:
+        self._bucket, self._keys = bucket, keys
+
+    async def engines(self) -> list[Shared]:
+        """Return all published engines."""
+        return [
+            self._described(key, data) for key, data in sorted((await self._manifests("engines/", ".json")).items())
+        ]
+
+    def _described(self, key: str, data: bytes) -> Shared:
+        try:
+            found = checked(data, self._keys, "engine", key)
+            record = found.manifest.record
+            if record is None:
+                raise Refused("the manifest has no engine")
+        except EdgedError as error:
+            return Shared(key, problem=str(error))
+        gpu = next((value for name, value in record.parts.items() if name.endswith(".name")), "")
+        return Shared(
+            *(key, record.model, record.recipe.backend, record.recipe.precision),
+            *(gpu or record.parts.get("cpu.model", record.recipe.device), found.signer, found.manifest.size),
+            *(found.manifest.published_unix_s, found.manifest.edged_version),
+        )
+
+    async def prune(self, older_s: float, *, dry_run: bool = False) -> Pruned:
+        """Remove engines that were published before `older_s` seconds ago, and files that no manifest names."""
+        now, items = time.time(), await self._bucket.list("engines")
+        old = [each for each in items if now - each.unix_s > older_s]
+        gone = sorted({each.name.partition("/")[2].partition(".")[0] for each in old if each.name.endswith(".json")})
+        kept = [each.name for each in items if each not in old]
+        kept += [each.name for each in await self._bucket.list("timings")]
+        needed = await self._files(kept)
+        unused = [each for each in await self._bucket.list("blobs") if _is_unused(each, needed, now)]
+        if not dry_run:
+            for each in (*old, *unused):  # manifests first
+                await self._bucket.delete(each.name)
+        return Pruned(gone, len(unused), sum(each.size for each in (*old, *unused)))
+
+    async def _files(self, names: list[str]) -> set[str]:
+        """Return the names of the files that manifests name. Raises Refused if one cannot be read: its files may be
+        needed."""
+        needed: set[str] = set()
+        for name, data in zip(names, await self._read(names), strict=True):
+            if data is not None:
+                try:
+                    needed |= {manifests.blob(file) for file in manifests.parse(data).read().files.values()}
+                except Refused as error:
+                    raise Refused(f"nothing was removed: {name} cannot be read: {error}; remove it first") from None
+        return needed
+
+    async def rollback(self, start: str) -> bool:
+        """Publish the engine before the one whose key begins with `start`; remove the engine if there is none. Return
+        whether there was one. Raises NotFound, or InvalidInput if several keys begin so."""
+        names = [each.name for each in await self._bucket.list("engines") if each.name.endswith(".json")]
+        keys = [name[len("engines/") : -len(".json")] for name in names]
+        found = [key for key in keys if key.startswith(start)]
+        if not found:
+            raise NotFound(f"{self._bucket.place} has no engine {start!r}; see: edged fleet list")
+        if len(found) > 1:
+            raise InvalidInput(f"{len(found)} keys begin with {start!r}; give more characters")
+        place, place_before = manifests.place("engine", found[0]), manifests.place_before(found[0])
+        before = await self._bucket.read(place_before, manifests.LARGEST)
+        if before is None:
+            await self._bucket.delete(place)
+            return False
+        await self._bucket.write(place, before)
+        await self._bucket.delete(place_before)
+        return True
+
+    async def _manifests(self, prefix: str, end: str) -> dict[str, bytes]:
+        names = [each.name for each in await self._bucket.list(prefix.rstrip("/")) if each.name.endswith(end)]
+        read = zip(names, await self._read(names), strict=True)
+        return {name[len(prefix) : -len(end)]: data for name, data in read if data is not None}
+
+    async def _read(self, names: list[str]) -> list[bytes | None]:
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(name: str) -> bytes | None:
+            async with gate:
+                return await self._bucket.read(name, manifests.LARGEST)
+
+        return await asyncio.gather(*map(one, names))
+
+
+def _is_unused(item: Item, needed: set[str], now: float) -> bool:
+    return item.name not in needed and now - item.unix_s > _SPARED_S
