@@ -232,6 +232,9 @@ class JudgementInfo(Info, frozen=True):
     bounds: dict[str, float]
 
 
+ELSEWHERE = "builds it for all equal boxes"  # the end of the reason of an engine that another box builds
+
+
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of this engine and of
     unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only the ratio of the two
@@ -270,6 +273,11 @@ class EngineInfo(Info, frozen=True):
     instances: int = 0
     judgement: JudgementInfo | None = None
     shared_by: str = ""
+
+    @property
+    def is_built_elsewhere(self) -> bool:
+        """Whether the box waits for an engine that another box builds."""
+        return self.state == "absent" and self.reason.endswith(ELSEWHERE)
 
     @property
     def is_reference(self) -> bool:

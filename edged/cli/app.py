@@ -94,11 +94,12 @@ def _engines() -> typer.Typer:
 
 def _fleet() -> typer.Typer:
     from edged.cli import fleet
+    from edged.cli.rollout import commands
 
-    text = "Many boxes: share engines among equal ones."
-    return _group(
-        "fleet", text, fleet.keygen, fleet.trust, fleet.untrust, fleet.keys, fleet.list_, fleet.prune, fleet.rollback
-    )
+    text = "Many boxes: share engines, and change boxes in waves."
+    group = _group("fleet", text, *fleet.COMMANDS)
+    group.add_typer(_group("fleet rollout", "Change many boxes in waves.", *commands.COMMANDS), name="rollout")
+    return group
 
 
 def _inventory() -> typer.Typer:

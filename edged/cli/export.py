@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,11 +13,12 @@ import msgspec
 import typer
 
 from edged import formatting
-from edged.api_types import EngineInfo, RuntimeSupport
+from edged.api_types import RuntimeSupport
 from edged.cli import common, model_options, remote
 from edged.cli.remote import RemoteCommand
+from edged.cli.settling import Served, wait_until_served
 from edged.cli.targets import DEFAULT_TARGETS, Targets
-from edged.errors import AlreadyExists, EdgedError, InvalidInput, ModelRefused, Refused, Unsuitable
+from edged.errors import AlreadyExists, InvalidInput, ModelRefused, Refused, Unsuitable
 from edged.export.targets import Limits, intersection
 from edged.files import unwritable
 from edged.models import samples as model_samples
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from edged.export.run import Exported
 
 _DYNAMIC = ("batch", "size")
-_WAIT_S, _IDLE_S, _POLL_S = 3600.0, 8.0, 1.0
-_ENDED = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale")
 
 
 def export(
@@ -218,16 +216,6 @@ def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else f" of {domain}"
 
 
-class Served(msgspec.Struct, frozen=True):
-    """What became of the file on a box: the model's name, empty if it was not added, and the engine that serves it."""
-
-    model: str = ""
-    backend: str = ""
-    precision: str = ""
-    latency_ms: float | None = None
-    speed: float | None = None
-
-
 def _serve(done: Exported, push: str, replace: bool, targets: Targets, json: bool) -> bool:
     """Ask the boxes whether they can serve the file, or add it there and wait until it serves."""
     from edged.client.upload import Package
@@ -241,7 +229,7 @@ def _serve(done: Exported, push: str, replace: bool, targets: Targets, json: boo
                 raise ModelRefused(f"{tried.problem}; {tried.remedy}" if tried.remedy else tried.problem)
             return Served()
         client.upload(package)
-        return _wait(client, push)
+        return wait_until_served(client, push)
 
     def lines(served: Served) -> list[str]:
         if not served.model:
@@ -256,25 +244,3 @@ def _serve(done: Exported, push: str, replace: bool, targets: Targets, json: boo
     doing = f"waiting until {push} serves" if push else "asking whether the boxes can serve it"
     remote.run(RemoteCommand(call, lines, to_json, if_interrupted="see: edged models list"), targets, json, doing)
     return True
-
-
-def _wait(client: Client, name: str) -> Served:
-    """Wait until all engines of a model have their outcome and one serves. A daemon that builds only by command leaves
-    engines absent. Raises Refused if none serves in time."""
-    end = time.monotonic() + _WAIT_S
-    settled = time.monotonic()  # since when nothing is made
-    while time.monotonic() < end:
-        try:
-            engines: list[EngineInfo] = list(client.engines(name))
-        except EdgedError:  # the daemon has not looked at the folder yet
-            engines = []
-        if not engines or any(each.state not in (*_ENDED, "absent") for each in engines):
-            settled = time.monotonic()
-        is_over = all(each.state in _ENDED for each in engines) or time.monotonic() - settled > _IDLE_S
-        serving = next((each for each in engines if each.state == "serving"), None)
-        if serving is not None and is_over:
-            return Served(name, serving.backend, serving.precision, serving.latency_ms, serving.speed)
-        if engines and is_over and not any(each.state in ("serving", "ready") for each in engines):
-            raise Refused(f"no engine of {name} serves; see: edged engines why {name}")
-        time.sleep(_POLL_S)
-    raise Refused(f"no verified engine of {name} serves after {_WAIT_S / 60:g} minutes; see: edged engines list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -161,3 +162,6 @@ def _configured() -> str:
 
 def _age(each: Shared) -> str:
     return formatting.span(time.time() - each.published_unix_s) if each.published_unix_s else ""
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (keygen, trust, untrust, keys, list_, prune, rollback)

@@ -187,6 +187,12 @@ class LocalBox:
         with _using(self.repository.root.parent):
             return str(self.repository.remove(name, delete=delete) or "")
 
+    def restore(self, name: str) -> str:
+        """Put back a model that was removed or replaced; return nothing, since it is not read."""
+        with _using(self.repository.root.parent):
+            self.repository.restore(name)
+        return ""
+
     def plans(self) -> dict[str, PlannedModel]:
         """Return the planned engines of every model of the repository."""
         return asyncio.run(offline.plans(self.repository, self._store, self._builder, self._planner))

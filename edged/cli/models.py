@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -210,8 +208,8 @@ def remove(
 ) -> None:
     """Remove a model; it can be restored.
 
-    Its engines stay in the store until space is needed. Its files are moved to models/.removed in the state folder; to
-    restore the model, move them back. That folder keeps the last 10 models, at most 4 GiB. --delete keeps no files.
+    Its engines stay in the store until space is needed. Its files are moved to models/.removed in the state folder;
+    edged models restore puts them back. That folder keeps the last 10 models, at most 4 GiB. --delete keeps no files.
     """
     command: RemoteCommand[str] = RemoteCommand(
         call=lambda client: client.remove_model(name, delete=delete),
@@ -221,12 +219,29 @@ def remove(
     remote.run_or_read(command, targets, (state,), lambda: local_box(state).remove(name, delete=delete), json)
 
 
+def restore(
+    name: Annotated[str, typer.Argument(help="The model's name.")],
+    targets: Targets = DEFAULT_TARGETS,
+    state: StateOption = None,
+    json: common.Json = False,
+) -> None:
+    """Put back the model that was removed or replaced last.
+
+    If a model of this name exists, the two are exchanged, so a second call undoes the first.
+    """
+    command: RemoteCommand[str] = RemoteCommand(
+        call=lambda client: client.restore_model(name).digest,
+        render=lambda digest: [f"model {name} restored" + (f", digest {digest[:12]}" if digest else "")],
+        to_json=lambda digest: {"name": name, "digest": digest},
+    )
+    remote.run_or_read(command, targets, (state,), lambda: local_box(state).restore(name), json)
+
+
 def _removed(name: str, folder: str) -> str:
     """Return the line about a removed model. Its files were moved to `folder`, or deleted if that is empty."""
     if not folder:
         return f"model {name} removed, its files deleted"
-    restore = f"mv {shlex.quote(folder)}/* {shlex.quote(str(Path(folder).parents[1]))}/"
-    return f"model {name} removed; its files are kept; to restore it: {restore}"
+    return f"model {name} removed; its files are kept; to restore it: edged models restore {name}"
 
 
 def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
@@ -358,4 +373,4 @@ def _range(found: ShapeRange) -> str:
     return least if least == usual == most else f"{least} to {most}, mostly {usual}"
 
 
-COMMANDS = (add, list_, show, set_, remove)
+COMMANDS = (add, list_, show, set_, remove, restore)

@@ -37,7 +37,7 @@ def serve(
             "--model",
             "-m",
             metavar="NAME=FILE",
-            help="Serve a model from its file or reference; repeatable.",
+            help="Serve a model from its file, folder or reference; repeatable.",
         ),
     ] = None,
     listen: Annotated[

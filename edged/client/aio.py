@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import queue
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
@@ -21,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from edged.client.calls import Call, DaemonCalls, StreamCall
-from edged.client.client import Client
+from edged.client.client import Client, Target
 from edged.client.credentials import Credentials
 from edged.client.frames import Captured, Picture
 from edged.client.result import Result
@@ -38,7 +37,7 @@ class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
 
     def __init__(
         self,
-        target: str | os.PathLike[str] | None = None,
+        target: Target = None,
         *,
         timeout: float = 30.0,
         credentials: Credentials | grpc.ChannelCredentials | None = None,

@@ -505,6 +505,13 @@ class DaemonCalls:
         request = pb.RemoveModelRequest(name=name, delete=delete)
         return Call(_OPERATIONS + "RemoveModel", request, pb.RemoveModelResponse, lambda answer: str(answer.kept))
 
+    @unary
+    def restore_model(self, name: str) -> Call[ModelInfo]:
+        """Put back the model that was removed or replaced last. A model of this name that exists now can be restored in
+        turn. Raises ModelNotFound if the daemon keeps none."""
+        request = pb.RestoreModelRequest(name=name)
+        return Call(_OPERATIONS + "RestoreModel", request, pb.ModelStatus, _one(ModelInfo), timeout=600.0)
+
 
 def event_info(message: pb.Event) -> EventInfo:
     """Convert an event. If this client does not know the event's kind, `what` of the result is None."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
-from edged.client import address
+from edged.client import address, balance
 from edged.client.calls import Call, DaemonCalls, StreamCall
-from edged.client.credentials import Credentials, channel
+from edged.client.credentials import Credentials, channel, shared_by, with_metadata
 from edged.client.frames import FrameMaker
 from edged.client.requests import FrameRequests, most_waiting
 from edged.client.shared import sharing
@@ -21,33 +21,47 @@ from edged.client.upload import Upload
 from edged.errors import InvalidInput
 
 Answer = TypeVar("Answer")
+Target: TypeAlias = str | os.PathLike[str] | list[str] | tuple[str, ...] | None
 
 
 class Client(DaemonCalls, AbstractContextManager["Client"]):
     """A connection to one daemon; threads may share it.
 
     `target` is `unix:/path`, `/path`, `host:port` or `:port`, with `tls:` in front for TLS; None means EDGED_TARGET, or
-    the daemon's default socket if that is unset. `timeout` is the deadline of one call in seconds; in a stream, it is
-    the longest time that frames may wait while no result arrives. `credentials` are a CA, a certificate or a token, or
-    gRPC's credentials; None reads them from the environment (`edged.client.credentials`).
+    the daemon's default socket if that is unset. For a list of `host:port` the client calls the healthy ones in turn,
+    and each camera's stream stays with one of them (`edged.client.balance`). `timeout` is the deadline of one call in
+    seconds; in a stream, it is the longest time that frames may wait while no result arrives. `credentials` are a CA, a
+    certificate or a token, or gRPC's credentials; None reads them from the environment (`edged.client.credentials`).
 
     Every method raises a subclass of `edged.errors.EdgedError` with a one-line message; NotReady if no daemon answers.
     """
 
     def __init__(
         self,
-        target: str | os.PathLike[str] | None = None,
+        target: Target = None,
         *,
         timeout: float = 30.0,
         credentials: Credentials | grpc.ChannelCredentials | None = None,
     ) -> None:
-        self.target = address.resolve(target)
         self.timeout = timeout
-        self._channel = channel(self.target, credentials)
+        if isinstance(target, (list, tuple)):
+            several = balance.resolve(target)
+            if len(several) > 1:
+                self.target = ", ".join(several)
+                place = balance.together(several)
+                known = shared_by(several, credentials)
+                self._channel = channel(several[0], known, balance.IN_TURN, place)
+                self._streams: grpc.Channel | None = channel(several[0], known, balance.BY_CAMERA, place)
+                return
+            target = several[0]
+        self.target = address.resolve(target)
+        self._channel, self._streams = channel(self.target, credentials), None
 
     def close(self) -> None:
-        """Close the connection and all its streams."""
+        """Close the connections and all their streams."""
         self._channel.close()
+        if self._streams is not None:
+            self._streams.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -72,9 +86,12 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
         if isinstance(call.frames, AsyncIterable):
             raise InvalidInput("asynchronous frames need an AsyncClient; give an ordinary iterable")
         most = most_waiting(call.lossless, call.options.every_frame)
-        way = sharing(self._channel, self.target, call.model, call.shared, most)
+        opened = self._channel
+        if self._streams is not None:
+            opened = with_metadata(self._streams, balance.key_of(call.camera))
+        way = sharing(opened, self.target, call.model, call.shared, most)
         requests = FrameRequests(call.frames, FrameMaker(call.model, call.camera, call.options, way), most)
-        return Stream(self._channel, requests, self.target, self.timeout, call.backoff)
+        return Stream(opened, requests, self.target, self.timeout, call.backoff)
 
     def _ask(self, describe: Callable[[], Call[Answer]]) -> Answer:
         call = describe()

@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -149,12 +149,18 @@ def is_secured(target: str, credentials: Credentials) -> bool:
     return False
 
 
-def channel(target: str, credentials: Credentials | grpc.ChannelCredentials | None) -> grpc.Channel:
-    """Open a channel to a resolved target. If `credentials` is None, read them from the environment.
+def channel(
+    target: str,
+    credentials: Credentials | grpc.ChannelCredentials | None,
+    more: Sequence[tuple[str, int | str]] = (),
+    place: str = "",
+) -> grpc.Channel:
+    """Open a channel to a resolved target. If `credentials` is None, read them from the environment. `more` are further
+    options; `place` is what gRPC connects to, if it is not the target itself.
 
     Raises InvalidInput if a file cannot be used or a token would be sent unencrypted.
     """
-    place, options = target.removeprefix(TLS), [*_OPTIONS]
+    place, options = place or target.removeprefix(TLS), [*_OPTIONS, *more]
     if not is_here(target):
         options += _ALIVE
     if isinstance(credentials, grpc.ChannelCredentials):
@@ -168,7 +174,29 @@ def channel(target: str, credentials: Credentials | grpc.ChannelCredentials | No
         opened = grpc.insecure_channel(place, options)
     if not known.token:
         return opened
-    return cast("grpc.Channel", _Authorized(opened, (("authorization", f"Bearer {known.token}"),)))
+    return with_metadata(opened, (("authorization", f"Bearer {known.token}"),))
+
+
+def shared_by(
+    targets: tuple[str, ...], credentials: Credentials | grpc.ChannelCredentials | None
+) -> Credentials | grpc.ChannelCredentials:
+    """Return the credentials for several daemons. Raises InvalidInput if their certificates have no common name, or a
+    token would be sent unencrypted to one of them."""
+    if isinstance(credentials, grpc.ChannelCredentials):
+        return credentials
+    known = Credentials.from_environment() if credentials is None else credentials
+    secured = [is_secured(each, known) for each in targets]  # checks each
+    if any(secured) and not known.server_name:
+        raise InvalidInput("several daemons with TLS need one name in all their certificates; give server_name")
+    return known
+
+
+def with_metadata(channel: grpc.Channel, metadata: tuple[tuple[str, str], ...]) -> grpc.Channel:
+    """Return a channel that adds metadata to every call."""
+    inner: Any = channel
+    if isinstance(inner, _Authorized):
+        inner, metadata = inner._channel, (*inner._metadata, *metadata)
+    return cast("grpc.Channel", _Authorized(inner, metadata))
 
 
 class _Authorized:

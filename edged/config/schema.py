@@ -328,6 +328,15 @@ class Access(Table, frozen=True):
             examples=[{"localhost:8001": ["infer"]}],
         ),
     ] = msgspec.field(default_factory=dict)
+    unencrypted: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Addresses of listen, http.listen or metrics.listen that other machines may reach without TLS."
+            " Only for a network that is protected in another way, such as that of a pod. Their clients are granted"
+            " infer and read, or what grants says.",
+            examples=[["0.0.0.0:8001"]],
+        ),
+    ] = ()
     certificates: Annotated[
         dict[str, Roles],
         Meta(
@@ -425,8 +434,9 @@ class Config(Table, frozen=True):
     models: Annotated[
         dict[str, str],
         Meta(
-            description="Model files by name, served from where they are. A reference (docs/references.md) is fetched"
-            " when the daemon starts, unless it is kept on this box.",
+            description="Model files by name, served from where they are. A folder may have the file, or versions in"
+            " Triton's layout; it need not be writable. A reference (docs/references.md) is fetched when the daemon"
+            " starts, unless it is kept on this box.",
             examples=[{"door": "/srv/models/door.onnx"}],
         ),
         Reload.NOW,

@@ -59,8 +59,10 @@ def addresses(config: Config) -> tuple[str, ...]:
 
 
 def guarded_http(config: Config) -> tuple[str, ...]:
-    """Return the addresses for HTTP whose callers need roles: those of the API and of the page."""
-    return tuple(filter(None, (config.http.listen, config.page.listen)))
+    """Return the addresses for HTTP that the access rules may name: those of the API and of the page, and that of the
+    metrics if other machines may reach it."""
+    metrics = config.metrics.listen if config.metrics.listen in config.access.unencrypted else ""
+    return tuple(filter(None, (config.http.listen, config.page.listen, metrics)))
 
 
 def guard_of(config: Config) -> Guard:

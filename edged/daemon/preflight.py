@@ -93,9 +93,9 @@ def _unreadable(path: File) -> Iterator[str]:
     except OSError as error:
         yield f"{path} cannot be read: {error.strerror or error}; correct the path"
         return
-    if not stat.S_ISREG(mode):
-        yield f"{path} is not a file; name the file"
-    elif not os.access(path, os.R_OK):
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        yield f"{path} is not a file or folder; name the file"
+    elif not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
         yield f"{path} cannot be read by user {os.geteuid()}; change its permissions (chmod, chown), or use another"
 
 
@@ -103,7 +103,7 @@ def _access(config: Config) -> Iterator[Finding]:
     """Check certificates and grants; each message begins with its key."""
     if config.tls.certificate:
         yield from _raised(lambda: tls.read(config.tls, time.time()))
-    guarded = [*locations.addresses(config), *([config.http.listen] if config.http.listen else [])]
+    guarded = [*locations.addresses(config), *locations.guarded_http(config)]
     yield from _raised(lambda: policy.require_known(config.access, config.tls, guarded))
     if config.access.tokens_file:
         yield from _raised(TokenFile(File(config.access.tokens_file)).read, ("access", "tokens_file"))
@@ -139,7 +139,7 @@ def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Pla
         yield (f"listen[{index}]",) if config.listen else _DEFAULT, address, lambda address: _grpc(address, config)
     for path, address in ((("http", "listen"), config.http.listen), (("metrics", "listen"), config.metrics.listen)):
         if address:
-            yield path, address, _socket
+            yield path, address, lambda address: _socket(address, address in config.access.unencrypted)
     if config.frigate is not None:
         remote = config.frigate.allow_remote
         yield (

@@ -24,7 +24,7 @@ from edged.errors import EdgedError, Unsuitable
 from edged.formatting import many
 from edged.ipc import job_messages as jobs
 from edged.models import collected
-from edged.models.entries import ModelEntry, plain_entry
+from edged.models.entries import ModelEntry, outside_entries, plain_entry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.repository import Repository
@@ -62,7 +62,7 @@ class StoreView:
 
     def entries(self) -> dict[str, ModelEntry]:
         """Return all models by name."""
-        elsewhere = {name: plain_entry(name, path, {}) for name, path in self._named.items()}
+        elsewhere = {each.name: each for name, path in self._named.items() for each in outside_entries(name, path)}
         return {**self.repository.entries(), **elsewhere}
 
     async def plan(self, builder: Builder, entry: ModelEntry) -> PlannedModel:

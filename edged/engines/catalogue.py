@@ -32,7 +32,7 @@ from edged.errors import (
 )
 from edged.errors import ModelRefused as ModelRefusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
-from edged.models.entries import ModelEntry, plain_entry, split_name, stamp, versioned_name
+from edged.models.entries import ModelEntry, outside_entries, plain_entry, split_name, stamp, versioned_name
 from edged.models.finding import Reason
 from edged.models.model import Model
 from edged.references import kept
@@ -182,7 +182,7 @@ class Catalogue:
     def scan(self, weights: Mapping[str, tuple[Path, ...]]) -> Scan:
         """Return a scan of the disk. `weights`: the files with external data of the known models, by name."""
         shelved = {k: e for k, e in self._selection.entries().items() if e.model not in self._named}
-        named = {name: _named_entry(name, path) for name, path in self._named.items()}
+        named = {each.name: each for name, path in self._named.items() for each in _named_entries(name, path)}
         return Scan({**shelved, **named}, {name: stamp(files) for name, files in weights.items()})
 
     def _weights(self) -> dict[str, tuple[Path, ...]]:
@@ -402,9 +402,11 @@ class Catalogue:
         self._retire(planned.slot.refuse(gone))
 
 
-def _named_entry(name: str, path: Path) -> ModelEntry:
-    entry = plain_entry(name, path, {})
-    return msgspec.structs.replace(entry, problem=kept.problem_of(path))
+def _named_entries(name: str, path: Path) -> list[ModelEntry]:
+    """Return the versions of a model of the configuration."""
+    if problem := kept.problem_of(path):
+        return [msgspec.structs.replace(plain_entry(name, path, {}), problem=problem)]
+    return outside_entries(name, path)
 
 
 def _number(version: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from edged.api_types import ELSEWHERE
 from edged.backends.contract import Effort
 from edged.backends.registry import TIMING_KERNELS
 from edged.config import Engines
@@ -201,7 +202,7 @@ class Maker:
             return
         turn = await sharing.turn(task.key)
         if turn.other:
-            engine.wait(f"{turn.other} builds it for all equal boxes", sharing.timing.poll_s)
+            engine.wait(f"{turn.other} {ELSEWHERE}", sharing.timing.poll_s)
             return
         timings = self._builder.timings(task) if task.recipe.backend in TIMING_KERNELS else None
         try:

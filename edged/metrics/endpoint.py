@@ -26,11 +26,13 @@ Scrape = Callable[[str, bool], Awaitable[tuple[bytes, str]]]
 
 
 class Endpoint:
-    """Listens on `HOST:PORT`, loopback only, or on `unix:PATH`."""
+    """Listens on `HOST:PORT` or on `unix:PATH`."""
 
-    def __init__(self, listen: str, scrape: Scrape, *, max_connections: int = 8, seconds: float = 10.0) -> None:
-        """`seconds` is the time limit of a whole connection."""
-        self._listen, self._scrape = listen, scrape
+    def __init__(
+        self, listen: str, scrape: Scrape, *, is_open: bool = False, max_connections: int = 8, seconds: float = 10.0
+    ) -> None:
+        """`is_open`: other machines may reach the address. `seconds` is the time limit of a whole connection."""
+        self._listen, self._scrape, self._is_open = listen, scrape, is_open
         self._max_connections, self._seconds = max_connections, seconds
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
@@ -45,7 +47,7 @@ class Endpoint:
                 self._path = path
                 self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=_HEAD_BYTES)
                 return f"http+unix:{path}"
-            host, port = tcp_address(self._listen)
+            host, port = tcp_address(self._listen, self._is_open)
             self._server = await asyncio.start_server(self._connected, host, port, limit=_HEAD_BYTES)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE  # asyncio's message quotes a tuple
@@ -98,7 +100,8 @@ class Endpoint:
     async def _answer(self, head: str) -> bytes:
         request, *fields = head.split("\r\n")
         headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
-        if why := web_page_refusal(headers, "unix:" if self._path is not None else ""):
+        peer = "unix:" if self._path is not None else ""
+        if why := web_page_refusal(headers, peer, any_host=self._is_open):
             return _response(HTTPStatus.FORBIDDEN, f"{why}\n".encode())
         method, _, rest = request.partition(" ")
         target, _, version = rest.partition(" ")

@@ -159,6 +159,27 @@ def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntr
     return ModelEntry(name, "1", str(path), dict(settings), stamp([path]))
 
 
+def outside_entries(name: str, path: Path) -> list[ModelEntry]:
+    """Return the versions of a model outside a repository that are to be served, the default version first. `path` is
+    an ONNX file, or a folder, which need not be writable: a model's folder in Triton's layout, a repository with this
+    model, or a folder with one ONNX file."""
+    if not path.is_dir():
+        return [plain_entry(name, path, {})]
+    try:
+        for folder in filter(Path.is_dir, (path, path / name)):
+            triton, problem = read_config(folder, name)
+            if found := folder_entries(folder, name, triton, problem, [folder / FILE]):
+                return found
+        files = [each for each in sorted(path.iterdir()) if each.suffix == ".onnx"]
+    except OSError:  # the refusal of the folder says why
+        files = []
+    if len(files) != 1:
+        return [plain_entry(name, path, {})]
+    settings, problem = _read_settings(path / SETTINGS_FILE)
+    entry = plain_entry(name, files[0], settings)
+    return [msgspec.structs.replace(entry, stamp=stamp([files[0], path / SETTINGS_FILE]), problem=problem)]
+
+
 def file_entry(path: Path) -> ModelEntry:
     """Return the entry of a plain ONNX file in the repository. Its settings are in FILE.toml, which may be missing."""
     toml = path.with_suffix(".toml")

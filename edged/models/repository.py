@@ -217,9 +217,38 @@ class Repository:
             raise Refused(f"model {name!r} cannot be removed: {error.strerror or error}") from error
         return None
 
+    def restore(self, name: str) -> None:
+        """Put back the model that was removed or replaced last; a model that exists now moves to the trash. A scan sees
+        one of the two. Raises ModelNotFound if the trash has none, Refused if the disk does not allow it."""
+        check_name(name)
+        own = tuple(path.name for path in self._paths(name))
+        try:
+            with self._changing, tempfile.TemporaryDirectory(prefix=_RESTORING, dir=self.root) as staging:
+                with _trash_lock(self.root):
+                    place = next((each for each in reversed(_removed(self.root)) if _holds(each, own[:2])), None)
+                    if place is None:
+                        raise FileNotFoundError
+                    for file in filter(lambda file: os.path.lexists(place / file), own):
+                        os.rename(place / file, Path(staging) / file)
+                if current := [path for path in self._paths(name) if os.path.lexists(path)]:
+                    _move_to_trash(self.root, current)
+                for path in sorted(Path(staging).iterdir()):
+                    os.rename(path, self.root / path.name)
+        except FileNotFoundError:
+            raise ModelNotFound(f"no model {name!r} was removed or replaced in {self.root}") from None
+        except OSError as error:
+            raise Refused(f"model {name!r} cannot be restored: {error.strerror or error}") from error
+        atomic.sync_directory(self.root)
+
     def sweep(self) -> None:
-        """Remove the remains of interrupted calls of `add` and `remove`. Call it only when the daemon starts."""
+        """Remove the remains of interrupted calls of `add` and `remove`, and finish those of `restore`. Call it only
+        when the daemon starts."""
         if self.root.is_dir():
+            for stray in self.root.glob(f"{_RESTORING}*"):
+                for path in stray.iterdir():
+                    if not os.path.lexists(self.root / path.name):
+                        os.rename(path, self.root / path.name)
+                shutil.rmtree(stray, ignore_errors=True)
             for stray in (*self.root.glob(".adding-*"), *self.root.glob(".removing-*")):
                 shutil.rmtree(stray, ignore_errors=True)
             _empty_trash(self.root)
@@ -299,6 +328,7 @@ def _targets(
 
 
 TRASH = ".removed"
+_RESTORING = ".restoring-"
 MAX_REMOVED = 10
 MAX_REMOVED_BYTES = 4 << 30  # of all removed models; the newest is kept at any size
 
@@ -341,6 +371,10 @@ def _prune_locked(root: Path) -> None:
             total += _size(place)
             if (index and (index >= MAX_REMOVED or total > MAX_REMOVED_BYTES)) or not any(place.iterdir()):
                 shutil.rmtree(place, ignore_errors=True)
+
+
+def _holds(place: Path, names: Iterable[str]) -> bool:
+    return any(os.path.lexists(place / name) for name in names)
 
 
 def _removed(root: Path) -> list[Path]:

@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edged.api_types import EngineInfo
@@ -115,6 +117,31 @@ def built(daemon: Daemon) -> EngineInfo:
     return wait_for("the engine is there", found, 180)
 
 
+@contextmanager
+def asked(daemon: Daemon) -> Iterator[list[int]]:
+    """Send pictures all the time; each must be answered. The list grows with each answer."""
+    answers: list[int] = []
+    failures: list[Exception] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        picture = np.zeros((240, 320, 3), np.uint8)
+        with daemon.client() as client:
+            while not is_over.is_set():
+                try:
+                    answers.append(len(client.infer("shapes", picture).detections))
+                except Exception as error:
+                    failures.append(error)
+                    return
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    yield answers
+    is_over.set()
+    asking.join(30)
+    assert not failures, failures
+
+
 def alarms(daemon: Daemon) -> str:
     with daemon.client() as client:
         return "; ".join(each.message for each in client.status().alarms if each.kind == "fleet")
@@ -179,8 +206,11 @@ def test_store_that_goes_away_or_refuses_does_not_disturb_serving(store: Store) 
     with boxes(store, "dock1") as daemons:
         store.stop()
         add(daemons["dock1"])
-        assert built(daemons["dock1"]).state in ("serving", "ready")
-        assert "cannot be used" in alarms(daemons["dock1"])
+        daemons["dock1"].ready("shapes")
+        with asked(daemons["dock1"]) as answers:
+            assert built(daemons["dock1"]).state in ("serving", "ready")
+            assert "cannot be used" in alarms(daemons["dock1"])
+        assert answers, "it was served meanwhile"
     store.start()
     with boxes(store, "dock1", AWS_SECRET_ACCESS_KEY="wrong") as daemons:
         add(daemons["dock1"])

@@ -38,6 +38,8 @@ ALL = {"infer", "read", "operate"}
         ("localhost:1", Access(), Tls(certificate="c", key="k", on_loopback=False), {"infer", "read"}),
         ("0.0.0.0:1", Access(), TLS, set()),
         ("box.lan:1", Access(grants={"box.lan:1": ("infer",)}), TLS, {"infer"}),
+        ("0.0.0.0:1", Access(unencrypted=("0.0.0.0:1",)), NO_TLS, {"infer", "read"}),
+        ("0.0.0.0:1", Access(unencrypted=("0.0.0.0:1",), grants={"0.0.0.0:1": ("infer",)}), NO_TLS, {"infer"}),
     ],
 )
 def test_listener_policy_grants_roles(address: str, access: Access, tls: Tls, roles: set[str]) -> None:
@@ -54,6 +56,20 @@ def test_listener_policy_of_a_remote_address_needs_tls(address: str) -> None:
     with pytest.raises(ConfigError, match="localhost:1"):
         listener_policy(address, Access(), NO_TLS)
     assert listener_policy(address, Access(), TLS).has_tls
+
+
+def test_listener_policy_without_tls_is_of_the_named_address_only_and_never_for_operators() -> None:
+    access = Access(unencrypted=("0.0.0.0:1",), grants={"0.0.0.0:1": ("operate",)})
+    with pytest.raises(ConfigError, match="which has no TLS"):
+        listener_policy("0.0.0.0:1", access, NO_TLS)
+    with pytest.raises(ConfigError, match="localhost:2"):
+        listener_policy("0.0.0.0:2", access, NO_TLS)
+    found = listener_policy("0.0.0.0:1", Access(unencrypted=("0.0.0.0:1",)), NO_TLS)
+    assert not found.is_local
+    assert "to every client that reaches it, without TLS" in policy.listener_warning(found)
+    assert listener_policy("0.0.0.0:1", Access(unencrypted=("0.0.0.0:1",)), TLS).has_tls
+    with pytest.raises(ConfigError, match=r"access.unencrypted names 0.0.0.0:3"):
+        policy.require_known(Access(unencrypted=("0.0.0.0:3",)), NO_TLS, ["0.0.0.0:1"])
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from edged.errors import (
     Superseded,
 )
 from edged.models import repair
-from edged.models.entries import check_name, fingerprint, plain_entry
+from edged.models.entries import check_name, fingerprint, outside_entries, plain_entry
 from edged.models.identity import model_digest
 from edged.models.repository import MAX_REMOVED, TRASH, Repository
 from edged.store import atomic
@@ -628,3 +628,100 @@ def test_remove_ensemble_moves_its_folder_to_the_trash(root: Path) -> None:
     kept = Repository(root).remove("e")
     assert kept is not None
     assert (kept / "e" / "config.pbtxt").exists()
+
+
+# -- restoring --------------------------------------------------------------------------------------------------------
+
+
+def add(root: Path, content: bytes, *, replace: bool = False) -> None:
+    file = root.parent / "file.onnx"
+    file.write_bytes(content)
+    Repository(root).add("m", {"file.onnx": file}, {}, replace=replace)
+
+
+def content(root: Path) -> bytes:
+    return Path(Repository(root).entries()["m"].path).read_bytes()
+
+
+def test_restore_puts_back_what_was_replaced_and_again(root: Path) -> None:
+    add(root, b"one")
+    add(root, b"two", replace=True)
+    Repository(root).restore("m")
+    assert content(root) == b"one"
+    Repository(root).restore("m")
+    assert content(root) == b"two"
+
+
+def test_restore_puts_back_what_was_removed_last(root: Path) -> None:
+    for each in (b"one", b"two"):
+        add(root, each)
+        Repository(root).remove("m")
+    Repository(root).restore("m")
+    assert content(root) == b"two"
+    assert not list(root.glob(".restoring-*"))
+
+
+def test_restore_of_a_plain_file_has_its_settings(root: Path) -> None:
+    (root / "m.onnx").write_bytes(b"plain")
+    (root / "m.toml").write_text('thresholds.score = "0.5"')
+    Repository(root).remove("m")
+    add(root, b"new")
+    Repository(root).restore("m")
+    entry = Repository(root).entries()["m"]
+    assert (Path(entry.path).name, entry.settings) == ("m.onnx", {"thresholds.score": "0.5"})
+
+
+def test_restore_of_the_oldest_model_in_a_full_trash_keeps_it(root: Path) -> None:
+    add(root, b"oldest")
+    Repository(root).remove("m")
+    for number in range(MAX_REMOVED - 1):
+        lay(root, f"n{number}", "1")
+        Repository(root).remove(f"n{number}")
+    add(root, b"new")
+    Repository(root).restore("m")
+    assert content(root) == b"oldest"
+
+
+@pytest.mark.parametrize("name", ["m", "other"])
+def test_restore_without_a_removed_model_is_refused(root: Path, name: str) -> None:
+    add(root, b"one")
+    with pytest.raises(ModelNotFound, match="was removed or replaced"):
+        Repository(root).restore(name)
+    assert content(root) == b"one"
+
+
+def test_sweep_finishes_an_interrupted_restoration(root: Path) -> None:
+    add(root, b"one")
+    (root / ".restoring-x").mkdir()
+    (root / "m").rename(root / ".restoring-x" / "m")
+    Repository(root).sweep()
+    assert content(root) == b"one"
+    assert not list(root.glob(".restoring-*"))
+
+
+# -- models outside the repository ------------------------------------------------------------------------------------
+
+
+def test_outside_entries_of_a_folder_are_found_in_each_layout(tmp_path: Path) -> None:
+    for number, place in enumerate(("model.onnx", "2/model.onnx", "m/3/model.onnx")):
+        folder = tmp_path / str(number)
+        (folder / place).parent.mkdir(parents=True)
+        (folder / place).write_bytes(b"x")
+        (entry,) = outside_entries("m", folder)
+        assert (entry.name, entry.path) == ("m", str(folder / place))
+
+
+def test_outside_entries_of_a_folder_take_settings_and_versions(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "model.onnx").write_bytes(b"x")
+    (tmp_path / "edged.toml").write_text('versions = "all"')
+    assert [entry.name for entry in outside_entries("m", tmp_path)] == ["m", "m:1"]
+
+
+def test_outside_entries_of_a_folder_without_one_model_keep_the_path(tmp_path: Path) -> None:
+    for name in ("a.onnx", "b.onnx"):
+        (entry,) = outside_entries("m", tmp_path)
+        assert entry.path in (str(tmp_path), str(tmp_path / "a.onnx"))
+        (tmp_path / name).write_bytes(b"x")
+    assert [entry.path for entry in outside_entries("m", tmp_path)] == [str(tmp_path)]

@@ -21,6 +21,7 @@ from edged.errors import ConfigError, EdgedError, Forbidden, InvalidInput, Unaut
 Roles: TypeAlias = "frozenset[Role]"
 
 ALL: Roles = frozenset(get_args(Role))
+_UNENCRYPTED: Roles = frozenset({"infer", "read"})
 NONE: Roles = frozenset()
 
 
@@ -85,6 +86,12 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
                 f"access.grants must not grant operate to all clients of {address}; grant it to tokens or certificates"
             )
         return ListenerPolicy(name, NONE if roles is None else roles, False, True, asks, address=address)
+    if not is_here and address in access.unencrypted:
+        if roles is not None and "operate" in roles:
+            raise ConfigError(
+                f"access.grants must not grant operate at {address}, which has no TLS; grant it to tokens"
+            )
+        return ListenerPolicy(name, _UNENCRYPTED if roles is None else roles, False, address=address)
     if not is_here:
         port = address.rpartition(":")[2]
         raise ConfigError(
@@ -101,6 +108,7 @@ def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:
     known = list(addresses)
     for key, named in (
         ("access.grants", access.grants),
+        ("access.unencrypted", access.unencrypted),
         ("tls.without_client_certificate", tls.without_client_certificate),
     ):
         for address in named:
@@ -111,9 +119,10 @@ def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:
 
 
 def listener_warning(found: ListenerPolicy) -> str:
-    """Return a warning for the log if a TLS address grants roles to every client; otherwise empty."""
-    if found.has_tls and found.roles:
-        return f"{found.name} grants {describe_roles(found.roles)} to every client that reaches it"
+    """Return a warning for the log if an address grants roles to every client on other machines; otherwise empty."""
+    if not found.is_local and found.roles:
+        how = "" if found.has_tls else ", without TLS"
+        return f"{found.name} grants {describe_roles(found.roles)} to every client that reaches it{how}"
     return ""
 
 
@@ -260,7 +269,7 @@ METHODS: Final[dict[str, Roles | None]] = {
         (
             OPERATE,
             _OPERATIONS,
-            "AddModel RemoveModel Rebuild Verify Cancel Pin Unpin Evict RefreshDevice Reload",
+            "AddModel RemoveModel RestoreModel Rebuild Verify Cancel Pin Unpin Evict RefreshDevice Reload",
         ),
         (OPERATE, _OPERATIONS, "AddToGallery RemoveFromGallery"),
         (READ, _OPERATIONS, "ListGalleries"),

@@ -173,5 +173,6 @@ class Endpoints:
 
         counts, guard = self._ingress.event_counts, self._ingress.guard
         scraper = Scraper(self._controller, self._cameras, counts, guard, self._ingress.supervisor)
-        endpoint = MetricsEndpoint(metrics.listen, scraper.scrape)
+        is_open = metrics.listen in self._ingress.guard.access.unencrypted
+        endpoint = MetricsEndpoint(metrics.listen, scraper.scrape, is_open=is_open)
         return Opened((await endpoint.start(),), endpoint.stop)

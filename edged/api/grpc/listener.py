@@ -60,16 +60,17 @@ class Listener:
         handle: Callable[[Call], Coroutine[Any, Any, None]],
         *,
         secure: Callable[[], ssl.SSLContext] | None = None,
+        is_open: bool = False,
         group: str = "",
         activation: Activation | None = None,
     ) -> None:
         """`address` is `unix:PATH` or `HOST:PORT` (port 0: any free one); an address that is not loopback needs
-        `secure`, which returns the TLS context of the next handshake. Raises ConfigError.
+        `secure`, which returns the TLS context of the next handshake, or `is_open`. Raises ConfigError.
 
         `handle` answers a call. `group` may open the socket, by default the daemon's own group. `activation` may have a
         socket that systemd already listens on.
         """
-        self._limits, self._handle, self._secure = limits, handle, secure
+        self._limits, self._handle, self._secure, self._is_open = limits, handle, secure, is_open
         self._most = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._path: Path | None = None  # a socket file that `leave` removes
         self._activation = activation or Activation()
@@ -194,7 +195,7 @@ class Listener:
 
     def _bind(self, address: str) -> tuple[str, list[socket.socket]]:
         """Listen on HOST:PORT; return the address as clients write it, and the sockets."""
-        host, port = tcp_address(address, allow_remote=self._secure is not None)
+        host, port = tcp_address(address, allow_remote=self._secure is not None or self._is_open)
         sockets = listening_sockets(host, port, _BACKLOG)
         target = f"[{host}]" if ":" in host else host
         secure = "tls:" if self._secure is not None else ""

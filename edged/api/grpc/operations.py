@@ -255,6 +255,12 @@ class OperationsService:
             await self._controller.frames.forget(request.name)
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
+    async def restore_model(self, request: pb.RestoreModelRequest, context: Context) -> pb.ModelStatus:
+        if self._controller.is_configured(request.name):
+            raise InvalidInput(f"model {request.name!r} is in the daemon's configuration; change it there")
+        await asyncio.to_thread(self._controller.repository.restore, request.name)
+        return to_message(await self._read_again(request.name), pb.ModelStatus)
+
     async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
         if request.model:
             self._controller.find(request.model)

@@ -126,7 +126,11 @@ class GrpcServers:
             _ACCESS_LOG.warning("%s", warning)
         secure = partial(certificate.context, listener.asks_certificates) if certificate and listener.has_tls else None
         return Listener(
-            address, self._limits, guard.run, secure=secure, group=listener.group, activation=self._activation
+            *(address, self._limits, guard.run),
+            secure=secure,
+            is_open=not listener.is_local,
+            group=listener.group,
+            activation=self._activation,
         )
 
 

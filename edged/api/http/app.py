@@ -140,7 +140,7 @@ class HttpListener:
 
     def __init__(self, http: Http, calls: Calls, guard: Guard) -> None:
         self._listen, self._limit = http.listen, http.body_mb * _MIB
-        self._dispatcher = Dispatcher(calls, guard, http.listen)
+        self._dispatcher, self._guard = Dispatcher(calls, guard, http.listen), guard
         self._server: Server | None = None
         self._path: Path | None = None
         self.address = ""
@@ -155,7 +155,8 @@ class HttpListener:
             sockets, self.address = [listening_unix(path, _BACKLOG, setting="[http]")], f"http+unix:{path}"
             self._path = path
         else:
-            sockets = listening_sockets(*tcp_address(self._listen), _BACKLOG, "[http]")
+            is_open = not self._guard.listener(self._listen, has_tls=False).is_local
+            sockets = listening_sockets(*tcp_address(self._listen, is_open), _BACKLOG, "[http]")
             host, port = sockets[0].getsockname()[:2]
             name = "localhost" if self._listen.startswith(("localhost:", ":")) else f"[{host}]" if ":" in host else host
             self.address = f"http://{name}:{port}"

@@ -119,7 +119,8 @@ class Dispatcher:
 
     def refusal(self, request: HttpRequest) -> HttpResponse | None:
         """Return the response if the head of a request is enough to answer it, such as an error; otherwise None."""
-        why = web_page_refusal(request.headers, request.peer)
+        is_local = self._guard.listener(self._address, has_tls=False).is_local
+        why = web_page_refusal(request.headers, request.peer, any_host=not is_local)
         if why is not None:
             return error_response(HTTPStatus.FORBIDDEN, ErrorCode.PERMISSION_DENIED, why)
         route = find(request.method, request.path)

@@ -1,0 +1,198 @@
+"""What can be rolled out, and how it is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from edged.cli.rollout.plan import Figures
+from edged.cli.rollout.record import Order
+from edged.cli.settling import wait_until_served
+from edged.errors import InvalidInput, ModelNotFound, Refused
+from edged.models.identity import model_digest
+
+if TYPE_CHECKING:
+    from edged.api_types import ModelInfo
+    from edged.client.client import Client
+
+Had = Mapping[str, str]  # what a box had before
+
+
+class Change(Protocol):
+    """A change of one box. Every method may be called again after an interruption."""
+
+    def plan(self) -> str:
+        """Return what is done on each box, as the end of a sentence."""
+
+    def had(self, client: Client) -> dict[str, str]:
+        """Return what `undo` needs. Raises EdgedError if the change is not possible on this box."""
+
+    def apply(self, client: Client, had: Had) -> None:
+        """Change the box, and wait until it serves. Raises EdgedError if that fails."""
+
+    def undo(self, client: Client, had: Had) -> str:
+        """Take the change back; return what was done. Raises EdgedError if that is not possible."""
+
+
+class AddModel:
+    """A model file, which replaces a model of this name if there is one."""
+
+    def __init__(self, order: Order) -> None:
+        from edged.client.upload import Package
+
+        self._order = order
+        if digest_of(Path(order.file)) != order.digest:
+            raise Refused(f"{order.file} is another file now than when the rollout began; begin a new one")
+        self._package = Package.of(order.model, order.file, order.settings, replace=True)
+
+    def plan(self) -> str:
+        return f"add {self._order.file} as model {self._order.model}, and wait for its verified engine"
+
+    def had(self, client: Client) -> dict[str, str]:
+        return _identity(_find(client, self._order.model))
+
+    def apply(self, client: Client, had: Had) -> None:
+        now = _identity(_find(client, self._order.model))
+        if now == had or now.get("digest") != self._order.digest:  # otherwise it was uploaded before an interruption
+            client.upload(self._package)
+        wait_until_served(client, self._order.model)
+
+    def undo(self, client: Client, had: Had) -> str:
+        now = _identity(_find(client, self._order.model))
+        if now == had:
+            return "nothing had changed"
+        if not had:
+            client.remove_model(self._order.model)
+            return f"model {self._order.model} is removed"
+        if now.get("digest") not in ("", None, self._order.digest):
+            raise Refused("somebody else has replaced the model meanwhile; it stays")
+        restored = client.restore_model(self._order.model)
+        if _identity(restored) != had:
+            raise Refused(f"the box restored another model than the one before, version {restored.version}")
+        wait_until_served(client, self._order.model)
+        return "the model before serves again"
+
+
+class SetModel:
+    """Settings of a model."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+
+    def plan(self) -> str:
+        changes = ", ".join(f"{key} = {value or 'none'}" for key, value in self._order.settings.items())
+        return f"set {changes} of model {self._order.model}"
+
+    def had(self, client: Client) -> dict[str, str]:
+        settings = _require(client, self._order.model).settings
+        return {key: settings.get(key, "") for key in self._order.settings}
+
+    def apply(self, client: Client, had: Had) -> None:
+        client.set_model(self._order.model, self._order.settings)
+        wait_until_served(client, self._order.model)
+
+    def undo(self, client: Client, had: Had) -> str:
+        client.set_model(self._order.model, had)
+        wait_until_served(client, self._order.model)
+        return "the settings before are in force"
+
+
+class Rebuild:
+    """Engines that are built again, such as after a change of drivers."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+
+    def plan(self) -> str:
+        which = "all engines" if self._order.force else "missing engines"
+        return f"build {which} of model {self._order.model} again"
+
+    def had(self, client: Client) -> dict[str, str]:
+        _require(client, self._order.model)
+        return {}
+
+    def apply(self, client: Client, had: Had) -> None:
+        last = {each.key: each for each in client.rebuild(self._order.model, force=self._order.force, follow=True)}
+        if failed := [each for each in last.values() if each.done and not each.succeeded]:
+            raise Refused(f"{failed[0].backend} {failed[0].precision}: {failed[0].reason or failed[0].state}")
+
+    def undo(self, client: Client, had: Had) -> str:
+        raise Refused("a built engine stays: it was verified, and the one before stays if the build failed")
+
+
+class Reload:
+    """The configuration, whose file is already on the boxes."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+
+    def plan(self) -> str:
+        return "read the configuration file again, which must be on the box already"
+
+    def had(self, client: Client) -> dict[str, str]:
+        return {}
+
+    def apply(self, client: Client, had: Had) -> None:
+        if wrong := [key for key in client.reload() if key.problem]:
+            raise Refused(f"{wrong[0].key}: {wrong[0].problem}")
+
+    def undo(self, client: Client, had: Had) -> str:
+        raise Refused("put the file before back on the box, then: edged reload")
+
+
+KINDS: Mapping[str, Callable[[Order], Change]] = {
+    "models": AddModel,
+    "settings": SetModel,
+    "rebuild": Rebuild,
+    "reload": Reload,
+}
+
+
+def of(order: Order) -> Change:
+    """Return the change of an order. Raises InvalidInput or Refused if it is not possible."""
+    if order.kind not in KINDS:
+        raise InvalidInput(f"{order.kind[:40]!r} cannot be rolled out by this edged")
+    return KINDS[order.kind](order)
+
+
+def measure(client: Client, model: str) -> Figures:
+    """Return the figures of a model on a box; of all models if the name is empty."""
+    load = client.load()
+    own = [each for each in load.models if each.name == model]
+    ages = [each.age_p99_ms for each in load.cameras if each.model == model and each.age_p99_ms is not None]
+    alarms = [each for each in load.status.alarms if not model or each.model in ("", model)]
+    first = own[0] if own else None
+    return Figures(
+        engine=first.engine if first is not None else "",
+        backend=first.backend if first is not None else "",
+        infer_ms=first.infer_ms if first is not None else None,
+        p99_ms=max(ages, default=None),
+        failed=sum(each.failed for each in own),
+        alarms=tuple(f"{each.kind}: {each.message}" for each in alarms),
+    )
+
+
+def digest_of(file: Path) -> str:
+    """Return the digest of a model with its external data, as daemons name it. Raises ModelRefused if it is no ONNX
+    file."""
+    from edged.client.upload import Package
+
+    package = Package.of("model", file, None)
+    return model_digest(file, [name for name, _ in package.files[1:]])
+
+
+def _identity(model: ModelInfo | None) -> dict[str, str]:
+    """Return what changes if a model is replaced; empty for no model."""
+    return {"version": model.version, "digest": model.digest} if model is not None else {}
+
+
+def _find(client: Client, model: str) -> ModelInfo | None:
+    return next((each for each in client.models() if each.name == model), None)
+
+
+def _require(client: Client, model: str) -> ModelInfo:
+    found = _find(client, model)
+    if found is None:
+        raise ModelNotFound(f"no model {model!r}; see: edged models list")
+    return found

@@ -1,0 +1,92 @@
+"""Waves of boxes, and the rules that end a rollout. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from edged.errors import InvalidInput
+
+_STEP = re.compile(r"(\d+)(%?)")
+_FACTOR = re.compile(r"(p99|infer) *> *(\d+(?:\.\d+)?)x")
+_WORDS = ("alarms", "failures")
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What a box said about a model: the engine that serves; the median of one inference and the highest 99th
+    percentile of its cameras' ages, in ms, None if unknown; failed requests so far; alarms."""
+
+    engine: str = ""
+    backend: str = ""
+    infer_ms: float | None = None
+    p99_ms: float | None = None
+    failed: int = 0
+    alarms: tuple[str, ...] = ()
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What ends a rollout, apart from a box on which the change fails. `factors`: by figure, how many times its value
+    before the change."""
+
+    alarms: bool = False
+    failures: bool = False
+    factors: dict[str, float] = {}
+
+    def broken(self, before: Figures, after: Figures) -> str:
+        """Return the rule that a box breaks; empty if none. A figure that is unknown breaks no rule."""
+        if self.alarms and (new := [each for each in after.alarms if each not in before.alarms]):
+            return f"a new alarm: {new[0]}"
+        if self.failures and after.failed > before.failed:
+            return f"{after.failed - before.failed} requests failed"
+        for figure, factor in self.factors.items():
+            was, now = _value(before, figure), _value(after, figure)
+            if was and now is not None and now > was * factor:
+                return f"{figure} is {now:.3g} ms instead of {was:.3g} ms, more than {factor:g} times"
+        return ""
+
+
+def _value(figures: Figures, figure: str) -> float | None:
+    return figures.p99_ms if figure == "p99" else figures.infer_ms
+
+
+def parse_rules(text: str) -> Rules:
+    """Return the rules in a text such as "alarms or p99 > 1.5x". Raises InvalidInput for other words."""
+    words, factors = set(), {}
+    for part in filter(None, (each.strip() for each in re.split(r"\bor\b|,", text))):
+        found = _FACTOR.fullmatch(part)
+        if found is not None and float(found[2]) >= 1:
+            factors[found[1]] = float(found[2])
+        elif part in _WORDS:
+            words.add(part)
+        else:
+            raise InvalidInput(
+                f"--abort-on {part[:40]!r} is no rule; give alarms, failures, p99 > 1.5x or infer > 1.5x, joined by or"
+            )
+    return Rules("alarms" in words, "failures" in words, factors)
+
+
+def waves(boxes: Sequence[str], canary: int, then: str) -> tuple[tuple[str, ...], ...]:
+    """Divide boxes into waves: the first `canary`, then as many at a time as `then` says, such as 25% (of all boxes) or
+    4. Raises InvalidInput for another text, or without boxes."""
+    if not boxes:
+        raise InvalidInput("there is no box to change; give --inventory FILE, or several --target")
+    found = _STEP.fullmatch(then.strip())
+    if found is None or not 0 < int(found[1]) <= (100 if found[2] else 1 << 20):
+        raise InvalidInput(f"--then {then[:20]!r}: give a number of boxes, or a percentage such as 25%")
+    step = math.ceil(len(boxes) * int(found[1]) / 100) if found[2] else int(found[1])
+    starts = [0, *range(max(1, canary), len(boxes), step)]
+    return tuple(tuple(boxes[a:b]) for a, b in zip(starts, [*starts[1:], len(boxes)], strict=True))
+
+
+def unknown(rules: Rules, before: Mapping[str, Figures]) -> tuple[str, ...]:
+    """Return a line for each rule that cannot be applied to some boxes, because the figure is unknown before the
+    change."""
+    lines = []
+    for figure in rules.factors:
+        if lost := [box for box, figures in before.items() if not _value(figures, figure)]:
+            why = "no camera uses the model" if figure == "p99" else "no engine serves"
+            lines.append(f"{figure} is unknown on {', '.join(lost)}: {why}; its rule is not applied there")
+    return tuple(lines)

@@ -1,0 +1,123 @@
+"""The record of a rollout: one JSON file in the user's data folder, written after every step."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import time
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from edged import paths
+from edged.cli.rollout.plan import Figures
+from edged.decoding import ready
+from edged.errors import InvalidInput, NotFound, Refused
+from edged.files import NOT_JSON, read_regular
+from edged.store import atomic
+
+_FOLDER = "rollouts"
+_ID = re.compile(r"[\w.-]{1,80}", re.ASCII)
+
+# started: the change may or may not be in force there, as after a power cut.
+BoxState: TypeAlias = Literal["waiting", "started", "done", "failed", "rolled back", "not rolled back"]
+State: TypeAlias = Literal["running", "done", "aborted"]
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What is rolled out. `kind` is one of `changes.KINDS`; `digest` is the SHA-256 of a model's file."""
+
+    kind: str
+    model: str = ""
+    file: str = ""
+    digest: str = ""
+    settings: dict[str, str] = {}
+    force: bool = False
+
+
+class BoxRecord(msgspec.Struct):
+    """One box: its state, figures before and after the change, what it had before (to take the change back), and what
+    went wrong."""
+
+    state: BoxState = "waiting"
+    before: Figures | None = None
+    after: Figures | None = None
+    had: dict[str, str] | None = None
+    seconds: float = 0.0
+    problem: str = ""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A line of the history."""
+
+    unix_s: float
+    text: str
+
+
+class Record(msgspec.Struct):
+    """A rollout. Times are seconds since the epoch."""
+
+    id: str
+    order: Order
+    waves: list[list[str]]
+    abort_on: str
+    watch_s: float
+    inventory: str
+    targets: list[str]
+    groups: list[str]
+    user: str
+    began_unix_s: float
+    state: State = "running"
+    why: str = ""
+    boxes: dict[str, BoxRecord] = {}
+    history: list[Step] = []
+
+    def tell(self, text: str) -> None:
+        """Add a line to the history, and write the file."""
+        self.history.append(Step(time.time(), text))
+        self.save()
+
+    def save(self) -> None:
+        """Write the file. Raises Refused if that is not possible: a rollout must be able to go on."""
+        place = _place(self.id)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            atomic.write_file(place, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n", 0o600)
+        except OSError as error:
+            raise Refused(f"the record {place} cannot be written: {error.strerror}") from None
+
+
+def new_id(order: Order) -> str:
+    """Return a name for a new rollout: when it begins, and what it changes."""
+    about = re.sub(r"[^\w.-]", "-", order.model, flags=re.ASCII)[:40]
+    return "-".join(filter(None, (time.strftime("%Y%m%d-%H%M%S"), order.kind, about)))
+
+
+def user() -> str:
+    """Return who runs this command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no name
+        return "unknown"
+
+
+def load(name: str) -> Record:
+    """Read a record. Raises NotFound, InvalidInput, or Refused if it is damaged."""
+    if not _ID.fullmatch(name):
+        raise InvalidInput(f"{name[:40]!r} is no rollout; see: edged fleet rollout list")
+    try:
+        return msgspec.json.decode(read_regular(_place(name)), type=ready(Record))
+    except FileNotFoundError:
+        raise NotFound(f"there is no rollout {name}; see: edged fleet rollout list") from None
+    except (OSError, *NOT_JSON) as error:
+        raise Refused(f"the record {_place(name)} cannot be read: {error}") from None
+
+
+def names() -> list[str]:
+    """Return all rollouts, the oldest first."""
+    return sorted(path.stem for path in _place("x").parent.glob("*.json"))
+
+
+def _place(name: str) -> Path:
+    return paths.user_data_dir() / _FOLDER / f"{name}.json"

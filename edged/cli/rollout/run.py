@@ -1,0 +1,152 @@
+"""Carries a rollout out: wave after wave, with figures before and after, and back if a rule is broken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from edged.cli import remote
+from edged.cli.inventory import Box
+from edged.cli.rollout import changes, plan
+from edged.cli.rollout.changes import Change
+from edged.cli.rollout.plan import Figures, Rules
+from edged.cli.rollout.record import BoxRecord, Record
+from edged.client import address
+from edged.client.client import Client
+from edged.errors import EdgedError
+
+_POLL_S = 2.0
+
+
+def run(record: Record, change: Change, boxes: Sequence[Box], tell: Callable[[str], None]) -> bool:
+    """Carry out a rollout, or the rest of one that was interrupted; return whether it was completed. `tell` gets a line
+    for every step. If a box fails or breaks a rule, all changed boxes are changed back."""
+    rollout = _Rollout(record, change, {box.name: box for box in boxes}, tell)
+    return rollout.carry_out()
+
+
+class _Rollout:
+    def __init__(self, record: Record, change: Change, boxes: dict[str, Box], tell: Callable[[str], None]) -> None:
+        self._record, self._change, self._boxes, self._print = record, change, boxes, tell
+        self._rules: Rules = plan.parse_rules(record.abort_on)
+
+    def carry_out(self) -> bool:
+        record = self._record
+        for number, wave in enumerate(record.waves, 1):
+            left = [name for name in wave if record.boxes[name].state in ("waiting", "started")]
+            if not left and not any(record.boxes[name].state == "failed" for name in wave):
+                continue
+            self._tell(f"wave {number} of {len(record.waves)}: {', '.join(left or wave)}")
+            problem = self._wave(left)
+            if problem:
+                self._abort(f"wave {number}: {problem}")
+                return False
+        record.state = "done"
+        self._tell(f"all {len(record.boxes)} boxes are changed")
+        return True
+
+    def _wave(self, names: Sequence[str]) -> str:
+        """Change the boxes of a wave; return why the rollout must end, or an empty text."""
+        if problem := self._each(names, self._look_before):
+            return problem
+        new = {name: self._record.boxes[name].before or Figures() for name in names}
+        for line in plan.unknown(self._rules, new):
+            self._tell(line)
+        for name in names:
+            self._record.boxes[name].state = "started"
+        self._record.save()
+        if problem := self._each(names, self._apply):
+            return problem
+        return self._watch(names)
+
+    def _look_before(self, name: str, client: Client) -> None:
+        box = self._record.boxes[name]
+        if box.had is None:  # otherwise it was interrupted, and may have changed since
+            box.had, box.before = self._change.had(client), changes.measure(client, self._record.order.model)
+
+    def _apply(self, name: str, client: Client) -> None:
+        box, began = self._record.boxes[name], time.monotonic()
+        self._change.apply(client, box.had or {})
+        box.state, box.seconds = "done", round(time.monotonic() - began, 1)
+
+    def _watch(self, names: Sequence[str]) -> str:
+        """Compare figures until the time of watching is over; return the first broken rule, or an empty text."""
+        end = time.monotonic() + self._record.watch_s
+        while True:
+            if problem := self._each(names, self._compare, is_silent=True):
+                return problem
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(_POLL_S, left))
+        for name in names:
+            self._tell(_compared(name, self._record.boxes[name]))
+        return ""
+
+    def _compare(self, name: str, client: Client) -> None:
+        box = self._record.boxes[name]
+        box.after = changes.measure(client, self._record.order.model)
+        if broken := self._rules.broken(box.before or Figures(), box.after):
+            raise _Broken(broken)
+
+    def _each(self, names: Iterable[str], work: Callable[[str, Client], None], *, is_silent: bool = False) -> str:
+        """Do something on several boxes at the same time; return what failed, or an empty text."""
+        failed = self._call(names, work)
+        for name, why in failed.items():
+            box = self._record.boxes[name]
+            # A box that could not even be asked has not changed.
+            box.state, box.problem = ("failed" if box.state != "waiting" else "waiting"), why
+            self._tell(f"{name}: {why}")
+        if not is_silent:
+            self._record.save()
+        return "; ".join(f"{name}: {why}" for name, why in failed.items())
+
+    def _call(self, names: Iterable[str], work: Callable[[str, Client], None]) -> dict[str, str]:
+        boxes = [self._boxes[name] for name in names]
+        by_target = {address.resolve(box.target): box.name for box in boxes}
+
+        def call(client: Client, report: Callable[[str], None]) -> bool:
+            work(by_target[client.target], client)
+            return True
+
+        outcomes = remote.call_all(boxes, call)
+        return {each.box: each.error for each in outcomes if isinstance(each, remote.BoxOutcome) and not each.answer}
+
+    def _abort(self, why: str) -> None:
+        record = self._record
+        record.why = why
+        self._tell(f"aborted: {why}")
+        changed = [name for name, box in record.boxes.items() if box.state in ("started", "done", "failed")]
+        failed = self._call(changed, self._undo)
+        for name in changed:
+            box = record.boxes[name]
+            if name in failed:
+                box.state, box.problem = "not rolled back", failed[name]
+                self._tell(f"{name}: not rolled back: {failed[name]}")
+        record.state = "aborted"
+        back = sum(record.boxes[name].state == "rolled back" for name in changed)
+        self._tell(f"{back} of {len(changed)} changed boxes are rolled back")
+
+    def _undo(self, name: str, client: Client) -> None:
+        box = self._record.boxes[name]
+        done = self._change.undo(client, box.had or {})
+        box.state = "rolled back"
+        self._tell(f"{name}: {done}")
+
+    def _tell(self, text: str) -> None:
+        self._record.tell(text)
+        self._print(text)
+
+
+class _Broken(EdgedError):
+    """A box that breaks a rule."""
+
+
+def _compared(name: str, box: BoxRecord) -> str:
+    before, after = box.before or Figures(), box.after or Figures()
+    figures = []
+    for what, was, now in (("infer", before.infer_ms, after.infer_ms), ("p99", before.p99_ms, after.p99_ms)):
+        if now is not None:
+            figures.append(f"{what} {now:.3g} ms" + (f" ({was:.3g} before)" if was is not None else ""))
+    serves = f"serves with {after.backend}" if after.backend else "changed"
+    return f"{name}: {', '.join([f'{serves} after {box.seconds:g} s', *figures])}"

@@ -1,0 +1,53 @@
+"""Waits until a model serves on a box."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edged.errors import EdgedError, Refused
+
+if TYPE_CHECKING:
+    from edged.api_types import EngineInfo
+    from edged.client.client import Client
+
+_WAIT_S, _IDLE_S, _POLL_S = 7200.0, 8.0, 1.0
+_ENDED = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale")
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A model that serves on a box, and its engine; the name is empty if the model was not added."""
+
+    model: str = ""
+    backend: str = ""
+    precision: str = ""
+    latency_ms: float | None = None
+    speed: float | None = None
+
+
+def wait_until_served(client: Client, name: str, seconds: float = _WAIT_S) -> Served:
+    """Wait until all engines of a model have their outcome and one serves. A daemon that builds only by command leaves
+    engines absent. Raises Refused if none serves in time."""
+    end = time.monotonic() + seconds
+    settled = time.monotonic()  # since when nothing is made
+    while time.monotonic() < end:
+        try:
+            engines: list[EngineInfo] = list(client.engines(name))
+        except EdgedError:  # the daemon has not looked at the folder yet
+            engines = []
+        if not engines or any(_is_under_way(each) for each in engines):
+            settled = time.monotonic()
+        is_over = all(each.state in _ENDED for each in engines) or time.monotonic() - settled > _IDLE_S
+        serving = next((each for each in engines if each.state == "serving"), None)
+        if serving is not None and is_over:
+            return Served(name, serving.backend, serving.precision, serving.latency_ms, serving.speed)
+        if engines and is_over and not any(each.state in ("serving", "ready") for each in engines):
+            raise Refused(f"no engine of {name} serves; see: edged engines why {name}")
+        time.sleep(_POLL_S)
+    raise Refused(f"no verified engine of {name} serves after {seconds / 60:g} minutes; see: edged engines list")
+
+
+def _is_under_way(engine: EngineInfo) -> bool:
+    return engine.is_built_elsewhere if engine.state == "absent" else engine.state not in _ENDED

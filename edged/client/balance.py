@@ -1,0 +1,81 @@
+"""One client for several daemons, by gRPC's own load balancing and health checks
+(https://github.com/grpc/proposal: A17 health checks, A42 ring hash, A76 hash of a header).
+
+Calls go to the healthy daemons in turn. The stream of a camera goes to the daemon that the hash of its name chooses, so
+that the camera finds the same daemon again, with its tracks, while that daemon is healthy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from edged.client import address
+from edged.client.address import TLS, UNIX
+from edged.errors import InvalidInput
+
+HEADER = "edged-camera"
+Options: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def _options(policy: dict[str, object]) -> Options:
+    config = {"loadBalancingConfig": [policy], "healthCheckConfig": {"serviceName": ""}}
+    return (("grpc.service_config", json.dumps(config)),)
+
+
+# Without it gRPC ignores the header. It is read when the first channel with this policy is opened.
+os.environ.setdefault("GRPC_EXPERIMENTAL_RING_HASH_SET_REQUEST_HASH_KEY", "true")
+IN_TURN = _options({"round_robin": {}})
+BY_CAMERA = _options({"ring_hash_experimental": {"requestHashHeader": HEADER}})
+
+
+def resolve(targets: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Return gRPC targets of several daemons. Raises InvalidInput unless all are TCP, all with TLS or all without."""
+    found = tuple(dict.fromkeys(map(address.resolve, targets)))
+    if not found:
+        raise InvalidInput("the list of daemons is empty; give HOST:PORT of each")
+    if len(found) > 1 and any(each.startswith(UNIX) for each in found):
+        raise InvalidInput("a list of daemons cannot have unix sockets; give HOST:PORT of each")
+    if len({each.startswith(TLS) for each in found}) > 1:
+        raise InvalidInput("of several daemons, all or none must have tls: in front of their address")
+    return found
+
+
+def together(targets: tuple[str, ...]) -> str:
+    """Return the gRPC target of several daemons. Names are looked up now, since gRPC takes only IP addresses in lists.
+
+    Raises InvalidInput if a name is unknown, or if some have IPv4 addresses and others only IPv6.
+    """
+    found: dict[str, None] = {}
+    families = set()
+    for target in targets:
+        host, port = address.host_of(target), target.rpartition(":")[2]
+        ip = _ip(host)
+        families.add(ip.version)
+        found[f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"] = None
+    if len(families) > 1:
+        raise InvalidInput("of several daemons, some have only IPv4 addresses and others only IPv6; use one of them")
+    return f"ipv{families.pop()}:{','.join(found)}"
+
+
+def key_of(camera: str) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that chooses a camera's daemon. Headers are ASCII, names need not be."""
+    return ((HEADER, hashlib.sha256(camera.encode()).hexdigest()[:16]),)
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidInput(f"the name {host} is unknown: {error.strerror or error}") from None
+    addresses = [ipaddress.ip_address(info[4][0]) for info in infos]
+    return next((each for each in addresses if each.version == 4), addresses[0])
