@@ -99,11 +99,13 @@ def test_bad_canary_stops_at_wave_one_and_is_rolled_back(fleet: Fleet, tmp_path:
     for daemon in fleet.daemons:
         daemon.ready("doors")
     before = fleet.digests()
-    # The second box refuses the new model: its folder of models cannot be written.
-    fleet.daemons[1].stop()
-    fleet.daemons[1]._environment["EDGED_ADMISSION_SECONDS"] = "0.01"
-    fleet.daemons[1].start()
-    fleet.daemons[1].ready("doors")
+    # The second box refuses the new model, because its configuration names one.
+    bad = fleet.daemons[1]
+    bad.stop()
+    bad.config.write_text(f'models.doors = "{first}"\n')
+    bad._arguments = (*bad._arguments, "--config", str(bad.config))
+    bad.start()
+    bad.ready("doors")
     done = fleet.rollout("models", "doors", str(variant(tmp_path, 2)), "--canary", "2")
     assert done.returncode == 1
     assert "aborted: wave 1: box2" in done.stdout

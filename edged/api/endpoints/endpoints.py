@@ -142,7 +142,8 @@ class Endpoints:
             return None
         from edged.api.http.app import HttpListener  # imports uvicorn, which many boxes do not need
 
-        listener = HttpListener(http, self._ingress.calls, self._ingress.guard)
+        is_open = http.listen in self._ingress.guard.access.unencrypted
+        listener = HttpListener(http, self._ingress.calls, self._ingress.guard, is_open)
         try:
             await listener.start()
         except BaseException:

@@ -138,9 +138,10 @@ _BACKLOG = 128
 class HttpListener:
     """Listens on the configured address from `start` until `stop`; `address` is as clients write it."""
 
-    def __init__(self, http: Http, calls: Calls, guard: Guard) -> None:
+    def __init__(self, http: Http, calls: Calls, guard: Guard, is_open: bool = False) -> None:
+        """`is_open`: other machines may reach the address."""
         self._listen, self._limit = http.listen, http.body_mb * _MIB
-        self._dispatcher, self._guard = Dispatcher(calls, guard, http.listen), guard
+        self._dispatcher, self._is_open = Dispatcher(calls, guard, http.listen), is_open
         self._server: Server | None = None
         self._path: Path | None = None
         self.address = ""
@@ -155,8 +156,7 @@ class HttpListener:
             sockets, self.address = [listening_unix(path, _BACKLOG, setting="[http]")], f"http+unix:{path}"
             self._path = path
         else:
-            is_open = not self._guard.listener(self._listen, has_tls=False).is_local
-            sockets = listening_sockets(*tcp_address(self._listen, is_open), _BACKLOG, "[http]")
+            sockets = listening_sockets(*tcp_address(self._listen, self._is_open), _BACKLOG, "[http]")
             host, port = sockets[0].getsockname()[:2]
             name = "localhost" if self._listen.startswith(("localhost:", ":")) else f"[{host}]" if ":" in host else host
             self.address = f"http://{name}:{port}"

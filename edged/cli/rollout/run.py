@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from edged.cli import remote
 from edged.cli.inventory import Box
@@ -12,8 +13,10 @@ from edged.cli.rollout.changes import Change
 from edged.cli.rollout.plan import Figures, Rules
 from edged.cli.rollout.record import BoxRecord, Record
 from edged.client import address
-from edged.client.client import Client
 from edged.errors import EdgedError
+
+if TYPE_CHECKING:
+    from edged.client.client import Client
 
 _POLL_S = 2.0
 
