@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from edged.cli.rollout.plan import Figures
 from edged.cli.rollout.record import Order
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from edged.client.client import Client
 
 Had = Mapping[str, str]  # what a box had before
+_READ_S = 60.0  # until a daemon has read a model
 
 
 class Change(Protocol):
@@ -67,9 +71,14 @@ class AddModel:
             return f"model {self._order.model} is removed"
         if now.get("digest") not in ("", None, self._order.digest):
             raise Refused("somebody else has replaced the model meanwhile; it stays")
-        restored = client.restore_model(self._order.model)
-        if _identity(restored) != had:
-            raise Refused(f"the box restored another model than the one before, version {restored.version}")
+        client.restore_model(self._order.model)
+        end = time.monotonic() + _READ_S
+        while (now := _identity(_find(client, self._order.model))) != had:  # until the daemon has read it
+            if time.monotonic() > end:
+                raise Refused(
+                    f"the box restored another model than the one before: digest {now.get('digest', '')[:12]}"
+                )
+            time.sleep(0.5)
         wait_until_served(client, self._order.model)
         return "the model before serves again"
 
@@ -183,8 +192,10 @@ def digest_of(file: Path) -> str:
 
 
 def _identity(model: ModelInfo | None) -> dict[str, str]:
-    """Return what changes if a model is replaced; empty for no model."""
-    return {"version": model.version, "digest": model.digest} if model is not None else {}
+    """Return the file and the settings on the box's disk, which are not yet those that answer; empty for no model."""
+    if model is None:
+        return {}
+    return {"digest": model.digest, "settings": msgspec.json.encode(model.settings, order="sorted").decode()}
 
 
 def _find(client: Client, model: str) -> ModelInfo | None:
