@@ -80,6 +80,25 @@ class Turn(NamedTuple):
     lease: Lease | None = None
 
 
+class Link:
+    """Whether reading, or writing, the store works. After a failure it is not tried for a while."""
+
+    def __init__(self, pauses_s: tuple[float, ...]) -> None:
+        self._pauses_s = pauses_s
+        self._backoff = Backoff(pauses_s)
+        self.problem, self.until = "", 0.0
+
+    def is_up(self, now: float) -> bool:
+        return now >= self.until
+
+    def failed(self, problem: str, now: float) -> None:
+        self.problem, self.until = problem, now + self._backoff.after(0.0)
+
+    def worked(self) -> None:
+        if self.problem:
+            self.problem, self._backoff = "", Backoff(self._pauses_s)
+
+
 class Trouble(NamedTuple):
     """Something wrong with the store, or with one engine in it: a key, or empty."""
 
@@ -105,9 +124,8 @@ class EngineSharing:
         self._settings = Fleet()
         self._bucket: Bucket | None = None
         self._leases: Leases | None = None
-        self._trouble: dict[str, str] = {}  # by key; "" is the store itself
-        self._away_until = 0.0
-        self._backoff = Backoff(timing.pauses_s)
+        self._trouble: dict[str, str] = {}  # by the key of an engine
+        self._reading, self._writing = Link(timing.pauses_s), Link(timing.pauses_s)
         self._refused: set[tuple[str, str]] = set()  # engines that are not right for this box
         self._published: set[tuple[str, str]] = set()
         self._altered: set[str] = set()  # digests of files that have another content in the store
@@ -121,19 +139,27 @@ class EngineSharing:
             self._leases.stop()
         self._settings, self._bucket = settings, opened
         self._leases = Leases(opened, self._holder, self.timing.pace, self._clock) if opened is not None else None
-        self._trouble, self._away_until, self._backoff = {}, 0.0, Backoff(self.timing.pauses_s)
+        self._trouble = {}
+        self._reading, self._writing = Link(self.timing.pauses_s), Link(self.timing.pauses_s)
         self._published.clear()
         self._woken.set()
 
     def troubles(self) -> Iterator[Trouble]:
         """Yield what is wrong now, for alarms."""
+        if both := "; ".join(dict.fromkeys(filter(None, (self._reading.problem, self._writing.problem)))):
+            yield Trouble(f"engines cannot be shared: {both}; this box builds its own")
         for engine, message in self._trouble.items():
             yield Trouble(message, engine)
 
     @property
     def is_on(self) -> bool:
         """Whether the store may be asked now: it is configured and did not fail just now."""
-        return self._bucket is not None and self._clock() >= self._away_until
+        return self._bucket is not None and self._reading.is_up(self._clock())
+
+    @property
+    def _publishes(self) -> bool:
+        """Whether engines may be published now."""
+        return self.is_on and self._settings.publish and self._writing.is_up(self._clock())
 
     # -- before a build -----------------------------------------------------------------------------------------------
 
@@ -147,12 +173,12 @@ class EngineSharing:
             self._complain(key.digest, f"engine {key.digest[:12]} of the shared store is not used: {error}")
             return None
         except EdgedError as error:
-            self._failed(error)
+            self._failed(self._reading, error)
             return None
+        self._reading.worked()
         if found is not None and found.identity in self._refused:
-            self._worked("")
             return None
-        self._worked(key.digest)
+        self._trouble.pop(key.digest, None)
         return found
 
     async def fetch(self, found: Found, out: Path) -> EngineRecord:
@@ -184,17 +210,19 @@ class EngineSharing:
         """Return whose turn it is to build an engine. If it is another box, ask again after `timing.poll_s`."""
         if not self.is_on or self._leases is None:
             return Turn()
-        name = key.digest
+        name, link = key.digest, self._reading
         try:
             if other := await self._leases.holder(name):
                 waited = self._clock() - self._waiting.setdefault(name, self._clock())
                 return Turn(other) if waited < self._settings.wait_minutes * 60 else Turn()
-            if not self._settings.publish:
+            if not self._publishes:
                 return Turn()
+            link = self._writing
             lease = await self._leases.take(name)
         except EdgedError as error:
-            self._failed(error)
+            self._failed(link, error)
             return Turn()
+        self._writing.worked()
         self._waiting.pop(name, None)
         if lease is None:
             return Turn("another box")
@@ -206,12 +234,12 @@ class EngineSharing:
         held = self._leases
         try:
             record = self._store.records().get(key.digest)
-            if self.is_on and self._settings.publish and record is not None and self._is_due(record):
+            if self._publishes and record is not None and self._is_due(record):
                 await self._publish(record)
                 if timings is not None:
                     await self._publish_timings(timings)
         except EdgedError as error:
-            self._failed(error)
+            self._failed(self._writing, error)
         finally:
             if held is not None:
                 await held.release(key.digest)
@@ -219,7 +247,7 @@ class EngineSharing:
     def refuse(self, found: Found, error: EdgedError) -> None:
         """Do not use this engine again: it could not be fetched, or its answers are wrong here."""
         if isinstance(error, DaemonUnavailable):
-            self._failed(error)
+            self._failed(self._reading, error)
             return
         self._refused.add(found.identity)
         self._complain(
@@ -233,15 +261,14 @@ class EngineSharing:
         """Publish the engines of this box that the store does not have, now and then, until cancelled."""
         while True:
             self._woken.clear()
-            if self._settings.publish and self.is_on:
-                try:
-                    for record in list(self._store.records().values()):
-                        if self._is_due(record):
-                            await self._publish(record)
-                except EdgedError as error:
-                    self._failed(error)
-            away = self._away_until - self._clock()
-            await until_set(self._woken, away if away > 0 else _LOOK_S)
+            try:
+                for record in list(self._store.records().values()) if self._publishes else ():
+                    if self._is_due(record):
+                        await self._publish(record)
+            except EdgedError as error:
+                self._failed(self._writing, error)
+            down = max(self._reading.until, self._writing.until) - self._clock()
+            await until_set(self._woken, down if down > 0 else _LOOK_S)
 
     def _is_due(self, record: EngineRecord) -> bool:
         """Whether this box built the engine itself, and has not published it."""
@@ -270,8 +297,9 @@ class EngineSharing:
             except EdgedError:
                 self._published.discard((name, record.edition))
                 raise
+            self._writing.worked()
             _LOG.info("model %s: engine %s is published", record.model, name[:12])
-        self._worked(name)
+        self._trouble.pop(name, None)
 
     async def _publish_timings(self, place: Path) -> None:
         """Publish the timing cache of this device."""
@@ -316,18 +344,13 @@ class EngineSharing:
                 self._altered.add(about.sha256)
                 raise Refused(f"file {file} of the shared store was altered")
 
-    def _failed(self, error: EdgedError) -> None:
-        """Do without the store for a while."""
+    def _failed(self, link: Link, error: EdgedError) -> None:
+        """Do without reading or writing the store for a while."""
         if isinstance(error, OutOfSpace):
             return  # of this box
-        pause = self._backoff.after(0.0)
-        self._away_until = self._clock() + pause
-        self._complain("", f"the shared store cannot be used: {error}; engines are built here until it can")
-
-    def _worked(self, name: str) -> None:
-        self._backoff = Backoff(self.timing.pauses_s)
-        for each in ("", name):
-            self._trouble.pop(each, None)
+        if link.problem != str(error):
+            _LOG.warning("engines cannot be shared: %s", error)
+        link.failed(str(error), self._clock())
 
     def _complain(self, engine: str, message: str) -> None:
         if self._trouble.get(engine) != message:

@@ -209,7 +209,7 @@ def test_store_that_goes_away_or_refuses_does_not_disturb_serving(store: Store) 
         daemons["dock1"].ready("shapes")
         with asked(daemons["dock1"]) as answers:
             assert built(daemons["dock1"]).state in ("serving", "ready")
-            assert "cannot be used" in alarms(daemons["dock1"])
+            assert "cannot be shared" in alarms(daemons["dock1"])
         assert answers, "it was served meanwhile"
     store.start()
     with boxes(store, "dock1", AWS_SECRET_ACCESS_KEY="wrong") as daemons:

@@ -264,7 +264,7 @@ async def test_store_that_is_away_costs_one_attempt_and_an_alarm(tmp_path: Path)
     box = Box(tmp_path, tmp_path / "shared")
     box.configure(store="http://127.0.0.1:9/engines")
     assert await box.sharing.find(KEY) is None
-    assert "cannot be used" in box.trouble
+    assert "cannot be shared" in box.trouble
     assert not box.sharing.is_on
     assert (await box.sharing.turn(KEY)).other == ""
     box.now = 31.0
@@ -301,7 +301,9 @@ async def test_web_server_that_only_reads_serves_engines(boxes: tuple[Box, Box])
         assert not other.trouble
         other.configure(store=address, publish=True)
         assert (await other.sharing.turn(KEY)).lease is None
-        assert "cannot be used" in other.trouble
+        assert "cannot be shared" in other.trouble
+        assert await other.sharing.find(KEY) is not None, "it is still read"
+        assert "cannot be shared" in other.trouble, "the alarm lasts"
 
 
 class _Slow(http.server.BaseHTTPRequestHandler):
