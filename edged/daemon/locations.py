@@ -59,16 +59,19 @@ def addresses(config: Config) -> tuple[str, ...]:
 
 
 def guarded_http(config: Config) -> tuple[str, ...]:
-    """Return the addresses for HTTP that the access rules may name: those of the API and of the page, and that of the
-    metrics if other machines may reach it."""
-    metrics = config.metrics.listen if config.metrics.listen in config.access.unencrypted else ""
-    return tuple(filter(None, (config.http.listen, config.page.listen, metrics)))
+    """Return the addresses for HTTP whose callers need roles: those of the API and of the page."""
+    return tuple(filter(None, (config.http.listen, config.page.listen)))
+
+
+def unguarded_http(config: Config) -> tuple[str, ...]:
+    """Return the address for HTTP whose callers need no role: that of the metrics."""
+    return tuple(filter(None, (config.metrics.listen,)))
 
 
 def guard_of(config: Config) -> Guard:
     """Return the guard of all addresses. Raises ConfigError if [tls] or [access] cannot be used."""
     guard = Guard(config.access, config.tls, state_dir(config), split_sockets(config))
-    guard.require_known((*addresses(config), *guarded_http(config)))
+    guard.require_known((*addresses(config), *guarded_http(config)), unguarded_http(config))
     return guard
 
 

@@ -104,7 +104,8 @@ def _access(config: Config) -> Iterator[Finding]:
     if config.tls.certificate:
         yield from _raised(lambda: tls.read(config.tls, time.time()))
     guarded = [*locations.addresses(config), *locations.guarded_http(config)]
-    yield from _raised(lambda: policy.require_known(config.access, config.tls, guarded))
+    others = locations.unguarded_http(config)
+    yield from _raised(lambda: policy.require_known(config.access, config.tls, guarded, others))
     if config.access.tokens_file:
         yield from _raised(TokenFile(File(config.access.tokens_file)).read, ("access", "tokens_file"))
 

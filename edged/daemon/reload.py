@@ -105,7 +105,7 @@ class Reloader:
                 await guard.reconfigure_tls(wanted.tls)
             case "access":
                 addresses, http = locations.addresses(wanted), locations.guarded_http(wanted)
-                await guard.reconfigure(wanted.access, addresses, http)
+                await guard.reconfigure(wanted.access, addresses, http, locations.unguarded_http(wanted))
                 self._controller.accept_foreign(locations.accepts_foreign(wanted))
             case "models":
                 self._controller.catalogue.name(locations.named_models(wanted))

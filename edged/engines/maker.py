@@ -225,9 +225,9 @@ class Maker:
             on_progress = partial(self._report_progress, task, engine)
             capacity = partial(self.eviction.wait_for_capacity, replacing=key)
             record = await self._builder.take_over(task, fetch, on_progress, capacity)
-        except (Superseded, OutOfSpace):
+        except Superseded:
             raise
-        except EdgedError as error:
+        except EdgedError as error:  # also if it has no room here, which the build finds out too
             sharing.refuse(found, error)
             engine.move(EngineState.ABSENT, f"the engine of {found.signer} is not used: {error}")
         else:

@@ -12,9 +12,9 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable
 from datetime import datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from edged import packages
 from edged.errors import (
@@ -82,6 +82,8 @@ class Bucket:
         """Raises ConfigError for a URL of another form. The store is not contacted."""
         check_address(url)
         self.url, self._patience, self._opened = url.rstrip("/"), patience, None
+        parts = urlsplit(self.url)
+        self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
 
     @property
     def place(self) -> str:
@@ -150,7 +152,9 @@ class Bucket:
             found += [Item(each["path"], each["size"], _seconds(each["last_modified"])) for each in page]
             if asyncio.get_running_loop().time() > end:
                 raise DaemonUnavailable(f"{self.place} lists its objects too slowly; try again")
-        return found
+        if self._folder is None:
+            return found
+        return [each for each in found if not await asyncio.to_thread(_has_link, self._folder, each.name)]
 
     async def delete(self, name: str) -> None:
         """Delete an object, if it exists."""
@@ -176,6 +180,8 @@ class Bucket:
 
     async def _call(self, name: str, call: Any, seconds: float | None = None) -> Any:
         obstore, store = self._store()
+        if self._folder is not None and await asyncio.to_thread(_has_link, self._folder, name):
+            raise Refused(f"{name} in {self.place} is or has a link, which may lead out of the store; remove it")
         return await self._within(name, call(obstore, store), seconds or self._patience.call_s)
 
     async def _within(self, name: str, call: Awaitable[T], seconds: float) -> T:
@@ -215,7 +221,9 @@ class Bucket:
 
     def _open(self, from_url: Any) -> Any:
         parts, seconds = urlsplit(self.url), int(self._patience.call_s)
-        if parts.scheme == "file":
+        if self._folder is not None:
+            if not self._folder.is_dir():  # such as a network's folder that is not mounted
+                raise DaemonUnavailable(f"folder {self._folder} does not exist")
             return from_url(self.url)
         options: dict[str, Any] = {
             # Manifests are signed and have the digests of files, so that a connection need not be encrypted.
@@ -233,6 +241,16 @@ class Bucket:
 
 class _Exists(Refused):
     """An object that exists already."""
+
+
+def _has_link(folder: Path, name: str) -> bool:
+    """Whether a path below a folder has a symbolic link in it: `obstore` would follow it."""
+    place = folder
+    for part in PurePosixPath(name).parts:
+        place = place / part
+        if place.is_symlink():
+            return True
+    return False
 
 
 def _listed(prefix: str) -> Any:

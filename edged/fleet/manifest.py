@@ -23,6 +23,7 @@ from edged.store.record import EngineRecord
 
 FORMAT = 1
 LARGEST = 1 << 20  # bytes of a manifest
+LARGEST_ENGINE = 64 << 30  # bytes
 _DOMAIN = b"edged manifest 1\n"  # a signature is of nothing else
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SHA_256 = re.compile(r"[0-9a-f]{64}")
@@ -109,11 +110,12 @@ def check(found: Manifest, kind: Kind, name: str, key: EngineKey | None = None) 
     for file, record in found.files.items():
         if not _NAME.fullmatch(file) or file == "record.json" or not _SHA_256.fullmatch(record.sha256):
             raise Refused(f"the manifest has an invalid file {file[:40]!r}")
-        if record.size < 0:
-            raise Refused(f"the manifest has a size of {record.size} bytes")
+        if not 0 <= record.size <= LARGEST_ENGINE:
+            raise Refused(f"the manifest has a file of {record.size} bytes")
     if key is None:
         return
     if found.record is None or dict(found.record.parts) != dict(key.parts) or key.digest != name:
         raise Refused("the manifest is about an engine with another key")
-    if found.record.files != found.files or not found.record.is_usable:
+    recipe = found.record.recipe.parts()
+    if found.record.files != found.files or not found.record.is_usable or recipe.items() - key.parts.items():
         raise Refused("the manifest contradicts itself")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import platform
 import shutil
@@ -29,6 +30,7 @@ from edged.errors import (
     NotFound,
     OutOfSpace,
     Refused,
+    WrongAnswers,
 )
 from edged.fleet import bucket, leases
 from edged.fleet import manifest as manifests
@@ -45,6 +47,7 @@ from edged.version import __version__
 _LOG = logging.getLogger("edged.fleet")
 _PAUSES_S = (30.0, 60.0, 300.0, 900.0)  # without the store, after it failed
 _LOOK_S = 900.0  # between two looks for engines that are not published
+_ASIDE_S = 1800.0  # until an engine that could not be tried is tried again
 
 
 class Timing(NamedTuple):
@@ -64,6 +67,7 @@ class Found(NamedTuple):
 
     manifest: Manifest
     signer: str
+    bucket: Bucket
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -126,7 +130,8 @@ class EngineSharing:
         self._leases: Leases | None = None
         self._trouble: dict[str, str] = {}  # by the key of an engine
         self._reading, self._writing = Link(timing.pauses_s), Link(timing.pauses_s)
-        self._refused: set[tuple[str, str]] = set()  # engines that are not right for this box
+        # Engines that are not right for this box: until when they are not tried; infinite if their answers are wrong.
+        self._refused: dict[tuple[str, str], float] = {}
         self._published: set[tuple[str, str]] = set()
         self._altered: set[str] = set()  # digests of files that have another content in the store
         self._waiting: dict[str, float] = {}  # by key, since when another box builds it
@@ -165,10 +170,11 @@ class EngineSharing:
 
     async def find(self, key: EngineKey) -> Found | None:
         """Return the engine with this key if the store has one that this box trusts; otherwise None."""
-        if not self.is_on:
+        bucket = self._bucket
+        if bucket is None or not self.is_on:
             return None
         try:
-            found = await self._manifest("engine", key.digest, key)
+            found = await self._manifest(bucket, "engine", key.digest, key)
         except Refused as error:  # somebody has written it who should not have, or has altered it
             self._complain(key.digest, f"engine {key.digest[:12]} of the shared store is not used: {error}")
             return None
@@ -176,7 +182,7 @@ class EngineSharing:
             self._failed(self._reading, error)
             return None
         self._reading.worked()
-        if found is not None and found.identity in self._refused:
+        if found is not None and self._clock() < self._refused.get(found.identity, 0.0):
             return None
         self._trouble.pop(key.digest, None)
         return found
@@ -185,21 +191,22 @@ class EngineSharing:
         """Write the files of an engine into a folder; return its record. Raises Refused if a file is not the one of the
         manifest, and the errors of `Bucket`."""
         assert found.manifest.record is not None  # it was checked
-        await self._fetch_files(found.manifest, out)
+        await self._fetch_files(found.bucket, found.manifest, out)
         return msgspec.structs.replace(
             found.manifest.record, shared_by=found.signer, adopted_from="", ahead="", judgement=None
         )
 
     async def fetch_timings(self, place: Path) -> None:
         """Fetch the timing cache of TensorRT for this device, if the box has none yet."""
-        if not self.is_on or await asyncio.to_thread(place.exists):
+        bucket = self._bucket
+        if bucket is None or not self.is_on or await asyncio.to_thread(place.exists):
             return
         part = place.with_name(f".{place.name}.fetched")
         try:
-            found = await self._manifest("timings", place.name)
+            found = await self._manifest(bucket, "timings", place.name)
             if found is not None and [*found.manifest.files] == [place.name]:
                 await asyncio.to_thread(part.mkdir, exist_ok=True)
-                await self._fetch_files(found.manifest, part)
+                await self._fetch_files(bucket, found.manifest, part)
                 await asyncio.to_thread(os.replace, part / place.name, place)
         except (EdgedError, OSError) as error:  # the build takes longer without it
             _LOG.info("the timing cache %s of the shared store is not used: %s", place.name, error)
@@ -208,17 +215,18 @@ class EngineSharing:
 
     async def turn(self, key: EngineKey) -> Turn:
         """Return whose turn it is to build an engine. If it is another box, ask again after `timing.poll_s`."""
-        if not self.is_on or self._leases is None:
+        leases = self._leases
+        if not self.is_on or leases is None:
             return Turn()
         name, link = key.digest, self._reading
         try:
-            if other := await self._leases.holder(name):
+            if other := await leases.holder(name):
                 waited = self._clock() - self._waiting.setdefault(name, self._clock())
                 return Turn(other) if waited < self._settings.wait_minutes * 60 else Turn()
             if not self._publishes:
                 return Turn()
             link = self._writing
-            lease = await self._leases.take(name)
+            lease = await leases.take(name)
         except EdgedError as error:
             self._failed(link, error)
             return Turn()
@@ -226,18 +234,20 @@ class EngineSharing:
         self._waiting.pop(name, None)
         if lease is None:
             return Turn("another box")
-        self._leases.hold(name, lease)
+        leases.hold(name, lease)
         return Turn(lease=lease)
 
     async def built(self, key: EngineKey, timings: Path | None) -> None:
         """Publish an engine that was built just now, if it is accepted, then let other boxes go on."""
-        held = self._leases
+        held, bucket = self._leases, self._bucket
         try:
             record = self._store.records().get(key.digest)
-            if self._publishes and record is not None and self._is_due(record):
-                await self._publish(record)
+            if record is not None and record.is_usable:
+                self._trouble.pop(key.digest, None)  # the box has an engine of its own now
+            if bucket is not None and self._publishes and record is not None and self._is_due(record):
+                await self._publish(bucket, record)
                 if timings is not None:
-                    await self._publish_timings(timings)
+                    await self._publish_timings(bucket, timings)
         except EdgedError as error:
             self._failed(self._writing, error)
         finally:
@@ -245,11 +255,13 @@ class EngineSharing:
                 await held.release(key.digest)
 
     def refuse(self, found: Found, error: EdgedError) -> None:
-        """Do not use this engine again: it could not be fetched, or its answers are wrong here."""
+        """Do not use this engine again: it was altered, or its answers are wrong here. After another error, such as
+        lack of memory, do not use it for a while."""
         if isinstance(error, DaemonUnavailable):
             self._failed(self._reading, error)
             return
-        self._refused.add(found.identity)
+        is_wrong = isinstance(error, (Refused, WrongAnswers, EngineDamaged))
+        self._refused[found.identity] = math.inf if is_wrong else self._clock() + _ASIDE_S
         self._complain(
             found.manifest.name,
             f"engine {found.manifest.name[:12]}, built by {found.signer}, cannot be used here and is built: {error}",
@@ -261,10 +273,11 @@ class EngineSharing:
         """Publish the engines of this box that the store does not have, now and then, until cancelled."""
         while True:
             self._woken.clear()
+            bucket = self._bucket
             try:
-                for record in list(self._store.records().values()) if self._publishes else ():
-                    if self._is_due(record):
-                        await self._publish(record)
+                for record in list(self._store.records().values()):
+                    if bucket is not None and bucket is self._bucket and self._publishes and self._is_due(record):
+                        await self._publish(bucket, record)
             except EdgedError as error:
                 self._failed(self._writing, error)
             down = max(self._reading.until, self._writing.until) - self._clock()
@@ -276,22 +289,21 @@ class EngineSharing:
         identity = EngineKey(record.parts).digest, record.edition
         return own and record.is_usable and bool(record.files) and identity not in self._published
 
-    async def _publish(self, record: EngineRecord) -> None:
-        assert self._bucket is not None
+    async def _publish(self, bucket: Bucket, record: EngineRecord) -> None:
         name = EngineKey(record.parts).digest
         self._published.add((name, record.edition))
         try:
-            known = await self._manifest("engine", name, EngineKey(record.parts))
+            known = await self._manifest(bucket, "engine", name, EngineKey(record.parts))
         except Untrusted:  # of boxes that do not trust this one either: each would replace the other's for ever
             return
         except Refused:
             known = None  # it is replaced
-        if known is None or known.identity in self._refused:
+        if known is None or math.isinf(self._refused.get(known.identity, 0.0)):
             try:
                 artefact = self._store.artefact(name)
                 await asyncio.to_thread(artefact.check)
                 kept = msgspec.structs.replace(record, judgement=None, shared_by="")
-                await self._put("engine", name, artefact, kept)
+                await self._put(bucket, "engine", name, artefact, kept)
             except (EngineDamaged, KeyError, OSError):  # it was replaced or evicted meanwhile
                 return
             except EdgedError:
@@ -301,43 +313,46 @@ class EngineSharing:
             _LOG.info("model %s: engine %s is published", record.model, name[:12])
         self._trouble.pop(name, None)
 
-    async def _publish_timings(self, place: Path) -> None:
+    async def _publish_timings(self, bucket: Bucket, place: Path) -> None:
         """Publish the timing cache of this device."""
         if not await asyncio.to_thread(place.is_file):
             return
         whole = await asyncio.to_thread(Artefact.seal_file, place)
-        await self._put("timings", place.name, whole, None)
+        await self._put(bucket, "timings", place.name, whole, None)
 
-    async def _put(self, kind: manifests.Kind, name: str, artefact: Artefact, record: EngineRecord | None) -> None:
+    async def _put(
+        self, bucket: Bucket, kind: manifests.Kind, name: str, artefact: Artefact, record: EngineRecord | None
+    ) -> None:
         """Write files, then their manifest, so that a manifest never names a file that is missing."""
-        assert self._bucket is not None
         for file, about in artefact.files.items():
             place = manifests.blob(about)
-            if about.sha256 in self._altered or await self._bucket.size(place) != about.size:
-                await self._bucket.upload(place, Path(artefact.root) / file)
+            if about.sha256 in self._altered or await bucket.size(place) != about.size:
+                await bucket.upload(place, Path(artefact.root) / file)
                 self._altered.discard(about.sha256)
         found = Manifest(manifests.FORMAT, kind, name, artefact.files, record, __version__, time.time())
         text, content = manifests.signed_text(found)
         signer, signature = await asyncio.to_thread(self.keys.sign, content)
         where = manifests.place(kind, name)
-        if kind == "engine" and (before := await self._bucket.read(where, manifests.LARGEST)) is not None:
-            await self._bucket.write(manifests.place_before(name), before)
-        await self._bucket.write(where, msgspec.json.encode(Signed(signer, signature, text)))
+        if kind == "engine" and (before := await bucket.read(where, manifests.LARGEST)) is not None:
+            await bucket.write(manifests.place_before(name), before)
+        await bucket.write(where, msgspec.json.encode(Signed(signer, signature, text)))
 
     # -- the store ----------------------------------------------------------------------------------------------------
 
-    async def _manifest(self, kind: manifests.Kind, name: str, key: EngineKey | None = None) -> Found | None:
+    async def _manifest(
+        self, bucket: Bucket, kind: manifests.Kind, name: str, key: EngineKey | None = None
+    ) -> Found | None:
         """Return a manifest that this box trusts; None if there is none. Raises Refused if it is not trusted, and the
         errors of `Bucket`."""
-        assert self._bucket is not None
-        data = await self._bucket.read(manifests.place(kind, name), manifests.LARGEST)
-        return None if data is None else await asyncio.to_thread(checked, data, self.keys, kind, name, key)
+        data = await bucket.read(manifests.place(kind, name), manifests.LARGEST)
+        if data is None:
+            return None
+        return Found(*await asyncio.to_thread(checked, data, self.keys, kind, name, key), bucket)
 
-    async def _fetch_files(self, found: Manifest, out: Path) -> None:
-        assert self._bucket is not None
+    async def _fetch_files(self, bucket: Bucket, found: Manifest, out: Path) -> None:
         for file, about in found.files.items():
             try:
-                digest = await self._bucket.save(manifests.blob(about), out / file, about.size)
+                digest = await bucket.save(manifests.blob(about), out / file, about.size)
             except NotFound:
                 raise Refused(f"file {file} is missing in the shared store") from None
             if digest != about.sha256 or (out / file).stat().st_size != about.size:
@@ -362,8 +377,11 @@ class Untrusted(Refused):
     """A manifest that is signed by a box that this one does not trust."""
 
 
-def checked(data: bytes, keys: Keys, kind: manifests.Kind, name: str, key: EngineKey | None = None) -> Found:
-    """Return the manifest in `data`. Raises Refused unless a trusted box signed it and it is about `name`."""
+def checked(
+    data: bytes, keys: Keys, kind: manifests.Kind, name: str, key: EngineKey | None = None
+) -> tuple[Manifest, str]:
+    """Return the manifest in `data`, and who signed it. Raises Refused unless a trusted box signed it and it is about
+    `name`."""
     signed = manifests.parse(data)
     try:
         signer = keys.name_of(signed.signer)
@@ -375,7 +393,7 @@ def checked(data: bytes, keys: Keys, kind: manifests.Kind, name: str, key: Engin
         raise Untrusted(f"the key that signed it is not trusted; to trust it: edged fleet trust NAME {signed.signer}")
     manifest = signed.read()
     manifests.check(manifest, kind, name, key)
-    return Found(manifest, signer)
+    return manifest, signer
 
 
 def _remove(folder: Path) -> None:

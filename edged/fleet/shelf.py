@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 import msgspec
@@ -15,6 +16,8 @@ from edged.fleet.sharing import checked
 
 _SPARED_S = 86_400.0  # files that may belong to an engine that is being published
 _AT_ONCE = 8
+# What `prune` may delete.
+_OWN = re.compile(r"blobs/[0-9a-f]{64}|engines/[0-9a-f]{32}\.(json|before)")
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -54,8 +57,8 @@ class Shelf:
 
     def _described(self, key: str, data: bytes) -> Shared:
         try:
-            found = checked(data, self._keys, "engine", key)
-            record = found.manifest.record
+            manifest, signer = checked(data, self._keys, "engine", key)
+            record = manifest.record
             if record is None:
                 raise Refused("the manifest has no engine")
         except EdgedError as error:
@@ -63,13 +66,13 @@ class Shelf:
         gpu = next((value for name, value in record.parts.items() if name.endswith(".name")), "")
         return Shared(
             *(key, record.model, record.recipe.backend, record.recipe.precision),
-            *(gpu or record.parts.get("cpu.model", record.recipe.device), found.signer, found.manifest.size),
-            *(found.manifest.published_unix_s, found.manifest.edged_version),
+            *(gpu or record.parts.get("cpu.model", record.recipe.device), signer, manifest.size),
+            *(manifest.published_unix_s, manifest.edged_version),
         )
 
     async def prune(self, older_s: float, *, dry_run: bool = False) -> Pruned:
         """Remove engines that were published before `older_s` seconds ago, and files that no manifest names."""
-        now, items = time.time(), await self._bucket.list("engines")
+        now, items = time.time(), [each for each in await self._bucket.list("engines") if _OWN.fullmatch(each.name)]
         old = [each for each in items if now - each.unix_s > older_s]
         gone = sorted({each.name.partition("/")[2].partition(".")[0] for each in old if each.name.endswith(".json")})
         kept = [each.name for each in items if each not in old]
@@ -128,4 +131,4 @@ class Shelf:
 
 
 def _is_unused(item: Item, needed: set[str], now: float) -> bool:
-    return item.name not in needed and now - item.unix_s > _SPARED_S
+    return _OWN.fullmatch(item.name) is not None and item.name not in needed and now - item.unix_s > _SPARED_S

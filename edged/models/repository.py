@@ -223,32 +223,57 @@ class Repository:
         check_name(name)
         own = tuple(path.name for path in self._paths(name))
         try:
-            with self._changing, tempfile.TemporaryDirectory(prefix=_RESTORING, dir=self.root) as staging:
-                with _trash_lock(self.root):
-                    place = next((each for each in reversed(_removed(self.root)) if _holds(each, own[:2])), None)
-                    if place is None:
-                        raise FileNotFoundError
-                    for file in filter(lambda file: os.path.lexists(place / file), own):
-                        os.rename(place / file, Path(staging) / file)
-                if current := [path for path in self._paths(name) if os.path.lexists(path)]:
-                    _move_to_trash(self.root, current)
-                for path in sorted(Path(staging).iterdir()):
-                    os.rename(path, self.root / path.name)
-        except FileNotFoundError:
-            raise ModelNotFound(f"no model {name!r} was removed or replaced in {self.root}") from None
+            with self._changing:
+                is_there = self._restore(own)
         except OSError as error:
             raise Refused(f"model {name!r} cannot be restored: {error.strerror or error}") from error
+        if not is_there:
+            raise ModelNotFound(f"no model {name!r} was removed or replaced in {self.root}")
         atomic.sync_directory(self.root)
+
+    def _restore(self, own: tuple[str, ...]) -> bool:
+        """Exchange the files with these names, the first two those of a model, for the newest in the trash; return
+        whether the trash has any. If that fails, all files are where they were. Raises OSError."""
+        if not (self.root / TRASH).is_dir():
+            return False
+        with _trash_lock(self.root):
+            place = next((each for each in reversed(_removed(self.root)) if _holds(each, own[:2])), None)
+            if place is None:
+                return False
+            # Out of the trash first: moving the model that exists now into it may delete the oldest.
+            staging = Path(tempfile.mkdtemp(prefix=_RESTORING, dir=self.root))
+            with contextlib.ExitStack() as undo:
+                undo.callback(_remove_empty, staging)
+                for file in (file for file in own if os.path.lexists(place / file)):
+                    _moved(place / file, staging / file, undo)
+                aside = Path(tempfile.mkdtemp(prefix=_RESTORING, dir=self.root))
+                undo.callback(_remove_empty, aside)
+                current = [file for file in own if os.path.lexists(self.root / file)]
+                for file in current:
+                    _moved(self.root / file, aside / file, undo)
+                for path in sorted(staging.iterdir()):
+                    _moved(path, self.root / path.name, undo)
+                undo.pop_all()
+        if current:
+            with contextlib.suppress(OSError):  # `sweep` finishes it
+                _move_to_trash(self.root, [aside / file for file in current])
+        _remove_empty(aside)
+        _remove_empty(staging)
+        _remove_empty(place)
+        return True
 
     def sweep(self) -> None:
         """Remove the remains of interrupted calls of `add` and `remove`, and finish those of `restore`. Call it only
         when the daemon starts."""
         if self.root.is_dir():
             for stray in self.root.glob(f"{_RESTORING}*"):
-                for path in stray.iterdir():
-                    if not os.path.lexists(self.root / path.name):
-                        os.rename(path, self.root / path.name)
-                shutil.rmtree(stray, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    for path in list(stray.iterdir()):
+                        if os.path.lexists(self.root / path.name):
+                            _move_to_trash(self.root, [path])
+                        else:
+                            os.rename(path, self.root / path.name)
+                    stray.rmdir()
             for stray in (*self.root.glob(".adding-*"), *self.root.glob(".removing-*")):
                 shutil.rmtree(stray, ignore_errors=True)
             _empty_trash(self.root)
@@ -371,6 +396,16 @@ def _prune_locked(root: Path) -> None:
             total += _size(place)
             if (index and (index >= MAX_REMOVED or total > MAX_REMOVED_BYTES)) or not any(place.iterdir()):
                 shutil.rmtree(place, ignore_errors=True)
+
+
+def _moved(source: Path, target: Path, undo: contextlib.ExitStack) -> None:
+    os.rename(source, target)
+    undo.callback(os.rename, target, source)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it is not empty
+        folder.rmdir()
 
 
 def _holds(place: Path, names: Iterable[str]) -> bool:

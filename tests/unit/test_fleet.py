@@ -26,6 +26,7 @@ from edged.errors import (
     DaemonUnavailable,
     InvalidInput,
     NotFound,
+    OutOfMemory,
     Refused,
     TooLarge,
     WrongAnswers,
@@ -479,7 +480,8 @@ def shop(tmp_path: Path) -> Workshop:
 
 def _found(engine: PlannedEngine) -> Found:
     record = record_of(engine.key, engine.recipe)
-    return Found(manifests.Manifest(1, "engine", engine.digest, record.files, record, "0", 0.0), "dock")
+    manifest = manifests.Manifest(1, "engine", engine.digest, record.files, record, "0", 0.0)
+    return Found(manifest, "dock", Bucket("file:///"))
 
 
 def _sharing(shop: Workshop) -> FakeSharing:
@@ -647,6 +649,66 @@ async def test_shelf_prunes_old_engines_and_files_without_one(boxes: tuple[Box, 
         os.utime(path, (0, 0))
     assert (await shelf.prune(3600)).engines == [KEY.digest]
     assert not [path for path in one.shared.rglob("*") if path.is_file()]
+
+
+async def test_shelf_prunes_nothing_outside_of_the_store(boxes: tuple[Box, Box], tmp_path: Path) -> None:
+    one, _ = boxes
+    victim = tmp_path / "victim" / ("a" * 64)
+    victim.parent.mkdir()
+    victim.write_bytes(b"precious")
+    os.utime(victim, (0, 0))
+    (one.shared / "blobs").symlink_to(victim.parent)
+    (one.shared / "note.txt").write_bytes(b"mine")
+    with pytest.raises(Refused, match="has a link"):
+        await Shelf(Bucket(f"file://{one.shared}"), one.sharing.keys).prune(0)
+    assert victim.exists()
+    assert (one.shared / "note.txt").exists()
+    await one.publish()
+    assert "has a link" in one.trouble
+    assert sorted(path.name for path in victim.parent.iterdir()) == [victim.name]
+
+
+async def test_folder_that_is_not_mounted_is_a_store_that_is_away(tmp_path: Path) -> None:
+    box = Box(tmp_path, tmp_path / "shared")
+    box.configure(store=f"file://{tmp_path}/missing")
+    assert await box.sharing.find(KEY) is None
+    assert "does not exist" in box.trouble
+    assert not (tmp_path / "missing").exists()
+
+
+async def test_store_that_is_changed_meanwhile_does_no_harm(boxes: tuple[Box, Box], tmp_path: Path) -> None:
+    one, other = boxes
+    await one.publish()
+    found = await other.sharing.find(KEY)
+    assert found is not None
+    other.configure(store="")
+    out = tmp_path / "out"
+    out.mkdir()
+    assert (await other.sharing.fetch(found, out)).shared_by == "dock"
+    await other.sharing.built(KEY, None)
+
+
+async def test_engine_that_had_no_memory_is_tried_again_and_not_replaced(boxes: tuple[Box, Box]) -> None:
+    one, other = boxes
+    await one.publish()
+    found = await other.sharing.find(KEY)
+    assert found is not None
+    other.sharing.refuse(found, OutOfMemory("no memory"))
+    assert await other.sharing.find(KEY) is None
+    await other.publish(b"another build")
+    assert not other.trouble
+    assert await Shelf(Bucket(f"file://{one.shared}"), other.sharing.keys).engines()
+    other.now = 1801.0
+    found = await other.sharing.find(KEY)
+    assert found is not None
+    assert found.signer == "dock"
+
+
+def test_manifest_with_another_recipe_than_its_key_is_refused() -> None:
+    record = record_of(KEY, Recipe("openvino", precision="fp16"))
+    found = manifests.Manifest(1, "engine", KEY.digest, record.files, record, "0", 0.0)
+    with pytest.raises(Refused, match="contradicts itself"):
+        manifests.check(found, "engine", KEY.digest, KEY)
 
 
 async def test_shelf_keeps_files_if_a_manifest_cannot_be_read(boxes: tuple[Box, Box]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -688,6 +689,28 @@ def test_restore_without_a_removed_model_is_refused(root: Path, name: str) -> No
     with pytest.raises(ModelNotFound, match="was removed or replaced"):
         Repository(root).restore(name)
     assert content(root) == b"one"
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_restore_that_fails_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    add(root, b"one")
+    add(root, b"two", replace=True)
+    rename, calls = os.rename, iter(range(100))
+
+    def failing(source: str, target: str) -> None:
+        if next(calls) == at:
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", failing)
+        with contextlib.suppress(Refused):
+            Repository(root).restore("m")
+    assert content(root) in (b"one", b"two")
+    Repository(root).sweep()
+    before = content(root)
+    Repository(root).restore("m")
+    assert content(root) != before, "neither is lost"
 
 
 def test_sweep_finishes_an_interrupted_restoration(root: Path) -> None:

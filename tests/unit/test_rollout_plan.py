@@ -52,22 +52,24 @@ def test_rule_that_is_not_known_is_refused(text: str) -> None:
         parse_rules(text)
 
 
-BEFORE = Figures("k", "openvino", 10.0, 50.0, 3, ("slow: old",))
+SLOW = {"slow doors ": "slow: it takes 8.2 ms"}
+BEFORE = Figures("k", "openvino", 10.0, 50.0, 3, SLOW)
 
 
 @pytest.mark.parametrize(
     ("rules", "after", "broken"),
     [
-        ("alarms", Figures(alarms=("slow: old",)), ""),
-        ("alarms", Figures(alarms=("slow: old", "unserved: x")), "a new alarm: unserved: x"),
+        ("alarms", Figures(alarms={"slow doors ": "slow: it takes 8.3 ms"}), ""),
+        ("alarms", Figures(alarms={**SLOW, "unserved doors ": "unserved: x"}), "a new alarm: unserved: x"),
         ("failures", Figures(failed=3), ""),
         ("failures", Figures(failed=5), "2 requests failed"),
-        ("failures", Figures(failed=0), ""),  # the daemon was restarted
+        ("failures", Figures(failed=0), ""),  # a model that is replaced counts from 0 again
+        ("failures", Figures(failed=2), "2 requests failed"),
         ("p99 > 1.5x", Figures(p99_ms=75.0), ""),
         ("p99 > 1.5x", Figures(p99_ms=76.0), "p99 is 76 ms instead of 50 ms, more than 1.5 times"),
         ("p99 > 1.5x", Figures(p99_ms=None), ""),
         ("infer > 2x", Figures(infer_ms=21.0), "infer is 21 ms instead of 10 ms, more than 2 times"),
-        ("", Figures(alarms=("unserved: x",), failed=9, p99_ms=1e9), ""),
+        ("", Figures(alarms={"unserved doors ": "unserved: x"}, failed=9, p99_ms=1e9), ""),
     ],
 )
 def test_rules_compare_figures(rules: str, after: Figures, broken: str) -> None:

@@ -52,20 +52,28 @@ class Guard:
         bytes."""
         self._requests.update(requests)
 
-    def require_known(self, addresses: Iterable[str]) -> None:
-        """Raise ConfigError if the access rules name an address that is not in `addresses`."""
-        policy.require_known(self.access, self.tls, addresses)
+    def require_known(self, addresses: Iterable[str], without_roles: Iterable[str] = ()) -> None:
+        """Raise ConfigError if the access rules name an address that is not in `addresses`; see
+        `policy.require_known`."""
+        policy.require_known(self.access, self.tls, addresses, without_roles)
 
     def listener(self, address: str, *, has_tls: bool = True) -> ListenerPolicy:
         """Return the policy of an address; with `has_tls` False the address has no TLS. Raises ConfigError if it is not
         allowed."""
         return policy.listener_policy(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
 
-    async def reconfigure(self, access: Access, listen: Iterable[str], others: Iterable[str] = ()) -> None:
-        """Apply new roles, limits and tokens. `listen` are the addresses of gRPC, `others` those of other endpoints. On
-        ConfigError nothing changes."""
+    async def reconfigure(
+        self, access: Access, listen: Iterable[str], others: Iterable[str] = (), without_roles: Iterable[str] = ()
+    ) -> None:
+        """Apply new roles, limits and tokens. `listen` are the addresses of gRPC, `others` and `without_roles` those of
+        other endpoints. On ConfigError nothing changes."""
         addresses = list(listen)
-        policy.require_known(access, self.tls, [*addresses, *others])
+        gone = set(self.access.unencrypted) - set(access.unencrypted)
+        if still := gone & {*addresses, *others, *without_roles}:
+            raise ConfigError(
+                f"access.unencrypted: {min(still)} is open without TLS until a restart; restart the daemon"
+            )
+        policy.require_known(access, self.tls, [*addresses, *others], without_roles)
         for address in addresses:
             policy.listener_policy(address, access, self.tls, self._defaults)
         self._book = await asyncio.to_thread(TokenBook, TokenFile(tokens_path(access, self._state)))

@@ -102,14 +102,14 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
     )
 
 
-def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:
+def require_known(access: Access, tls: Tls, addresses: Iterable[str], without_roles: Iterable[str] = ()) -> None:
     """Raise ConfigError if the access rules name an address that is not listened on: a typo could leave another address
-    more open than intended."""
-    known = list(addresses)
-    for key, named in (
-        ("access.grants", access.grants),
-        ("access.unencrypted", access.unencrypted),
-        ("tls.without_client_certificate", tls.without_client_certificate),
+    more open than intended. `without_roles` are addresses whose callers need no role, so that grants do not apply."""
+    guarded, others = list(addresses), list(without_roles)
+    for key, named, known in (
+        ("access.grants", access.grants, guarded),
+        ("access.unencrypted", access.unencrypted, [*guarded, *others]),
+        ("tls.without_client_certificate", tls.without_client_certificate, guarded),
     ):
         for address in named:
             if address not in known:

@@ -66,11 +66,13 @@ class AddModel:
         now = _identity(_find(client, self._order.model))
         if now == had:
             return "nothing had changed"
+        if not now:
+            raise Refused("somebody else has removed the model meanwhile; to restore it: edged models restore")
+        if now["digest"] not in ("", self._order.digest):
+            raise Refused("somebody else has replaced the model meanwhile; it stays")
         if not had:
             client.remove_model(self._order.model)
             return f"model {self._order.model} is removed"
-        if now.get("digest") not in ("", None, self._order.digest):
-            raise Refused("somebody else has replaced the model meanwhile; it stays")
         client.restore_model(self._order.model)
         end = time.monotonic() + _READ_S
         while (now := _identity(_find(client, self._order.model))) != had:  # until the daemon has read it
@@ -178,7 +180,7 @@ def measure(client: Client, model: str) -> Figures:
         infer_ms=first.infer_ms if first is not None else None,
         p99_ms=max(ages, default=None),
         failed=sum(each.failed for each in own),
-        alarms=tuple(f"{each.kind}: {each.message}" for each in alarms),
+        alarms={f"{each.kind} {each.model} {each.camera}": f"{each.kind}: {each.message}" for each in alarms},
     )
 
 

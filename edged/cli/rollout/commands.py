@@ -15,7 +15,8 @@ from edged.cli.inventory import Box
 from edged.cli.rollout import changes, plan, record, run
 from edged.cli.rollout.record import BoxRecord, Order, Record
 from edged.cli.targets import DEFAULT_TARGETS, Targets
-from edged.errors import InvalidInput
+from edged.client import address
+from edged.errors import EdgedError, InvalidInput
 from edged.models.entries import check_name
 
 Canary = Annotated[int, typer.Option("--canary", min=1, metavar="N", help="Boxes in the first wave.")]
@@ -130,29 +131,40 @@ def resume(
 
     Boxes that are changed already are not changed again.
     """
-    found = record.load(name)
-    if found.state != "running":
-        raise InvalidInput(f"rollout {name} is {found.state}; begin a new one")
-    targets = Targets(tuple(found.targets), Path(found.inventory) if found.inventory else None, tuple(found.groups))
-    boxes = targets.boxes()
-    if lost := sorted(found.boxes.keys() - {box.name for box in boxes}):
-        raise InvalidInput(f"the inventory has no {lost[0]} any more; put it back")
-    found.tell(f"resumed by {record.user()}")
-    _carry_out(found, [box for box in boxes if box.name in found.boxes], json)
+    record.load(name)  # says what is wrong with the name, before a lock is taken
+    with record.alone(name):
+        found = record.load(name)
+        if found.state not in ("running", "aborting"):
+            raise InvalidInput(f"rollout {name} is {found.state}; begin a new one")
+        inventory = Path(found.inventory) if found.inventory else None
+        boxes = Targets(tuple(found.targets), inventory, tuple(found.groups)).boxes()
+        now = {box.name: address.resolve(box.target) for box in boxes}
+        for box, target in found.addresses.items():
+            if now.get(box) != target:
+                raise InvalidInput(f"the inventory has {box} not any more, or with another address than {target}")
+        found.tell(f"resumed by {record.user()}")
+        _carry_out(found, [box for box in boxes if box.name in found.boxes], json)
 
 
 def list_(json: common.Json = False) -> None:
     """List the rollouts that began on this machine."""
-    found = [record.load(name) for name in record.names()]
+    found, damaged = [], {}
+    for name in record.names():
+        try:
+            found.append(record.load(name))
+        except EdgedError as error:
+            damaged[name] = str(error)
     if json:
-        common.print_json(msgspec.json.encode({"rollouts": found}))
+        common.print_json(msgspec.json.encode({"rollouts": found, "damaged": damaged}))
         return
     table = common.table("ROLLOUT", "BY", "STATE", "BOXES", "WHY")
+    for name, why in damaged.items():
+        table.add_row(name, "", "damaged", "", why)
     for each in found:
         done = sum(box.state == "done" for box in each.boxes.values())
-        state = "interrupted, or running" if each.state == "running" else each.state
+        state = each.state if each.state in ("done", "aborted") else f"{each.state}, or interrupted"
         table.add_row(each.id, each.user, state, f"{done} of {len(each.boxes)} changed", each.why)
-    common.show(table if found else "no rollouts yet")
+    common.show(table if found or damaged else "no rollouts yet")
 
 
 def show(
@@ -199,12 +211,14 @@ def _begin(
     began = Record(
         *(record.new_id(order), order, [list(wave) for wave in waves], abort_on, watch),
         *(str(targets.inventory.absolute()) if targets.inventory else "", list(targets.targets), list(targets.groups)),
+        {box.name: address.resolve(box.target) for box in boxes},
         *(record.user(), 0.0),
         boxes={box.name: BoxRecord() for box in boxes},
     )
-    began.tell(f"begun by {began.user}: {change.plan()}")
-    began.began_unix_s = began.history[0].unix_s
-    _carry_out(began, boxes, json)
+    with record.alone(began.id):
+        began.tell(f"begun by {began.user}: {change.plan()}")
+        began.began_unix_s = began.history[0].unix_s
+        _carry_out(began, boxes, json)
 
 
 def _show_plan(change: str, waves: Sequence[Sequence[str]], abort_on: str, watch: float) -> None:

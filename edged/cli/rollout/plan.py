@@ -17,14 +17,15 @@ _WORDS = ("alarms", "failures")
 
 class Figures(msgspec.Struct, frozen=True):
     """What a box said about a model: the engine that serves; the median of one inference and the highest 99th
-    percentile of its cameras' ages, in ms, None if unknown; failed requests so far; alarms."""
+    percentile of its cameras' ages, in ms, None if unknown; failed requests so far; messages of alarms by what they are
+    about, since the numbers in a message change."""
 
     engine: str = ""
     backend: str = ""
     infer_ms: float | None = None
     p99_ms: float | None = None
     failed: int = 0
-    alarms: tuple[str, ...] = ()
+    alarms: dict[str, str] = {}
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -37,10 +38,12 @@ class Rules(msgspec.Struct, frozen=True):
 
     def broken(self, before: Figures, after: Figures) -> str:
         """Return the rule that a box breaks; empty if none. A figure that is unknown breaks no rule."""
-        if self.alarms and (new := [each for each in after.alarms if each not in before.alarms]):
+        if self.alarms and (new := [each for about, each in after.alarms.items() if about not in before.alarms]):
             return f"a new alarm: {new[0]}"
-        if self.failures and after.failed > before.failed:
-            return f"{after.failed - before.failed} requests failed"
+        # A model that is replaced counts from 0 again.
+        failed = after.failed - before.failed if after.failed >= before.failed else after.failed
+        if self.failures and failed:
+            return f"{failed} requests failed"
         for figure, factor in self.factors.items():
             was, now = _value(before, figure), _value(after, figure)
             if was and now is not None and now > was * factor:

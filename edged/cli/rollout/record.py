@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import getpass
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -22,7 +25,8 @@ _ID = re.compile(r"[\w.-]{1,80}", re.ASCII)
 
 # started: the change may or may not be in force there, as after a power cut.
 BoxState: TypeAlias = Literal["waiting", "started", "done", "failed", "rolled back", "not rolled back"]
-State: TypeAlias = Literal["running", "done", "aborted"]
+# aborting: boxes are being changed back.
+State: TypeAlias = Literal["running", "aborting", "done", "aborted"]
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -66,10 +70,12 @@ class Record(msgspec.Struct):
     inventory: str
     targets: list[str]
     groups: list[str]
+    addresses: dict[str, str]  # of the boxes
     user: str
     began_unix_s: float
     state: State = "running"
     why: str = ""
+    watched: int = 0  # waves that were watched to the end
     boxes: dict[str, BoxRecord] = {}
     history: list[Step] = []
 
@@ -91,7 +97,26 @@ class Record(msgspec.Struct):
 def new_id(order: Order) -> str:
     """Return a name for a new rollout: when it begins, and what it changes."""
     about = re.sub(r"[^\w.-]", "-", order.model, flags=re.ASCII)[:40]
-    return "-".join(filter(None, (time.strftime("%Y%m%d-%H%M%S"), order.kind, about)))
+    name = "-".join(filter(None, (time.strftime("%Y%m%d-%H%M%S"), order.kind, about)))
+    return next(each for each in (name, *(f"{name}-{n}" for n in range(2, 10_000))) if not _place(each).exists())
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """A context in which no other command carries out this rollout. Raises Refused if one does."""
+    place = _place(name).with_suffix(".lock")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = place.open("w")
+    except OSError as error:
+        raise Refused(f"{place} cannot be written: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(f"another command carries out rollout {name}") from None
+        yield
+        place.unlink(missing_ok=True)
 
 
 def user() -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edged.client.client import Client
 
 _POLL_S = 2.0
+_GONE_WRONG = ("failed", "rolled back", "not rolled back")
 
 
 def run(record: Record, change: Change, boxes: Sequence[Box], tell: Callable[[str], None]) -> bool:
@@ -35,32 +36,41 @@ class _Rollout:
 
     def carry_out(self) -> bool:
         record = self._record
+        if record.state == "aborting" or any(box.state in _GONE_WRONG for box in record.boxes.values()):
+            self._abort(record.why or "it was interrupted after a failure")
+            return False
         for number, wave in enumerate(record.waves, 1):
-            left = [name for name in wave if record.boxes[name].state in ("waiting", "started")]
-            if not left and not any(record.boxes[name].state == "failed" for name in wave):
-                continue
-            self._tell(f"wave {number} of {len(record.waves)}: {', '.join(left or wave)}")
-            problem = self._wave(left)
-            if problem:
+            if problem := self._wave(number, wave):
                 self._abort(f"wave {number}: {problem}")
                 return False
         record.state = "done"
         self._tell(f"all {len(record.boxes)} boxes are changed")
         return True
 
-    def _wave(self, names: Sequence[str]) -> str:
-        """Change the boxes of a wave; return why the rollout must end, or an empty text."""
+    def _wave(self, number: int, wave: Sequence[str]) -> str:
+        """Change and watch the boxes of a wave, as far as that is not done; return why the rollout must end, or an
+        empty text."""
+        left = [name for name in wave if self._record.boxes[name].state in ("waiting", "started")]
+        if left or number > self._record.watched:
+            self._tell(f"wave {number} of {len(self._record.waves)}: {', '.join(left or wave)}")
+        if left and (problem := self._change_boxes(left)):
+            return problem
+        if number > self._record.watched:
+            if problem := self._watch(wave):
+                return problem
+            self._record.watched = number
+            self._record.save()
+        return ""
+
+    def _change_boxes(self, names: Sequence[str]) -> str:
         if problem := self._each(names, self._look_before):
             return problem
-        new = {name: self._record.boxes[name].before or Figures() for name in names}
-        for line in plan.unknown(self._rules, new):
+        for line in plan.unknown(self._rules, {name: self._record.boxes[name].before or Figures() for name in names}):
             self._tell(line)
         for name in names:
             self._record.boxes[name].state = "started"
         self._record.save()
-        if problem := self._each(names, self._apply):
-            return problem
-        return self._watch(names)
+        return self._each(names, self._apply)
 
     def _look_before(self, name: str, client: Client) -> None:
         box = self._record.boxes[name]
@@ -116,16 +126,15 @@ class _Rollout:
         return {each.box: each.error for each in outcomes if isinstance(each, remote.BoxOutcome) and not each.answer}
 
     def _abort(self, why: str) -> None:
+        """Change back all boxes that were changed, as far as that is not done."""
         record = self._record
-        record.why = why
+        record.state, record.why = "aborting", why
         self._tell(f"aborted: {why}")
-        changed = [name for name, box in record.boxes.items() if box.state in ("started", "done", "failed")]
-        failed = self._call(changed, self._undo)
-        for name in changed:
-            box = record.boxes[name]
-            if name in failed:
-                box.state, box.problem = "not rolled back", failed[name]
-                self._tell(f"{name}: not rolled back: {failed[name]}")
+        changed = [name for name, box in record.boxes.items() if box.state != "waiting"]
+        failed = self._call([name for name in changed if record.boxes[name].state != "rolled back"], self._undo)
+        for name, problem in failed.items():
+            record.boxes[name].state, record.boxes[name].problem = "not rolled back", problem
+            self._tell(f"{name}: not rolled back: {problem}")
         record.state = "aborted"
         back = sum(record.boxes[name].state == "rolled back" for name in changed)
         self._tell(f"{back} of {len(changed)} changed boxes are rolled back")

@@ -1,0 +1,172 @@
+"""A rollout over boxes that stand in for daemons: what is done again and taken back after each interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edged.cli import remote
+from edged.cli.inventory import Box
+from edged.cli.rollout import changes, record, run
+from edged.cli.rollout.plan import Figures
+from edged.cli.rollout.record import BoxRecord, Order, Record
+from edged.errors import EdgedError, NotFound, Refused
+
+NAMES = ("b1", "b2", "b3", "b4")
+
+
+class Boxes:
+    """Boxes whose model is "old" or "new". `fails`: on which the change fails; `dies`: during what the command is
+    killed; `alarm`: boxes with a new alarm."""
+
+    def __init__(self) -> None:
+        self.model = dict.fromkeys(NAMES, "old")
+        self.fails: set[str] = set()
+        self.dies = ""
+        self.alarm: set[str] = set()
+        self.did: list[str] = []
+
+    def of(self, target: str) -> str:
+        return target.removeprefix("unix:/").partition(".")[0]
+
+    def plan(self) -> str:
+        return "change it"
+
+    def had(self, client: Any) -> dict[str, str]:
+        return {"model": self.model[self.of(client.target)]}
+
+    def apply(self, client: Any, had: Any) -> None:
+        self._do("apply", client)
+        self.model[self.of(client.target)] = "new"
+        if self.of(client.target) in self.fails:
+            raise Refused("no engine serves")
+
+    def undo(self, client: Any, had: Any) -> str:
+        self._do("undo", client)
+        self.model[self.of(client.target)] = had["model"]
+        return "back"
+
+    def measure(self, client: Any, model: str) -> Figures:
+        self._do("measure", client)
+        is_new = self.model[self.of(client.target)] == "new"
+        return Figures(alarms={"slow": "slow"} if is_new and self.of(client.target) in self.alarm else {})
+
+    def _do(self, what: str, client: Any) -> None:
+        word = f"{what} {self.of(client.target)}"
+        if self.dies == word or (
+            self.dies == f"watch {self.of(client.target)}" and what == "measure" and self._changed(client)
+        ):
+            raise KeyboardInterrupt
+        self.did.append(word)
+
+    def _changed(self, client: Any) -> bool:
+        return self.model[self.of(client.target)] == "new"
+
+
+class _Client:
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+
+@pytest.fixture
+def boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Boxes:
+    made = Boxes()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(changes, "measure", made.measure)
+
+    def call_all(chosen: Any, work: Any, at_once: int = 8) -> Iterator[Any]:
+        for box in chosen:
+            try:
+                yield remote.BoxOutcome(box.name, work(_Client(box.target), lambda update: None))
+            except EdgedError as error:
+                yield remote.BoxOutcome(box.name, error=str(error))
+
+    monkeypatch.setattr(remote, "call_all", call_all)
+    return made
+
+
+def begin() -> Record:
+    made = Record(
+        "r", Order("models", "doors"), [["b1"], ["b2", "b3"], ["b4"]], "alarms", 0.0, "", [], [], {}, "me", 0.0
+    )
+    made.boxes = {name: BoxRecord() for name in NAMES}
+    made.save()
+    return made
+
+
+def go(boxes: Boxes, of: Record | None = None) -> bool:
+    change: Any = boxes
+    return run.run(
+        of or record.load("r"), change, [Box(name, f"unix:/{name}.sock") for name in NAMES], lambda text: None
+    )
+
+
+def states() -> list[str]:
+    return [box.state for box in record.load("r").boxes.values()]
+
+
+def test_all_boxes_are_changed_and_watched_once(boxes: Boxes) -> None:
+    assert go(boxes, begin())
+    assert set(boxes.model.values()) == {"new"}
+    assert (record.load("r").state, record.load("r").watched) == ("done", 3)
+    assert [word for word in boxes.did if word.startswith("apply")] == [f"apply {name}" for name in NAMES]
+
+
+@pytest.mark.parametrize("dies", ["apply b1", "apply b3", "watch b2", "measure b4"])
+def test_interrupted_rollout_is_completed(boxes: Boxes, dies: str) -> None:
+    boxes.dies = dies
+    with pytest.raises(KeyboardInterrupt):
+        go(boxes, begin())
+    boxes.dies = ""
+    assert go(boxes)
+    assert set(boxes.model.values()) == {"new"}
+
+
+def test_wave_that_was_not_watched_to_its_end_is_watched(boxes: Boxes) -> None:
+    boxes.dies, boxes.alarm = "watch b1", {"b1"}
+    with pytest.raises(KeyboardInterrupt):
+        go(boxes, begin())
+    boxes.dies = ""
+    assert not go(boxes)
+    assert "a new alarm" in record.load("r").why
+    assert set(boxes.model.values()) == {"old"}
+    assert "apply b2" not in boxes.did
+
+
+@pytest.mark.parametrize("dies", ["undo b1", "undo b2", "undo b3"])
+def test_interrupted_abort_is_finished_and_never_goes_forward(boxes: Boxes, dies: str) -> None:
+    boxes.fails, boxes.dies = {"b2"}, dies
+    with pytest.raises(KeyboardInterrupt):
+        go(boxes, begin())
+    assert record.load("r").state == "aborting"
+    boxes.dies = ""
+    assert not go(boxes)
+    assert set(boxes.model.values()) == {"old"}
+    assert states() == ["rolled back", "rolled back", "rolled back", "waiting"]
+    assert record.load("r").state == "aborted"
+    assert boxes.did.count("undo b1") == 1
+    assert "b2: no engine serves" in record.load("r").why
+
+
+def test_only_one_command_carries_a_rollout_out(boxes: Boxes) -> None:
+    with record.alone("r"), pytest.raises(Refused, match="another command"), record.alone("r"):
+        pass
+    with record.alone("r"):
+        pass
+
+
+def test_records_have_different_names_and_damaged_ones_are_told(boxes: Boxes) -> None:
+    order = Order("models", "doors")
+    first = begin()
+    first.id = record.new_id(order)
+    first.save()
+    assert record.new_id(order) != first.id
+    with pytest.raises(NotFound):
+        record.load("none")
+    place = next((Path(record.paths.user_data_dir()) / "rollouts").glob("r.json"))
+    place.write_text("{")
+    with pytest.raises(Refused, match="cannot be read"):
+        record.load("r")
