@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
@@ -94,7 +94,8 @@ class Bucket:
     async def read(self, name: str, most: int) -> bytes | None:
         """Return a small object; None if it is missing. Raises TooLarge for more than `most` bytes."""
         try:
-            return b"".join([piece async for piece in self._pieces(name, most, self._patience.call_s)])
+            async with contextlib.aclosing(self._pieces(name, most, self._patience.call_s)) as pieces:
+                return b"".join([piece async for piece in pieces])
         except NotFound:
             return None
 
@@ -111,8 +112,9 @@ class Bucket:
                     digest.update(piece)
                     out.write(piece)
 
-                async for piece in self._pieces(name, size, self._patience.whole(size)):
-                    await asyncio.to_thread(write, piece)
+                async with contextlib.aclosing(self._pieces(name, size, self._patience.whole(size))) as pieces:
+                    async for piece in pieces:
+                        await asyncio.to_thread(write, piece)
         except OSError as error:
             raise disk_fault(file.parent, error) or Refused(f"{file} cannot be written: {error.strerror}") from None
         return digest.hexdigest()
@@ -163,7 +165,7 @@ class Bucket:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    async def _pieces(self, name: str, most: int, seconds: float) -> AsyncIterator[bytes]:
+    async def _pieces(self, name: str, most: int, seconds: float) -> AsyncGenerator[bytes, None]:
         """Yield an object of at most `most` bytes, within `seconds`."""
         end = asyncio.get_running_loop().time() + seconds
         found = await self._call(name, lambda obstore, store: obstore.get_async(store, name))

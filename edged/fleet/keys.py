@@ -1,7 +1,7 @@
 """The Ed25519 key that a box signs its engines with, and the keys of other boxes that it trusts. By PyNaCl.
 
 STATE/fleet/key             the secret key, in hexadecimal digits; only its owner may read it
-STATE/fleet/trusted.json    {"NAME": "public key in hexadecimal digits"}
+STATE/fleet/trusted.json    {"boxes": {"NAME": "public key in hexadecimal digits"}}
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from edged import packages
+from edged.decoding import ready
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, Refused, Unsupported
 from edged.files import read_regular
 from edged.store import atomic
@@ -25,6 +26,10 @@ FOLDER = "fleet"
 _KEY, _TRUSTED = "key", "trusted.json"
 _HEX = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[\w.@-]{1,64}", re.ASCII)
+
+
+class _Trusted(msgspec.Struct, frozen=True):
+    boxes: dict[str, str] = {}
 
 
 class Keys:
@@ -88,7 +93,7 @@ class Keys:
         """Return the keys of other boxes by name. Raises ConfigError if the file cannot be used."""
         place = self._folder / _TRUSTED
         try:
-            return msgspec.json.decode(read_regular(place), type=dict[str, str])
+            return msgspec.json.decode(read_regular(place), type=ready(_Trusted)).boxes
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -121,7 +126,9 @@ class Keys:
         place = self._folder / _TRUSTED
         try:
             self._make_folder()
-            atomic.write_file(place, msgspec.json.format(msgspec.json.encode(trusted), indent=2) + b"\n")
+            atomic.write_file(
+                place, msgspec.json.format(msgspec.json.encode(_Trusted(dict(trusted))), indent=2) + b"\n"
+            )
             _give(place)
         except OSError as error:
             raise Refused(f"{place} cannot be written: {error.strerror}; use sudo, or --state") from None

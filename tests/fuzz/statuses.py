@@ -50,6 +50,7 @@ ALLOWED: Final[dict[str, Codes]] = {
     _OPERATIONS + "AddModel": _COMMAND | {_S.ALREADY_EXISTS, _S.RESOURCE_EXHAUSTED, _S.ABORTED},
     _OPERATIONS + "SetModel": _COMMAND | {_S.RESOURCE_EXHAUSTED, _S.ABORTED},
     _OPERATIONS + "RemoveModel": _COMMAND,
+    _OPERATIONS + "RestoreModel": _COMMAND,
     _OPERATIONS + "ListEngines": _NAMED,
     _OPERATIONS + "ExplainEngine": _NAMED | {_S.UNAVAILABLE},
     **{_OPERATIONS + verb: _COMMAND for verb in ("Rebuild", "Verify", "Cancel", "Pin", "Unpin", "Evict")},

@@ -91,7 +91,7 @@ def test_preflight_accepts_a_valid_configuration(tmp_path: Path) -> None:
         ({"cache": "/proc/none"}, "cache", "cannot be created"),
         ({"state": "/tmp", "cache": "/tmp"}, "cache", "/tmp is also the directory for models"),
         ({"models": {"m": "/nowhere"}}, "models.m", "/nowhere cannot be read: No such file"),
-        ({"models": {"m": "/tmp"}}, "models.m", "/tmp is not a file"),
+        ({"models": {"m": "/dev/null"}}, "models.m", "/dev/null is not a file or folder"),
         ({"models": {"a/b": "/etc/hostname"}}, "models.a/b", "invalid model name"),
         ({"model_control": "explicit", "startup_models": ["m", "a/b"]}, "startup_models[1]", "invalid model name"),
         ({"access": {"grants": {"localhost:1": ["infer"]}}}, "access.grants", "localhost:1"),

@@ -34,6 +34,7 @@ _OTHERS = {
     "api/endpoints/zmq_frames.py": "one peer; logs unexpected errors",
     "serving/host_process.py": "the end of a process",
     "serving/hosts.py": "shielded, awaited by its callers",
+    "fleet/leases.py": "renewals of one lease, which fail without harm; ended by its release",
     "serving/tracking.py": "one process, from start to end; started again by the next frame",
 }
 
