@@ -30,6 +30,7 @@ from edged.errors import (
     NotFound,
     OutOfSpace,
     Refused,
+    TooLarge,
     WrongAnswers,
 )
 from edged.fleet import bucket, leases
@@ -175,7 +176,7 @@ class EngineSharing:
             return None
         try:
             found = await self._manifest(bucket, "engine", key.digest, key)
-        except Refused as error:  # somebody has written it who should not have, or has altered it
+        except (Refused, TooLarge) as error:  # somebody has written it who should not have, or has altered it
             self._complain(key.digest, f"engine {key.digest[:12]} of the shared store is not used: {error}")
             return None
         except EdgedError as error:
@@ -291,27 +292,28 @@ class EngineSharing:
 
     async def _publish(self, bucket: Bucket, record: EngineRecord) -> None:
         name = EngineKey(record.parts).digest
-        self._published.add((name, record.edition))
         try:
-            known = await self._manifest(bucket, "engine", name, EngineKey(record.parts))
-        except Untrusted:  # of boxes that do not trust this one either: each would replace the other's for ever
-            return
-        except Refused:
-            known = None  # it is replaced
-        if known is None or math.isinf(self._refused.get(known.identity, 0.0)):
-            try:
+            if await self._is_needed(bucket, EngineKey(record.parts)):
                 artefact = self._store.artefact(name)
                 await asyncio.to_thread(artefact.check)
                 kept = msgspec.structs.replace(record, judgement=None, shared_by="")
                 await self._put(bucket, "engine", name, artefact, kept)
-            except (EngineDamaged, KeyError, OSError):  # it was replaced or evicted meanwhile
-                return
-            except EdgedError:
-                self._published.discard((name, record.edition))
-                raise
-            self._writing.worked()
-            _LOG.info("model %s: engine %s is published", record.model, name[:12])
-        self._trouble.pop(name, None)
+                self._writing.worked()
+                self._trouble.pop(name, None)
+                _LOG.info("model %s: engine %s is published", record.model, name[:12])
+        except (EngineDamaged, KeyError, OSError):  # it was replaced or evicted meanwhile
+            pass
+        self._published.add((name, record.edition))
+
+    async def _is_needed(self, bucket: Bucket, key: EngineKey) -> bool:
+        """Whether the store has no engine with this key that boxes which trust this one would use."""
+        try:
+            known = await self._manifest(bucket, "engine", key.digest, key)
+        except Untrusted:  # of boxes that do not trust this one either: each would replace the other's for ever
+            return False
+        except (Refused, TooLarge):
+            return True
+        return known is None or math.isinf(self._refused.get(known.identity, 0.0))
 
     async def _publish_timings(self, bucket: Bucket, place: Path) -> None:
         """Publish the timing cache of this device."""
@@ -355,6 +357,8 @@ class EngineSharing:
                 digest = await bucket.save(manifests.blob(about), out / file, about.size)
             except NotFound:
                 raise Refused(f"file {file} is missing in the shared store") from None
+            except TooLarge:
+                digest = ""
             if digest != about.sha256 or (out / file).stat().st_size != about.size:
                 self._altered.add(about.sha256)
                 raise Refused(f"file {file} of the shared store was altered")

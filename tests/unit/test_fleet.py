@@ -28,7 +28,6 @@ from edged.errors import (
     NotFound,
     OutOfMemory,
     Refused,
-    TooLarge,
     WrongAnswers,
 )
 from edged.fleet import manifest as manifests
@@ -162,7 +161,7 @@ async def test_altered_file_is_refused(boxes: tuple[Box, Box], content: bytes) -
     await one.publish()
     (blob,) = (one.shared / "blobs").iterdir()
     blob.write_bytes(content)
-    with pytest.raises((Refused, TooLarge)):
+    with pytest.raises(Refused, match="was altered"):
         await other.fetched()
 
 
@@ -240,6 +239,18 @@ async def test_engine_of_a_box_that_is_not_trusted_is_not_replaced(boxes: tuple[
     other.sharing.keys.untrust("dock")
     await other.publish(b"another build")
     assert (one.shared / manifests.place("engine", KEY.digest)).read_bytes() == before
+
+
+async def test_engine_is_published_once_the_store_is_back(tmp_path: Path) -> None:
+    box = Box(tmp_path, tmp_path / "shared")
+    (tmp_path / "shared").rename(tmp_path / "away")
+    await box.publish()
+    assert "cannot be shared" in box.trouble
+    (tmp_path / "away").rename(tmp_path / "shared")
+    box.now = 31.0
+    await asyncio.wait_for(_look(box), 5)
+    assert list((tmp_path / "shared" / "engines").iterdir())
+    assert not box.trouble
 
 
 async def test_only_own_engines_are_published(boxes: tuple[Box, Box]) -> None:
