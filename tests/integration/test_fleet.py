@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import os
 import socket
 import subprocess
@@ -61,6 +63,15 @@ class Store:
         address = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false"}
         return {**os.environ, **SECRET, **address, **more}
 
+    @contextmanager
+    def web(self) -> Iterator[str]:
+        """A web server that only reads the same folder."""
+        handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(self.folder / "engines"))
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield f"http://127.0.0.1:{server.server_port}/jetson"
+            server.shutdown()
+
     def files(self, folder: str) -> list[Path]:
         place = self.folder / "engines" / "jetson" / folder
         return sorted(path for path in place.iterdir() if path.is_file()) if place.exists() else []
@@ -87,13 +98,16 @@ SETTINGS = {"backends": "openvino", "precisions": "fp32", "threads": "1"}
 
 
 @contextmanager
-def boxes(store: Store, *names: str, unequal: str = "", **environment: str) -> Iterator[dict[str, Daemon]]:
-    """Start daemons that trust each other. `unequal` is on another processor."""
+def boxes(
+    store: Store, *names: str, unequal: str = "", reader: str = "", **environment: str
+) -> Iterator[dict[str, Daemon]]:
+    """Start daemons that trust each other. `unequal` is on another processor; `reader` only reads, at a web server."""
     with ExitStack() as stack:
         made = {}
         for name in names:
             other = {"PYTHONPATH": str(Path(__file__).parents[1] / "other_processor")} if name == unequal else {}
-            made[name] = Daemon(config=CONFIG, environment=store.environment(**environment, **other))
+            config = f'fleet.store = "{stack.enter_context(store.web())}"' if name == reader else CONFIG
+            made[name] = Daemon(config=config, environment=store.environment(**environment, **other))
         publics = {name: Keys(daemon.state).generate() for name, daemon in made.items()}
         for daemon in made.values():
             for name, public in publics.items():
@@ -181,6 +195,17 @@ def published(store: Store) -> Iterator[dict[str, Daemon]]:
         assert not built(daemons["dock1"]).shared_by
         wait_for("it is published", lambda: store.files("engines"))
         yield daemons
+
+
+@pytest.mark.long
+def test_box_that_only_reads_a_web_server_uses_the_engine(store: Store) -> None:
+    with boxes(store, "dock1", "dock2", reader="dock2") as daemons:
+        add(daemons["dock1"])
+        assert not built(daemons["dock1"]).shared_by
+        wait_for("it is published", lambda: store.files("engines"))
+        add(daemons["dock2"])
+        assert built(daemons["dock2"]).shared_by == "dock1"
+        assert not alarms(daemons["dock2"])
 
 
 @pytest.mark.long
