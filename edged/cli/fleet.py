@@ -37,7 +37,9 @@ def keygen(state: _State = None, json: common.Json = False) -> None:
 
     Other boxes use engines of this box after: edged fleet trust NAME PUBLIC_KEY
     """
-    public = _keys(state).generate()
+    kept = _keys(state)
+    public = kept.generate()
+    common.say(f"the key is kept in {kept.place}")
     if json:
         common.print_json(msgspec.json.encode({"public_key": public}))
     else:
@@ -89,10 +91,10 @@ def list_(store: _Store = "", state: _State = None, json: common.Json = False) -
     if json:
         common.print_json(msgspec.json.encode({"engines": found}))
         return
-    table = common.table("ENGINE", "MODEL", "BACKEND", "PRECISION", "DEVICE", "BUILT BY", "SIZE", "AGE")
+    table = common.table("ENGINE", "MODEL", "BACKEND", "PRECISION", "DEVICE", "BUILT BY", "SIZE", "AGE", "PROBLEM")
     for each in found:
-        row = (each.key[:12], each.model, each.backend, each.precision, each.device)
-        table.add_row(*row, each.signer or each.problem, f"{each.bytes / 1e6:.1f} MB", _age(each))
+        row = (each.key[:12], each.model, each.backend, each.precision, each.device, each.signer)
+        table.add_row(*row, f"{each.bytes / 1e6:.1f} MB" if each.bytes else "", _age(each), each.problem)
     common.show(table if found else "no engines; a box publishes with fleet.publish = true")
 
 

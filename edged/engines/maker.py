@@ -232,6 +232,7 @@ class Maker:
             engine.move(EngineState.ABSENT, f"the engine of {found.signer} is not used: {error}")
         else:
             engine.finish(record, self._store.records().get(key), f"built by {found.signer}, verified here")
+            _LOG.info("model %s: engine %s was built by %s and is verified", task.model.name, key[:12], found.signer)
         finally:
             self._attempts.undone(key)
 

@@ -38,6 +38,11 @@ class Keys:
     def __init__(self, state: Path) -> None:
         self._folder = state / FOLDER
 
+    @property
+    def place(self) -> Path:
+        """The file of the secret key."""
+        return self._folder / _KEY
+
     def generate(self) -> str:
         """Make the secret key of this box; return its public key. Raises AlreadyExists if it has one."""
         _signing()  # before anything is written
@@ -84,7 +89,7 @@ class Keys:
         """Trust a box no longer; return its key. Raises NotFound."""
         found = dict(self.trusted())
         if name not in found:
-            raise NotFound(f"{name[:40]!r} is not trusted; see: edged fleet list --keys")
+            raise NotFound(f"{name[:40]!r} is not trusted; see: edged fleet keys")
         key = found.pop(name)
         self._write(found)
         return key

@@ -122,11 +122,18 @@ def test_bad_canary_stops_at_wave_one_and_is_rolled_back(fleet: Fleet, tmp_path:
 
 @pytest.mark.long
 def test_new_model_that_a_box_refuses_is_removed_from_the_others(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.daemons[2].stop()
+    bad = fleet.daemons[2]
+    bad.stop()
+    done = fleet.rollout("models", "doors", str(variant(tmp_path, 1)), "--dry-run")
+    assert done.returncode == 1
+    assert "nothing was changed: box3: " in done.stderr
+    bad.config.write_text(f'models.doors = "{MODEL_PATH}"\n')
+    bad._arguments = (*bad._arguments, "--config", str(bad.config))
+    bad.start()
     done = fleet.rollout("models", "doors", str(variant(tmp_path, 1)), "--then", "1")
     assert done.returncode == 1
     assert "aborted: wave 3: box3" in done.stdout
-    assert "2 of 2 changed boxes are rolled back" in done.stdout
+    assert "3 of 3 boxes of the rollout have what they had before" in done.stdout
     assert [fleet.model(each) for each in fleet.daemons[:2]] == [None, None]
 
 

@@ -16,7 +16,7 @@ from edged.cli.rollout import changes, plan, record, run
 from edged.cli.rollout.record import BoxRecord, Order, Record
 from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.client import address
-from edged.errors import EdgedError, InvalidInput
+from edged.errors import EdgedError, InvalidInput, Refused
 from edged.models.entries import check_name
 
 Canary = Annotated[int, typer.Option("--canary", min=1, metavar="N", help="Boxes in the first wave.")]
@@ -187,6 +187,8 @@ def show(
 
 def _before_after(box: BoxRecord) -> tuple[str, str]:
     def pair(before: float | None, after: float | None) -> str:
+        if before is None and after is None:
+            return ""  # nothing was asked of the model
         return " → ".join("?" if each is None else f"{each:.3g}" for each in (before, after))
 
     if box.before is None:
@@ -206,6 +208,8 @@ def _begin(
     change = changes.of(order)
     if not json or dry_run:
         _show_plan(change.plan(), waves, abort_on, watch)
+    if away := run.unreachable(boxes):
+        raise Refused(f"nothing was changed: {'; '.join(f'{name}: {why}' for name, why in away.items())}")
     if dry_run:
         return
     began = Record(

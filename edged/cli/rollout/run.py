@@ -29,6 +29,17 @@ def run(record: Record, change: Change, boxes: Sequence[Box], tell: Callable[[st
     return rollout.carry_out()
 
 
+def unreachable(boxes: Sequence[Box]) -> dict[str, str]:
+    """Return why boxes do not answer, by name."""
+
+    def ask(client: Client, report: Callable[[str], None]) -> bool:
+        client.status()
+        return True
+
+    outcomes = remote.call_all(boxes, ask)
+    return {each.box: each.error for each in outcomes if isinstance(each, remote.BoxOutcome) and each.answer is None}
+
+
 class _Rollout:
     def __init__(self, record: Record, change: Change, boxes: dict[str, Box], tell: Callable[[str], None]) -> None:
         self._record, self._change, self._boxes, self._print = record, change, boxes, tell
@@ -137,7 +148,7 @@ class _Rollout:
             self._tell(f"{name}: not rolled back: {problem}")
         record.state = "aborted"
         back = sum(record.boxes[name].state == "rolled back" for name in changed)
-        self._tell(f"{back} of {len(changed)} changed boxes are rolled back")
+        self._tell(f"{back} of {len(changed)} boxes of the rollout have what they had before")
 
     def _undo(self, name: str, client: Client) -> None:
         box = self._record.boxes[name]
