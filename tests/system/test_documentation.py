@@ -49,6 +49,7 @@ NOT_RUN = {
     r"edged serve$": "the daemon of this test is one",
     r"edged doctor": "takes a minute; tests/integration/test_doctor.py runs it",
     r"edged export": "needs a training framework; tests/export runs it",
+    r"edged models add \S+ https": "needs a server; tests/integration/test_references.py has one",
     r"kubectl": "needs a cluster; tests/unit/test_deploy.py checks the manifests",
     r"(sudo )?edged fleet": "needs a shared store; tests/integration/test_fleet.py has one",
     r"edged report": "takes a minute; tests/integration/test_box_report.py runs it",
