@@ -226,7 +226,7 @@ def test_run_cancelled_twice_or_early_leaves_nothing(tmp_path: Path, pause: floa
     run(cancelled())
     before = descriptors()
     run(cancelled())
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer if something of an earlier test was closed
 
 
 def test_run_works_in_the_daemons_loop(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_run_process_that_cannot_be_started_is_a_failed_build(tmp_path: Path, mo
     before = descriptors()
     with pytest.raises(BuildFailed, match="cannot start the verify child: Resource temporarily unavailable"):
         run(do(verification(tmp_path), jobs.Verified, ENOUGH))
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer if something of an earlier test was closed
 
 
 @contextlib.contextmanager

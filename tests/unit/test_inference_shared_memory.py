@@ -107,7 +107,7 @@ def test_unregister_closes_the_files(folder: Path) -> None:
     regions.unregister("3")
     assert [region.name for region in regions.listed()] == [str(n) for n in range(20) if n != 3]
     regions.unregister("")
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer if something of an earlier test was closed
 
 
 def test_register_taken_name_and_find_unknown_name_are_refused(regions: Regions) -> None:
@@ -172,7 +172,7 @@ def test_register_key_that_is_not_an_object_of_the_client_is_refused(
     with pytest.raises(InvalidInput):
         regions.register("r", key if isinstance(key, str) else key(folder), 0, 8, OWN)
     assert not regions.listed()
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer if something of an earlier test was closed
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 129), (128, 1), (0, 0), (2**63, 8), (0, 2**63), (2**64 - 1, 2)])

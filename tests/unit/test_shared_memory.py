@@ -148,7 +148,7 @@ def test_picture_in_a_file_that_is_not_a_segment_is_refused(tmp_path: Path, segm
     before = descriptors()
     with pytest.raises(SegmentUnusable):
         segments.picture(name, 0, 1, 10)
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer if something of an earlier test was closed
 
 
 def test_picture_in_an_unreadable_segment_is_refused(
@@ -185,7 +185,7 @@ def test_segments_few_stay_open_and_none_after_close(tmp_path: Path) -> None:
         assert descriptors() == before + 10
         with pytest.raises(SegmentUnusable, match="earlier attempt"):
             read(late)
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer if something of an earlier test was closed
 
 
 # -- leftovers --------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_ring_without_space_raises_and_leaves_nothing(small_disk: Path) -> None:
     assert read(announced(Segments(small_disk, own), ring.put(b"goes on"))) == b"goes on"
     del ring
     assert not list(small_disk.iterdir())
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer if something of an earlier test was closed
 
 
 @pytest.mark.parametrize(("slots", "size"), [(1, 10), (0, 10), (-1, 10), (5000, 10), (2, 0), (2, -1)])
