@@ -176,7 +176,7 @@ class EngineSharing:
             return None
         try:
             found = await self._manifest(bucket, "engine", key.digest, key)
-        except (Refused, TooLarge) as error:  # somebody has written it who should not have, or has altered it
+        except (Refused, TooLarge) as error:  # of a box that is not trusted, or altered
             self._complain(key.digest, f"engine {key.digest[:12]} of the shared store is not used: {error}")
             return None
         except EdgedError as error:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -161,7 +160,6 @@ def test_interrupted_rollout_is_resumed(fleet: Fleet, tmp_path: Path) -> None:
         text=True,
     )
     wait_for("the first box is changed", lambda: bool(fleet.digests()[0]), 120)
-    time.sleep(1)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
     found = fleet.record()

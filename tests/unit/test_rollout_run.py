@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +150,17 @@ def test_interrupted_abort_is_finished_and_never_goes_forward(boxes: Boxes, dies
     assert record.load("r").state == "aborted"
     assert boxes.did.count("undo b1") == 1
     assert "b2: no engine serves" in record.load("r").why
+
+
+def test_setting_that_is_too_long_to_be_set_again_is_refused(boxes: Boxes) -> None:
+    """A daemon cuts long values in its reports: written back, they would be lost."""
+    cut = SimpleNamespace(name="doors", settings={"names": "a,b... (9000 characters)", "thresholds.score": "0.5"})
+    client: Any = SimpleNamespace(models=lambda: [cut])
+    change = changes.SetModel(Order("settings", "doors", settings={"names": "x"}))
+    with pytest.raises(Refused, match="the value of names is too long"):
+        change.had(client)
+    change = changes.SetModel(Order("settings", "doors", settings={"thresholds.score": "0.6", "batch.max": "4"}))
+    assert change.had(client) == {"thresholds.score": "0.5", "batch.max": ""}
 
 
 def test_only_one_command_carries_a_rollout_out(boxes: Boxes) -> None:

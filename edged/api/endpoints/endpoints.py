@@ -6,6 +6,7 @@ Each endpoint has its own settings. When they change, only that endpoint is clos
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -25,6 +26,8 @@ Setting = TypeVar("Setting")
 # ZeroMQ closes sockets and removes their files in its own thread: a socket opened again too early loses its file.
 _PAUSE_SECONDS = 0.3
 _TRIES = 5  # a closed port may stay taken for a moment
+
+_ACCESS_LOG = logging.getLogger("edged.access")
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,8 @@ class Endpoints:
         from edged.api.http.app import HttpListener  # imports uvicorn, which many boxes do not need
 
         is_open = http.listen in self._ingress.guard.access.unencrypted
+        if is_open:
+            _ACCESS_LOG.warning("[http] %s is open to every client that reaches it, without TLS", http.listen)
         listener = HttpListener(http, self._ingress.calls, self._ingress.guard, is_open)
         try:
             await listener.start()
@@ -174,6 +179,8 @@ class Endpoints:
 
         counts, guard = self._ingress.event_counts, self._ingress.guard
         scraper = Scraper(self._controller, self._cameras, counts, guard, self._ingress.supervisor)
-        is_open = metrics.listen in self._ingress.guard.access.unencrypted
+        is_open = metrics.listen in guard.access.unencrypted
+        if is_open:
+            _ACCESS_LOG.warning("[metrics] %s is open to every client that reaches it, without TLS", metrics.listen)
         endpoint = MetricsEndpoint(metrics.listen, scraper.scrape, is_open=is_open)
         return Opened((await endpoint.start(),), endpoint.stop)

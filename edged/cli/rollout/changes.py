@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Had = Mapping[str, str]  # what a box had before
 _READ_S = 60.0  # until a daemon has read a model
+_CUT = re.compile(r"\.\.\. \(\d+ characters\)$")  # the end of a long value in reports
 
 
 class Change(Protocol):
@@ -67,9 +69,9 @@ class AddModel:
         if now == had:
             return "nothing had changed"
         if not now:
-            raise Refused("somebody else has removed the model meanwhile; to restore it: edged models restore")
+            raise Refused("another client has removed the model meanwhile; to restore it: edged models restore")
         if now["digest"] not in ("", self._order.digest):
-            raise Refused("somebody else has replaced the model meanwhile; it stays")
+            raise Refused("another client has replaced the model meanwhile; it stays")
         if not had:
             client.remove_model(self._order.model)
             return f"model {self._order.model} is removed"
@@ -97,7 +99,10 @@ class SetModel:
 
     def had(self, client: Client) -> dict[str, str]:
         settings = _require(client, self._order.model).settings
-        return {key: settings.get(key, "") for key in self._order.settings}
+        had = {key: settings.get(key, "") for key in self._order.settings}
+        if long := next((key for key, value in had.items() if _CUT.search(value)), ""):
+            raise Refused(f"the value of {long} is too long to be read and set again; use edged models set")
+        return had
 
     def apply(self, client: Client, had: Had) -> None:
         client.set_model(self._order.model, self._order.settings)

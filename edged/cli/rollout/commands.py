@@ -33,7 +33,9 @@ AbortOn = Annotated[
     ),
 ]
 Watch = Annotated[float, typer.Option("--watch", min=0, metavar="SECONDS", help="How long each wave is watched.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan, see whether all boxes answer, and change nothing.")
+]
 _CANARY, _THEN, _ABORT_ON, _WATCH_S = 1, "25%", "alarms or failures", 60.0
 
 
@@ -142,7 +144,7 @@ def resume(
         for box, target in found.addresses.items():
             if now.get(box) != target:
                 raise InvalidInput(f"the inventory has {box} not any more, or with another address than {target}")
-        found.tell(f"resumed by {record.user()}")
+        found.note(f"resumed by {record.user()}")
         _carry_out(found, [box for box in boxes if box.name in found.boxes], json)
 
 
@@ -207,7 +209,7 @@ def _begin(
     waves = plan.waves([box.name for box in boxes], canary, then)
     change = changes.of(order)
     if not json or dry_run:
-        _show_plan(change.plan(), waves, abort_on, watch)
+        _show_plan(order, change.plan(), waves, abort_on, watch)
     if away := run.unreachable(boxes):
         raise Refused(f"nothing was changed: {'; '.join(f'{name}: {why}' for name, why in away.items())}")
     if dry_run:
@@ -220,17 +222,18 @@ def _begin(
         boxes={box.name: BoxRecord() for box in boxes},
     )
     with record.alone(began.id):
-        began.tell(f"begun by {began.user}: {change.plan()}")
+        began.note(f"begun by {began.user}: {change.plan()}")
         began.began_unix_s = began.history[0].unix_s
         _carry_out(began, boxes, json)
 
 
-def _show_plan(change: str, waves: Sequence[Sequence[str]], abort_on: str, watch: float) -> None:
+def _show_plan(order: Order, change: str, waves: Sequence[Sequence[str]], abort_on: str, watch: float) -> None:
     common.show(f"on each box: {change}")
     for number, wave in enumerate(waves, 1):
         common.show(f"wave {number}: {', '.join(wave)}")
     rules = f"a box fails, or {abort_on}" if abort_on else "a box fails"
-    common.show(f"each wave is watched for {watch:g} s; all is taken back if {rules}")
+    end = "all is taken back" if order.kind in ("models", "settings") else "the rollout ends"
+    common.show(f"each wave is watched for {watch:g} s; {end} if {rules}")
 
 
 def _carry_out(began: Record, boxes: Sequence[Box], json: bool) -> None:

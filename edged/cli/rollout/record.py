@@ -79,7 +79,7 @@ class Record(msgspec.Struct):
     boxes: dict[str, BoxRecord] = {}
     history: list[Step] = []
 
-    def tell(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Add a line to the history, and write the file."""
         self.history.append(Step(time.time(), text))
         self.save()
@@ -116,7 +116,6 @@ def alone(name: str) -> Iterator[None]:
         except BlockingIOError:
             raise Refused(f"another command carries out rollout {name}") from None
         yield
-        place.unlink(missing_ok=True)
 
 
 def user() -> str:

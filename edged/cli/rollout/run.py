@@ -22,10 +22,10 @@ _POLL_S = 2.0
 _GONE_WRONG = ("failed", "rolled back", "not rolled back")
 
 
-def run(record: Record, change: Change, boxes: Sequence[Box], tell: Callable[[str], None]) -> bool:
-    """Carry out a rollout, or the rest of one that was interrupted; return whether it was completed. `tell` gets a line
-    for every step. If a box fails or breaks a rule, all changed boxes are changed back."""
-    rollout = _Rollout(record, change, {box.name: box for box in boxes}, tell)
+def run(record: Record, change: Change, boxes: Sequence[Box], report: Callable[[str], None]) -> bool:
+    """Carry out a rollout, or the rest of one that was interrupted; return whether it was completed. `report` gets a
+    line for every step. If a box fails or breaks a rule, all changed boxes are changed back."""
+    rollout = _Rollout(record, change, {box.name: box for box in boxes}, report)
     return rollout.carry_out()
 
 
@@ -41,8 +41,8 @@ def unreachable(boxes: Sequence[Box]) -> dict[str, str]:
 
 
 class _Rollout:
-    def __init__(self, record: Record, change: Change, boxes: dict[str, Box], tell: Callable[[str], None]) -> None:
-        self._record, self._change, self._boxes, self._print = record, change, boxes, tell
+    def __init__(self, record: Record, change: Change, boxes: dict[str, Box], report: Callable[[str], None]) -> None:
+        self._record, self._change, self._boxes, self._print = record, change, boxes, report
         self._rules: Rules = plan.parse_rules(record.abort_on)
 
     def carry_out(self) -> bool:
@@ -55,7 +55,7 @@ class _Rollout:
                 self._abort(f"wave {number}: {problem}")
                 return False
         record.state = "done"
-        self._tell(f"all {len(record.boxes)} boxes are changed")
+        self._note(f"all {len(record.boxes)} boxes are changed")
         return True
 
     def _wave(self, number: int, wave: Sequence[str]) -> str:
@@ -63,7 +63,7 @@ class _Rollout:
         empty text."""
         left = [name for name in wave if self._record.boxes[name].state in ("waiting", "started")]
         if left or number > self._record.watched:
-            self._tell(f"wave {number} of {len(self._record.waves)}: {', '.join(left or wave)}")
+            self._note(f"wave {number} of {len(self._record.waves)}: {', '.join(left or wave)}")
         if left and (problem := self._change_boxes(left)):
             return problem
         if number > self._record.watched:
@@ -77,7 +77,7 @@ class _Rollout:
         if problem := self._each(names, self._look_before):
             return problem
         for line in plan.unknown(self._rules, {name: self._record.boxes[name].before or Figures() for name in names}):
-            self._tell(line)
+            self._note(line)
         for name in names:
             self._record.boxes[name].state = "started"
         self._record.save()
@@ -104,7 +104,7 @@ class _Rollout:
                 break
             time.sleep(min(_POLL_S, left))
         for name in names:
-            self._tell(_compared(name, self._record.boxes[name]))
+            self._note(_compared(name, self._record.boxes[name]))
         return ""
 
     def _compare(self, name: str, client: Client) -> None:
@@ -120,7 +120,7 @@ class _Rollout:
             box = self._record.boxes[name]
             # A box that could not even be asked has not changed.
             box.state, box.problem = ("failed" if box.state != "waiting" else "waiting"), why
-            self._tell(f"{name}: {why}")
+            self._note(f"{name}: {why}")
         if not is_silent:
             self._record.save()
         return "; ".join(f"{name}: {why}" for name, why in failed.items())
@@ -140,24 +140,24 @@ class _Rollout:
         """Change back all boxes that were changed, as far as that is not done."""
         record = self._record
         record.state, record.why = "aborting", why
-        self._tell(f"aborted: {why}")
+        self._note(f"aborted: {why}")
         changed = [name for name, box in record.boxes.items() if box.state != "waiting"]
         failed = self._call([name for name in changed if record.boxes[name].state != "rolled back"], self._undo)
         for name, problem in failed.items():
             record.boxes[name].state, record.boxes[name].problem = "not rolled back", problem
-            self._tell(f"{name}: not rolled back: {problem}")
+            self._note(f"{name}: not rolled back: {problem}")
         record.state = "aborted"
         back = sum(record.boxes[name].state == "rolled back" for name in changed)
-        self._tell(f"{back} of {len(changed)} boxes of the rollout have what they had before")
+        self._note(f"{back} of {len(changed)} boxes of the rollout have what they had before")
 
     def _undo(self, name: str, client: Client) -> None:
         box = self._record.boxes[name]
         done = self._change.undo(client, box.had or {})
         box.state = "rolled back"
-        self._tell(f"{name}: {done}")
+        self._note(f"{name}: {done}")
 
-    def _tell(self, text: str) -> None:
-        self._record.tell(text)
+    def _note(self, text: str) -> None:
+        self._record.note(text)
         self._print(text)
 
 
