@@ -185,6 +185,35 @@ class ModelInfo(Info, frozen=True):
     drift: DriftInfo | None = None
 
 
+class ChatText(Info, frozen=True):
+    """A part of an answer of a language model. The last one has `finish_reason` (stop or length) and the numbers of
+    tokens of the prompt; `tokens` is that of the answer so far."""
+
+    text: str
+    finish_reason: str
+    model: str
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+
+
+class LanguageModelInfo(Info, frozen=True):
+    """A language model. `state` is loading, ready or refused; `reason` says why it is not ready. `context`: the most
+    tokens of a prompt and its answer. `first_token_ms` and `tokens_per_s` were measured on this box; 0 if unknown."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+    context: int
+    takes_pictures: bool
+    has_tools: bool
+    runtime: str
+    runtime_version: str
+    first_token_ms: float
+    tokens_per_s: float
+
+
 class GalleryInfo(Info, frozen=True):
     """The gallery of an embedding model. `names` has the number of pictures of each name, `bytes` is the size of their
     embeddings. `problem` says why the gallery is not used; empty if it is used."""

@@ -41,6 +41,8 @@ def sentence(what: happened.What | None, model: str, engine: str) -> str:
         case happened.ZoneChanged():
             kept = f", kept in {what.file}" if what.file else ""
             return f"zone {what.zone} of camera {what.camera} is {'occupied' if what.occupied else 'free'}{kept}"
+        case happened.Described():
+            return f"camera {what.camera} ({what.rule}): {what.text}"
         case happened.CollectionStarted():
             frames, over = formatting.many(what.frames, "frame"), formatting.span(what.over_s)
             return f"collecting {frames} for model {model} over {over}"

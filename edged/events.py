@@ -142,6 +142,15 @@ class CollectionFinished(msgspec.Struct, frozen=True, tag="collection_finished")
     frames: int
 
 
+class Described(msgspec.Struct, frozen=True, tag="described"):
+    """A language model described what a camera saw, because of a rule of the configuration; it took `seconds`."""
+
+    camera: str
+    rule: str
+    text: str
+    seconds: float
+
+
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):
     """An operator gave a command."""
 
@@ -163,6 +172,7 @@ What: TypeAlias = (
     | AlarmCleared
     | CameraMoved
     | ZoneChanged
+    | Described
     | CollectionStarted
     | CollectionFinished
     | Commanded

@@ -16,6 +16,7 @@ from pathlib import Path
 EXTRAS = {
     "convert": ("onnxslim>=0.1.90",),
     "fleet": ("obstore>=0.9", "pynacl>=1.5"),
+    "genai": ("onnxruntime-genai>=0.18", "openvino-genai>=2026.4"),
     "media": ("av>=12",),
     "mqtt": ("paho-mqtt>=2",),
     "tensorrt-rtx": (

@@ -97,6 +97,11 @@ class CameraRun:
             await self._news.wait_for(lambda: self._newest is not shown or self._ending.is_set())
             return self._newest
 
+    def describe(self, rule: str, text: str) -> None:
+        """Send the process a description of what the camera sees; it is lost if the process does not run."""
+        if self._process is not None:
+            self._process.send(m.Description(rule, text, time.time()))
+
     def _tell(self) -> None:
         """Send the process the highest rate and width that viewers want."""
         if self._process is None:

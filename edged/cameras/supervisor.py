@@ -112,6 +112,11 @@ class CameraSupervisor:
             async for picture in pictures:
                 yield picture
 
+    def describe(self, name: str, rule: str, text: str) -> None:
+        """Give a description of what a camera sees to the camera's outputs, if it is a configured one."""
+        if (run := self._runs.get(name)) is not None:
+            run.describe(rule, text)
+
     def alarms(self) -> Iterator[Alarm]:
         """Yield the current alarms of all cameras."""
         for name, run in self._runs.items():

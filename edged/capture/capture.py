@@ -16,7 +16,7 @@ from edged.client.result import Result
 from edged.client.sources import PICTURE_SUFFIXES, Source, open_source
 from edged.config.cameras import Camera
 from edged.errors import EdgedError, redact
-from edged.ipc.capture_messages import Begin, FromCapture, Report, State, Watch
+from edged.ipc.capture_messages import Begin, Description, FromCapture, Report, State, Watch
 
 _PERIOD = 1.0  # seconds between two reports
 _PICTURES_FPS = 2.0  # rate of a camera that reads pictures from files
@@ -90,6 +90,10 @@ class Capture:
     def watch(self, watch: Watch) -> None:
         """Set the rate and width of pictures for viewers."""
         self._outputs.viewer.watch(watch)
+
+    def describe(self, described: Description) -> None:
+        """Publish what a language model said about the camera."""
+        self._outputs.publish_description(described.rule, described.text, described.unix_s)
 
     def stop(self) -> None:
         """End the stream and complete the outputs."""

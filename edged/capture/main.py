@@ -60,6 +60,8 @@ def run(requests: BinaryIO, output: BinaryIO) -> int:
         message = decoder.decode(payload)
         if isinstance(message, m.Watch):
             capture.watch(message)
+        elif isinstance(message, m.Description):
+            capture.describe(message)
     capture.stop()
     return 0
 

@@ -93,6 +93,12 @@ class Outputs:
         if mqtt is not None and isinstance(mqtt.sink, Mqtt):
             mqtt.sink.publish_places(zones, lines)
 
+    def publish_description(self, rule: str, text: str, unix_s: float) -> None:
+        """Publish what a language model said about the camera, if results go to a broker."""
+        mqtt = self._managed.get("mqtt")
+        if mqtt is not None and isinstance(mqtt.sink, Mqtt):
+            mqtt.sink.publish_description(rule, text, unix_s)
+
     def zones(self) -> dict[str, ZoneState]:
         return self._watch.zones()
 

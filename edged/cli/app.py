@@ -138,6 +138,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "family": _family,
     "inspect": _function("inspect", "inspect"),
     "infer": _function("infer", "infer"),
+    "chat": _function("chat", "chat"),
     "stream": _function("stream", "stream"),
     "pipelines": _function("pipelines", "pipelines"),
     "cameras": _cameras,

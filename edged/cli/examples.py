@@ -24,6 +24,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "family list": ("edged family list", "third-party-families.md"),
     "inspect": ("edged inspect doors.onnx --draw street.jpg", "admission.md"),
     "infer": ("edged infer doors street.jpg --save boxes.jpg", "streaming.md"),
+    "chat": ('edged chat qwen "Is a person at the gate?" --picture gate.jpg', "language.md"),
     "stream": ("edged stream doors rtsp://192.168.1.20/main --seconds 60", "streaming.md"),
     "pipelines": ("edged pipelines", "pipelines.md"),
     "cameras": ("edged cameras", "cameras.md"),

@@ -29,10 +29,9 @@ from edged.engines.plan import PlannedModel, Planner
 from edged.engines.readiness import Readiness, ReadyState
 from edged.engines.repairer import Repaired, repair
 from edged.errors import AlreadyExists, EdgedError, ModelNotFound
-from edged.models import collected
+from edged.models import collected, language
 from edged.models import samples as model_samples
 from edged.models.entries import ModelEntry, check_name, plain_entry
-from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.repair import Record, RepairOptions
 from edged.models.repository import Repository
@@ -69,8 +68,8 @@ class LocalBox:
         options: RepairOptions | None = None,
         *,
         replace: bool = False,
-    ) -> tuple[Inspection, Record | None]:
-        """Examine a model, repair it if requested, and add it with its external data. Return its inspection and the
+    ) -> tuple[str, Record | None]:
+        """Examine a model, repair it if requested, and add it with its external data. Return its digest and the
         repairs.
 
         `samples` are pictures or folders of pictures. With `replace`, a model of the same name is replaced; its
@@ -82,6 +81,8 @@ class LocalBox:
         if there is not None:
             there.require_file()
             settings = merge(there.settings, settings)
+        if (main := language.main_file(file)) is not None:
+            return self._add_language(name, main, settings, replace), None
         if options is not None and options.is_any:
             return self._add_repaired(name, file, settings, pictures, options, replace)
         with self._examiner() as builder:
@@ -91,7 +92,18 @@ class LocalBox:
             # The file is copied after the examination, so the digest is needed to prove that it is the same file.
             digest = admission.inspection.digest
             self.repository.add(name, files, settings, samples=pictures, digest=digest, replace=replace)
-        return admission.inspection, None
+        return digest, None
+
+    def _add_language(self, name: str, main: Path, settings: Mapping[str, str], replace: bool) -> str:
+        """Examine a language model, and add a copy of its files. Return its digest."""
+        language.read_settings(settings)
+        language.examine(main)
+        others = [each for each in language.files(main) if each != main]
+        files = {str(each.relative_to(main.parent)): each for each in (main, *others)}
+        digest = language.digest(main)
+        with _using(self.repository.root.parent):
+            self.repository.add(name, files, settings, digest=digest, replace=replace)
+        return digest
 
     def change(self, name: str, changes: Mapping[str, str]) -> dict[str, str]:
         """Examine a model with changed settings, store them, and return all its settings. Raises ModelNotFound or
@@ -102,6 +114,11 @@ class LocalBox:
         there.require_file()
         settings = merge(there.settings, changes)
         validate(settings)
+        if there.is_language:
+            language.read_settings(settings)
+            with _using(self.repository.root.parent):
+                self.repository.change(name, settings)
+            return settings
         with self._examiner() as builder:
             samples = tuple(map(Path, there.samples))
             asyncio.run(admit(builder, Path(there.path), settings, self.installed(), samples))
@@ -117,7 +134,7 @@ class LocalBox:
         pictures: Mapping[str, Path],
         options: RepairOptions,
         replace: bool,
-    ) -> tuple[Inspection, Record]:
+    ) -> tuple[str, Record]:
         check_name(name)
         root = self.repository.root
         with _using(root.parent):
@@ -133,7 +150,7 @@ class LocalBox:
                 self.repository.add(
                     name, repaired.files, settings, samples=pictures, move=True, record=worthy, replace=replace
                 )
-        return admission.inspection, record
+        return admission.inspection.digest, record
 
     def _repaired(
         self,
@@ -201,7 +218,9 @@ class LocalBox:
         """Return the models for `edged models list`."""
         plans = self.plans()
         found = [_model_info(planned) for planned in plans.values()]
-        found += [ensemble_info(each) for each in offline.ensembles(self.repository.entries().values(), plans)]
+        entries = self.repository.entries().values()
+        found += [ensemble_info(each) for each in offline.ensembles(entries, plans)]
+        found += [language_info(each) for each in entries if each.is_language]
         return sorted(found, key=lambda info: info.name)
 
     def ensemble(self, folder: Path) -> ModelInfo | None:
@@ -320,6 +339,18 @@ def ensemble_info(planned: PlannedEnsemble) -> ModelInfo:
     why = bound if isinstance(bound, str) else ""
     info = report.ensemble(planned, (), Readiness(ReadyState.REFUSED, why))
     return msgspec.structs.replace(info, state="refused" if why else "stored")
+
+
+def language_info(entry: ModelEntry) -> ModelInfo:
+    """Describe a language model on disk that no daemon serves."""
+    problem, family, digest = entry.problem, report.LANGUAGE, ""
+    try:
+        family = f"{report.LANGUAGE} ({language.examine(Path(entry.path)).kind})"
+        digest = language.digest(Path(entry.path))
+    except EdgedError as error:
+        problem = problem or str(error)
+    state = "refused" if problem else "stored"
+    return ModelInfo(entry.name, entry.version, digest, state, problem, family, "", "", (), (), entry.settings, 0)
 
 
 def _model_info(planned: PlannedModel) -> ModelInfo:

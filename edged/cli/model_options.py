@@ -11,7 +11,7 @@ import typer
 from edged.cli import common
 from edged.config import child_limits
 from edged.errors import InvalidInput
-from edged.models import anomalib, dictionary, huggingface
+from edged.models import anomalib, dictionary, huggingface, language
 from edged.models.repair import Record
 from edged.references import kept
 from edged.references.kept import Local
@@ -21,7 +21,7 @@ File: TypeAlias = Annotated[
     str,
     typer.Argument(
         help="The ONNX file, or a reference to one, such as https://...#sha256=... (docs/references.md); external data"
-        " is read from the same folder."
+        " is read from the same folder. Or the folder, or the GGUF file, of a language model."
     ),
 ]
 Convert: TypeAlias = Annotated[
@@ -53,6 +53,8 @@ def with_exporter_settings(local: Local, settings: dict[str, str]) -> tuple[dict
     """Return the given settings with those from files next to the model, and lines for the user. The files of Hugging
     Face and anomalib are not read if `family` is given, and a dictionary only for a text recogniser."""
     file, pin = local
+    if language.main_file(file) is not None:
+        return settings, ()
     sources: list[tuple[str, dict[str, str]]] = [] if pin is None else [(pin.reference, pin.settings)]
     if "family" not in settings:
         sources.append((f"{huggingface.CONFIG} and {huggingface.PROCESSOR}", huggingface.read_settings(file)))

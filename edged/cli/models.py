@@ -75,6 +75,12 @@ def add(
 
     edged models add owl onnx/model.onnx --set "prompts=a photo of a cat, a photo of a dog"
 
+    A folder with genai_config.json or openvino_model.xml, or a GGUF file, is a language model (docs/language.md). Its
+    settings are language.{context,output_tokens,requests,waiting,memory_mb,runtime,system,verify}, threads and
+    limits.seconds:
+
+    edged models add qwen qwen2.5-0.5b-instruct/ --set language.context=2048
+
     Settings: family, names, prompts, backends, threads, precisions, performance, int8.repair_s,
     thresholds.{score,iou,max_detections,class_agnostic},
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom,antialias,reduce},
@@ -125,8 +131,7 @@ def add(
     else:
         with common.working(doing):
             box = local_box(state, cache, seconds, memory_mb)
-            inspection, record = box.add(name, path, settings, samples or (), options, replace=replace)
-        added = inspection.digest, record
+            added = box.add(name, path, settings, samples or (), options, replace=replace)
         RemoteCommand(lambda _: added, lines_of, to_json).show(added, json)
 
 

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from edged import events
 from edged.api_types import (
     CameraInfo,
+    ChatText,
     DeviceInfo,
     EngineInfo,
     EngineProgress,
@@ -26,6 +27,7 @@ from edged.api_types import (
     Explanation,
     FrameCollection,
     GalleryInfo,
+    LanguageModelInfo,
     LoadInfo,
     ModelInfo,
     PartChange,
@@ -48,9 +50,10 @@ from edged.client.frames import (
 )
 from edged.client.result import Result, from_proto
 from edged.client.upload import Package, Samples, Upload
+from edged.errors import InvalidInput
 from edged.message_mapper import AnyStruct, to_struct
 from edged.models.repair import RepairOptions
-from edged.proto import cameras_pb2
+from edged.proto import cameras_pb2, language_pb2
 from edged.proto import operations_pb2 as pb
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ Blocking = TypeVar("Blocking", covariant=True)
 Asynchronous = TypeVar("Asynchronous", covariant=True)
 Arguments = ParamSpec("Arguments")
 
-_OPERATIONS = "/edged.v1.Operations/"
+_OPERATIONS, _LANGUAGE = "/edged.v1.Operations/", "/edged.v1.Language/"
 _REPORT_S = 90.0  # for pictures of 12 frames on a slow box
 _GALLERY_S = 120.0  # for 32 pictures on a slow box
 _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): kind for kind in get_args(events.What)}
@@ -391,6 +394,46 @@ class DaemonCalls:
         return Call(_OPERATIONS + "Reload", pb.ReloadRequest(), pb.ReloadResponse, parse)
 
     @watching
+    def chat(
+        self,
+        model: str,
+        messages: str | Iterable[Mapping[str, Any]],
+        *,
+        max_tokens: int = 0,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: Iterable[str] = (),
+        json_schema: Mapping[str, Any] | None = None,
+        regex: str | None = None,
+    ) -> Call[ChatText]:
+        """Return the texts of a language model's answer, as they are made. Closing the returned updates ends the work.
+
+        `messages` is a question, or messages with `role` (system, user or assistant), `content`, and `pictures`: JPEG
+        or PNG as bytes or paths, for models that take pictures. With `json_schema` or `regex` the answer follows it.
+        Raises InvalidInput, NotFound, NotReady or Overloaded.
+        """
+        request = language_pb2.ChatRequest(
+            model=model,
+            messages=map(_chat_message, [{"content": messages}] if isinstance(messages, str) else messages),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+            json_schema=None if json_schema is None else msgspec.json.encode(json_schema).decode(),
+            regex=regex,
+        )
+        return Call(_LANGUAGE + "Chat", request, language_pb2.ChatReply, _one(ChatText), follow=True)
+
+    @unary
+    def language_models(self) -> Call[list[LanguageModelInfo]]:
+        """Return the language models, with the runtimes that serve them."""
+        parse = _list_of("models", LanguageModelInfo)
+        request, kind = language_pb2.LanguageModelsRequest(), language_pb2.LanguageModelsResponse
+        return Call(_LANGUAGE + "LanguageModels", request, kind, parse)
+
+    @watching
     def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> Call[EventInfo]:
         """Return the kept events after the one numbered `after`; with `follow`, also new events.
 
@@ -551,6 +594,17 @@ def _list_of(field: str, kind: type[AnyStruct]) -> Callable[[Message], list[AnyS
         return [to_struct(each, kind) for each in found]
 
     return parse
+
+
+def _chat_message(message: Mapping[str, Any]) -> language_pb2.ChatMessage:
+    """Make a message. Raises InvalidInput for an unknown field, or a picture that cannot be read."""
+    unknown = message.keys() - {"role", "content", "pictures"}
+    if unknown:
+        raise InvalidInput(f"a message has the field {min(unknown)!r}; it may have role, content and pictures")
+    pictures = map(read_picture, message.get("pictures", ()))
+    return language_pb2.ChatMessage(
+        role=message.get("role", "user"), content=message.get("content", ""), pictures=pictures
+    )
 
 
 def _upload(package: Package, timeout: float) -> Call[ModelInfo]:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from edged import packages
 from edged.errors import InvalidInput, Unsupported
+from edged.models import language
 from edged.models.identity import model_digest
 from edged.models.repair import RepairOptions
 from edged.models.samples import find
@@ -40,7 +41,8 @@ class Package:
         *,
         replace: bool = False,
     ) -> Package:
-        """Make a package. `samples` are files or folders. The daemon makes `repairs` before it examines the model.
+        """Make a package. `path` is an ONNX file, or the folder or a file of a language model. `samples` are files or
+        folders. The daemon makes `repairs` before it examines the model.
         `replace` allows a name that a model already has.
 
         Raises ModelRefused if the file is not an ONNX model or lacks external data, InvalidInput if samples are too
@@ -94,6 +96,10 @@ def _file(announced: ModelFile, path: Path) -> Iterator[AddModelRequest]:
 
 
 def _files(path: Path) -> list[tuple[str, Path]]:
+    main = language.main_file(path)
+    if main is not None:
+        others = [each for each in language.files(main) if each != main]
+        return [(str(each.relative_to(main.parent)), each) for each in (main, *others)]
     try:
         from edged.jobs.inspect import external_files  # imports onnx, which only uploads need
     except ImportError:

@@ -5,6 +5,7 @@ values in force and their origin (`reading`), the commented file and listings (`
 (`changes`).
 """
 
+from edged.config.describe import Describe as Describe
 from edged.config.frames import Collect as Collect
 from edged.config.frames import Frames as Frames
 from edged.config.pipelines import Pipeline as Pipeline

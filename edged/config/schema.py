@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from edged.config.cameras import Camera, check_names
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
+from edged.config.describe import Describe
 from edged.config.frames import Frames
 from edged.config.pipelines import Pipeline, check_pipelines
 from edged.config.table import Table
@@ -459,6 +460,7 @@ class Config(Table, frozen=True):
     log: Annotated[LogOptions, Reload.NOW] = LogOptions()
     frames: Annotated[Frames, Reload.NOW] = Frames()
     pipelines: Annotated[dict[str, Pipeline], Reload.NOW] = msgspec.field(default_factory=dict)
+    describe: Annotated[dict[str, Describe], Reload.NOW] = msgspec.field(default_factory=dict)
     cameras: Annotated[dict[str, Camera], Reload.NOW] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -466,3 +468,4 @@ class Config(Table, frozen=True):
             raise ValueError('startup_models needs model_control = "explicit"; other modes load every model')
         check_names("cameras", self.cameras)
         check_pipelines(self.pipelines)
+        check_names("describe", self.describe)

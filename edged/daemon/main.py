@@ -104,12 +104,14 @@ async def _serve(
     )
     controller.overrides.sweep()
     controller.pipelines.reconfigure(config.pipelines)
+    controller.describer.reconfigure(config.describe)
     controller.frames.reconfigure(config.frames)
     controller.drift.reconfigure(config.drift)
     controller.sharing.reconfigure(config.fleet)
     cameras, publisher = Cameras(), Publisher(controller.events)
-    cameras.taps = (controller.frames, controller.drift)
+    cameras.taps = (controller.frames, controller.drift, controller.describer)
     supervisor = CameraSupervisor(locations.cameras(config), controller.events, locations.state_dir(config) / "events")
+    controller.describer.give = supervisor.describe
     tracing = Tracing(locations.state_dir(config) / "traces")
     servers = GrpcServers(
         controller,

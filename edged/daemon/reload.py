@@ -115,6 +115,8 @@ class Reloader:
             case "pipelines":
                 self._controller.pipelines.reconfigure(wanted.pipelines)
                 self._controller.wake()
+            case "describe":
+                self._controller.describer.reconfigure(wanted.describe)
             case "admission" | "build":
                 self._builder.reconfigure(wanted.build, wanted.admission)
             case "engines" | "hosts" | "health":

@@ -25,6 +25,8 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "runtime.onnxruntime_gpu": ("onnxruntime-gpu",),
     "runtime.onnxruntime_openvino": ("onnxruntime-openvino",),
     "runtime.openvino": ("openvino",),
+    "runtime.onnxruntime_genai": ("onnxruntime-genai", "onnxruntime-genai-cuda"),
+    "runtime.openvino_genai": ("openvino-genai",),
     "runtime.tensorrt": (
         *_TENSORRT_LIBRARIES,
         *("tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "tensorrt-bindings"),

@@ -17,6 +17,7 @@ from edged.engines.plan import PlannedModel
 from edged.engines.readiness import ReadyState, readiness
 from edged.events import AlarmCleared, AlarmRaised, EventLog
 from edged.fleet.sharing import EngineSharing
+from edged.language.models import LanguageModels
 from edged.models import settings as model_settings
 
 _LOG = logging.getLogger("edged.alarms")
@@ -123,6 +124,12 @@ def of_sharing(sharing: EngineSharing) -> Iterator[Alarm]:
     """Yield an alarm for each problem of the shared store."""
     for trouble in sharing.troubles():
         yield Alarm(AlarmKind.FLEET, trouble.message, engine=trouble.engine)
+
+
+def of_language(models: LanguageModels) -> Iterator[Alarm]:
+    """Yield an alarm for each language model that is not served as it should be."""
+    for name, message in models.troubles():
+        yield Alarm(AlarmKind.UNSERVED, message, name)
 
 
 def wrong(

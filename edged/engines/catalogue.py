@@ -1,5 +1,6 @@
 """The models of the repository and of the configuration. Children inspect them, and they are planned for the device.
-Ensembles are only listed, because they have no engine of their own."""
+Ensembles are only listed, because they have no engine of their own. Language models are passed on to
+`edged.language`."""
 
 from __future__ import annotations
 
@@ -32,6 +33,8 @@ from edged.errors import (
 )
 from edged.errors import ModelRefused as ModelRefusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
+from edged.language.model import PlannedLanguageModel
+from edged.language.models import LanguageModels
 from edged.models.entries import ModelEntry, outside_entries, plain_entry, split_name, stamp, versioned_name
 from edged.models.finding import Reason
 from edged.models.model import Model
@@ -87,15 +90,18 @@ class Catalogue:
         retire: Callable[[ServingSession | None], None],
         prove: Prove | None = None,
         galleries: Galleries | None = None,
+        language: LanguageModels | None = None,
     ) -> None:
-        """`prove` raises ModelRefused if no host may open the model. `galleries` has names for embeddings."""
+        """`prove` raises ModelRefused if no host may open the model. `galleries` has names for embeddings. `language`
+        serves the language models; None if they are not served."""
         self.models: dict[str, PlannedModel] = {}
+        self.language: Mapping[str, PlannedLanguageModel] = language.models if language is not None else {}
         self.ensembles: dict[str, PlannedEnsemble] = {}
         self._selection, self._named, self._builder = selection, dict(named), builder
         self._planner, self._events, self._tasks, self._retire = planner, events, tasks, retire
         self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
         self._logged_notes: dict[str, tuple[str, ...]] = {}  # notes that were logged, by model
-        self._prove, self._galleries = prove, galleries
+        self._prove, self._galleries, self._language = prove, galleries, language
         self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after temporary failures, by model
         self._known: set[str] = set()  # digests of models that something is cached for
         self._is_tidy = False  # whether the caches of models removed before this start were deleted
@@ -133,7 +139,12 @@ class Catalogue:
             return self._ensemble_of(name, version)
         planned = self.models.get(name)
         if planned is None:
-            known = ", ".join(sorted((*self.models, *self.ensembles))) or "none"
+            if name in self.language:
+                raise InvalidInput(
+                    f"model {name[:80]!r} is a language model, which answers chats and streams of requests; see"
+                    " docs/language.md"
+                )
+            known = ", ".join(sorted((*self.models, *self.ensembles, *self.language))) or "none"
             raise ModelNotFound(f"no model {name[:80]!r}; available: {known}" if name else _which(known))
         return self._of_version(name, planned, version) if version else planned
 
@@ -191,7 +202,10 @@ class Catalogue:
     def take(self, scan: Scan) -> bool:
         """Apply a scan: read new and changed models, drop removed ones. Return whether there were any."""
         is_changed = self._take_ensembles({n: e for n, e in scan.entries.items() if e.is_ensemble})
-        entries, weights = {n: e for n, e in scan.entries.items() if not e.is_ensemble}, scan.weights
+        if self._language is not None:
+            is_changed |= self._language.take({n: e for n, e in scan.entries.items() if e.is_language})
+        entries = {n: e for n, e in scan.entries.items() if not (e.is_ensemble or e.is_language)}
+        weights = scan.weights
         for name in [name for name in self.models if name not in entries]:
             if not self._is_awaited(name, entries):
                 self._drop(name)

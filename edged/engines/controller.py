@@ -37,7 +37,7 @@ from edged.engines.pipelines import Pipelines
 from edged.engines.plan import PlannedModel, Planner
 from edged.engines.probe import SessionProbe
 from edged.engines.quarantine import Quarantine
-from edged.engines.readiness import Prober, Readiness, readiness
+from edged.engines.readiness import Prober, Readiness, all_ready, readiness
 from edged.engines.reconcile import (
     Action,
     CloseFallback,
@@ -56,6 +56,11 @@ from edged.engines.views import actual
 from edged.events import EventLog, HostLost
 from edged.files import NO_DESCRIPTORS, unwritable
 from edged.fleet.sharing import EngineSharing
+from edged.language.describe import Describer
+from edged.language.model import Box as LanguageBox
+from edged.language.model import PlannedLanguageModel
+from edged.language.models import LanguageModels
+from edged.language.proof import Proofs
 from edged.models.collected import FOLDER
 from edged.models.model import Model
 from edged.models.repository import Overrides, Repository
@@ -157,9 +162,14 @@ class Controller:
         )
         self.selection = selection or ModelSelection(repository)
         self.galleries = Galleries(repository.root.parent / "gallery")
+        proofs = Proofs(store.root, self._disk.put)
+        self.language = LanguageModels(
+            LanguageBox(lambda: self.fingerprint.facts, proofs, self.events, memory.available_mb, self.wake)
+        )
+        self.describer = Describer(self.language.require, self.events.emit, self._tasks)
         self.catalogue = Catalogue(
             *(self.selection, named, builder, self._planner, self.events, self._tasks, self.opener.retire),
-            *(self._prove, self.galleries),
+            *(self._prove, self.galleries, self.language),
         )
         self.models, self.ensembles = self.catalogue.models, self.catalogue.ensembles
         self.pipelines = Pipelines(self.models, self.catalogue.find, self.ensembles)
@@ -179,6 +189,7 @@ class Controller:
         self.observers.append(self.drift.look)
         self.concerns.append(self.drift.alarms)
         self.concerns.append(partial(alarms.of_sharing, self.sharing))
+        self.concerns.append(partial(alarms.of_language, self.language))
         self.learning = Learning(self._planner.book, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed, self.look_at_families)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._quarantine.forgive)
@@ -309,7 +320,7 @@ class Controller:
         await self.learning.stop()
         await self._tasks.stop()
         self.drift.stop()
-        await asyncio.gather(self._hosts.stop(), self.tracking.close())
+        await asyncio.gather(self._hosts.stop(), self.tracking.close(), self.language.stop())
         await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
 
     def find(self, name: str, version: str = "") -> PlannedModel:
@@ -320,11 +331,11 @@ class Controller:
         """Return the plan of a model or ensemble, or of one version of it. Raises NotFound."""
         return self.catalogue.find_any(name, version)
 
-    async def added(self, name: str) -> PlannedModel:
+    async def added(self, name: str) -> PlannedModel | PlannedLanguageModel:
         """Return the plan of a model that a command just added to the repository, in any mode of model control."""
         await asyncio.to_thread(self.selection.take, name)
         await self.catalogue.look_aside()
-        return self.catalogue.find(name)
+        return self.language.find(name) or self.catalogue.find(name)
 
     async def removed(self, name: str) -> None:
         """Stop planning a model that a command just removed, even if a scan that began earlier still found it."""
@@ -393,6 +404,12 @@ class Controller:
         for observe in self.observers:
             observe()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model that can be served is ready. Always true without `strict_readiness`."""
+        language = self.language.are_ready or not self.health.strict_readiness
+        return language and all_ready(self.models.values(), self.health)
+
     def readiness(self, planned: PlannedModel | PlannedEnsemble) -> Readiness:
         """Return the readiness of a model or ensemble."""
         if isinstance(planned, PlannedEnsemble):
@@ -402,6 +419,7 @@ class Controller:
     def _device_changed(self, fingerprint: Fingerprint) -> None:
         self._planner.fingerprint = fingerprint
         self.catalogue.plan_all()
+        self.language.device_changed()
         self.wake()
 
     def _frames_changed(self, model: str) -> None:

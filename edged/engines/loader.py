@@ -21,7 +21,9 @@ from edged.engines.plan import PlannedModel
 from edged.engines.probe import require_data
 from edged.engines.readiness import Readiness, ReadyState, held_up
 from edged.errors import EdgedError, ModelNotFound, NotFound, NotReady, Refused
+from edged.language.model import LanguageState
 from edged.models.entries import ModelEntry, check_name, split_name
+from edged.models.language import examine, read_settings
 from edged.models.repository import Overrides, Repository
 
 _LOG = logging.getLogger("edged.engines")
@@ -31,6 +33,9 @@ _MOST_REASONS = 1000  # the most models with a stored reason why they are not lo
 _PATIENCE = 2  # refusals to open the reference before loading fails
 _DRAIN_SECONDS = 30.0  # the longest time until a command to unload is answered
 READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
+
+
+_LANGUAGE_STATES = {LanguageState.READY: READY, LanguageState.LOADING: LOADING, LanguageState.REFUSED: UNAVAILABLE}
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -92,6 +97,10 @@ class Loader:
         found = {name: _once([self._rows(name, each) for each in catalogue.versions(name)]) for name in loaded}
         for name in {planned.entry.model for planned in catalogue.ensembles.values()}:
             found[name] = [self._row(name, each) for each in catalogue.ensembles_of(name)]
+        for chats in catalogue.language.values():
+            state = _LANGUAGE_STATES[chats.state]
+            row = Listed(chats.entry.model, chats.version, state, "" if state == READY else str(chats.problem or ""))
+            found.setdefault(chats.entry.model, []).append(row)
         if self._selection.mode == "explicit":
             there = await asyncio.to_thread(self._selection.on_disk)
             for name in (there.keys() | self._why.keys()) - found.keys():
@@ -183,6 +192,10 @@ class Loader:
             raise NotReady(f"model {entry.name!r} cannot be served: {entry.problem}")
         if entry.is_ensemble:  # its models are checked when they are loaded
             return
+        if entry.is_language:
+            read_settings(entry.settings)
+            await asyncio.to_thread(examine, Path(entry.path))
+            return
         admission = await admit(self._builder, Path(entry.path), entry.settings, self._installed())
         model = await self._builder.model(entry, admission.inspection)
         await asyncio.to_thread(require_data, model)
@@ -198,7 +211,10 @@ class Loader:
         loop = asyncio.get_running_loop()
         end = loop.time() + _LOAD_SECONDS
         for name, entry in entries.items():
-            while not (self._is_ensemble_loaded if entry.is_ensemble else self._is_loaded)(name, entry):
+            is_loaded = self._is_loaded
+            if entry.is_ensemble or entry.is_language:
+                is_loaded = self._is_ensemble_loaded if entry.is_ensemble else self._is_language_loaded
+            while not is_loaded(name, entry):
                 if loop.time() > end:
                     raise NotReady(f"model {name!r} did not answer within {_LOAD_SECONDS:g} s; see the log")
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -225,6 +241,15 @@ class Loader:
         if not found.can_serve:
             raise NotReady(f"ensemble {name!r} cannot be served: {found.reason}")
         return found.state is not ReadyState.LOADING
+
+    def _is_language_loaded(self, name: str, entry: ModelEntry) -> bool:
+        """Whether a language model answers. Raises NotReady if it will not."""
+        planned = self._catalogue.language.get(name)
+        if planned is None or planned.entry != entry:
+            raise NotReady(f"model {name!r} was changed while it was loaded; load it again")
+        if planned.state is LanguageState.REFUSED:
+            raise NotReady(f"model {name!r} cannot be served: {planned.problem}")
+        return planned.state is LanguageState.READY
 
     async def _restore(
         self, name: str, before: Mapping[str, ModelEntry], entries: Mapping[str, ModelEntry], error: BaseException

@@ -22,7 +22,8 @@ from edged.store.store import Store
 
 
 async def plans(repository: Repository, store: Store, builder: Builder, planner: Planner) -> dict[str, PlannedModel]:
-    """Plan every model of the repository for this box, without building or opening an engine; not the ensembles."""
+    """Plan every model of the repository for this box, without building or opening an engine; not the ensembles and
+    language models."""
     planned = await read(repository.entries().values(), builder)
     for each in planned.values():
         if each.model is not None:
@@ -34,10 +35,10 @@ async def plans(repository: Repository, store: Store, builder: Builder, planner:
 
 
 async def read(entries: Iterable[ModelEntry], builder: Builder) -> dict[str, PlannedModel]:
-    """Read models, without the engines that they should have; not the ensembles."""
+    """Read models, without the engines that they should have; not the ensembles and language models."""
     found: dict[str, PlannedModel] = {}
     for entry in entries:
-        if entry.is_ensemble:
+        if entry.is_ensemble or entry.is_language:
             continue
         planned = found[entry.name] = PlannedModel(entry, Slot(entry.name))
         try:

@@ -12,6 +12,7 @@ from edged.api_types import (
     Explanation,
     InputShapes,
     JudgementInfo,
+    LanguageModelInfo,
     ModelInfo,
     PartChange,
     ShapeRange,
@@ -30,6 +31,7 @@ from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, held_up, readiness
 from edged.errors import Unsuitable
+from edged.language.model import LanguageState, PlannedLanguageModel
 from edged.models.ensemble import ports, specs
 from edged.models.finding import Reason
 from edged.models.model import Model
@@ -101,6 +103,63 @@ def ensemble(planned: PlannedEnsemble, alarms: tuple[Alarm, ...], state: Readine
     )
 
 
+LANGUAGE = "language model"
+_LANGUAGE_INPUTS = tuple(
+    TensorSpec(name, datatype, (1,))
+    for name, datatype in (
+        ("text_input", "BYTES"),
+        ("stream", "BOOL"),
+        ("sampling_parameters", "BYTES"),
+        ("exclude_input_in_output", "BOOL"),
+    )
+)
+_LANGUAGE_OUTPUTS = (TensorSpec("text_output", "BYTES", (1,)),)
+
+
+def language(planned: PlannedLanguageModel, alarms: tuple[Alarm, ...] = ()) -> ModelInfo:
+    """Report a language model as a model, with the alarms that concern it. Its tensors are those of streams of
+    requests."""
+    about, entry = language_model(planned), planned.entry
+    measured = f", {about.first_token_ms:.0f} ms to the first token, {about.tokens_per_s:.0f} tokens/s"
+    notes = [f"context of {about.context} tokens{measured if about.tokens_per_s else ''}"] if about.context else []
+    notes += [f"chosen by measurement: {planned.choice}"] if planned.choice else []
+    return ModelInfo(
+        name=entry.name,
+        version=entry.version,
+        digest=planned.digest,
+        state=about.state,
+        reason=about.reason,
+        family=f"{LANGUAGE} ({planned.files.kind})" if planned.files is not None else LANGUAGE,
+        engine="",
+        backend=about.runtime,
+        inputs=tensors(_LANGUAGE_INPUTS),
+        outputs=tensors(_LANGUAGE_OUTPUTS),
+        settings=entry.settings,
+        swaps=planned.swaps,
+        alarms=tuple(_alarm(each) for each in alarms if each.model == entry.name),
+        notes=(*notes, *entry.unread),
+    )
+
+
+def language_model(planned: PlannedLanguageModel) -> LanguageModelInfo:
+    """Report a language model."""
+    host, figures, files = planned.host, planned.figures, planned.files
+    is_ready = planned.state is LanguageState.READY
+    return LanguageModelInfo(
+        name=planned.entry.name,
+        version=planned.version,
+        state=planned.state.value,
+        reason="" if is_ready else str(planned.problem or "it is being loaded"),
+        context=planned.context,
+        takes_pictures=files.takes_pictures if files is not None else False,
+        has_tools=host.opened.has_tools if host is not None else False,
+        runtime=host.form.runtime if host is not None else "",
+        runtime_version=host.version if host is not None else "",
+        first_token_ms=round(figures.first_s * 1e3, 2) if figures is not None else 0.0,
+        tokens_per_s=round(figures.tokens_per_s, 1) if figures is not None else 0.0,
+    )
+
+
 def public_readiness(planned: PlannedModel, asking: Health) -> Readiness:
     """Return whether a model answers, as operators see it.
 
@@ -167,12 +226,14 @@ def _reason(planned: PlannedModel, engine: PlannedEngine, by_command: bool) -> s
 def status(controller: Controller) -> StatusInfo:
     """Report the daemon."""
     models, eviction = controller.served(), controller.maker.eviction
+    chats = controller.language.models.values()
     return StatusInfo(
         version=__version__,
         epoch=controller.events.epoch,
         uptime_s=round(time.monotonic() - controller.started, 1),
-        models=len(models),
-        serving=sum(controller.readiness(planned).is_ready for planned in models),
+        models=len(models) + len(chats),
+        serving=sum(controller.readiness(planned).is_ready for planned in models)
+        + sum(planned.state is LanguageState.READY for planned in chats),
         engines=sum(bool(record.files) for record in controller.store.records().values()),
         engine_bytes=controller.store.size,
         budget_bytes=eviction.budget_bytes,

@@ -34,7 +34,15 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
     quality: int = 75
 
 
-ToCapture = Begin | Watch
+class Description(msgspec.Struct, frozen=True, tag=True):
+    """What a language model said about the camera, because of a rule of the configuration."""
+
+    rule: str
+    text: str
+    unix_s: float
+
+
+ToCapture = Begin | Watch | Description
 
 
 class State(str, enum.Enum):

@@ -71,6 +71,13 @@ DRIFT_AGREEMENT = _gauge(
 )
 DRIFT_CPU = _counter("edged_drift_cpu_seconds_total", "Processor time of the checks for drift.", "model")
 
+LANGUAGE_TOKENS = _counter(
+    "edged_language_tokens_total",
+    "Tokens of a language model; cached: those of prompts that were known from an earlier request.",
+    "model",
+    "kind",
+)
+
 PIPELINE_READY = _gauge("edged_pipeline_ready", "1 while both models of a pipeline are ready, otherwise 0.", "pipeline")
 PIPELINE_FRAMES = _counter("edged_pipeline_frames_total", "Frames of a pipeline, by outcome.", "pipeline", "outcome")
 PIPELINE_CROPS = _counter(

@@ -28,9 +28,10 @@ from edged.engines.drift import Watched
 from edged.engines.drift_files import OUTCOMES
 from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel
-from edged.engines.readiness import Readiness, ReadyState, all_ready, readiness
+from edged.engines.readiness import Readiness, ReadyState, readiness
 from edged.ipc.capture_messages import State
 from edged.ipc.finite import watched
+from edged.language.model import LanguageState, PlannedLanguageModel
 from edged.metrics import names
 from edged.metrics.names import ALL, Metric
 from edged.metrics.sources import STARTED, EventCounts, Readings, Sensors, resident_bytes
@@ -126,7 +127,7 @@ class Scraper:
         samples, controller = Samples(), self._controller
         samples.put(names.INFO, 1, __version__)
         samples.put(names.UPTIME, time.monotonic() - controller.started)
-        samples.put(names.READY, all_ready(controller.models.values(), controller.health))
+        samples.put(names.READY, controller.is_ready)
         samples.put(names.TASKS, len(asyncio.all_tasks()))
         raised = controller.alarms.active()
         for name, planned in controller.models.items():
@@ -134,6 +135,8 @@ class Scraper:
             engines(samples, name, planned)
         for name, each in controller.ensembles.items():
             ensemble(samples, name, each, controller.readiness(each), raised)
+        for name, chats in controller.language.models.items():
+            language(samples, name, chats, raised)
         pipelines(samples, controller)
         drift(samples, controller.drift.watched)
         cameras(samples, self._cameras)
@@ -166,6 +169,23 @@ def ensemble(
 ) -> None:
     """Collect one ensemble. Its models have the samples about queues and engines."""
     _served(samples, name, planned.statistics, ready, raised)
+
+
+def language(samples: Samples, name: str, planned: PlannedLanguageModel, raised: tuple[Alarm, ...]) -> None:
+    """Collect one language model: readiness, requests, tokens."""
+    counts, state = planned.counts, planned.state.value
+    samples.put(names.MODEL_READY, planned.state is LanguageState.READY, name)
+    for each in ReadyState:
+        samples.put(names.MODEL_STATE, each.value == state, name, each.value)
+    for alarm in raised:
+        if alarm.model == name:
+            samples.put(names.MODEL_DEGRADED, 1, name, alarm.kind.value)
+    samples.put(names.MODEL_REQUESTS, counts.requests - counts.failed, name, "success")
+    samples.put(names.MODEL_REQUESTS, counts.failed, name, "failed")
+    samples.put(names.MODEL_QUEUE_DEPTH, planned.turns.queued, name)
+    samples.put(names.MODEL_SWAPS, planned.swaps, name)
+    for kind, tokens in (("prompt", counts.prompt_tokens), ("cached", counts.cached_tokens), ("answer", counts.tokens)):
+        samples.put(names.LANGUAGE_TOKENS, tokens, name, kind)
 
 
 def _served(samples: Samples, name: str, statistics: Statistics, ready: Readiness, raised: tuple[Alarm, ...]) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from edged.errors import ConfigError, InvalidInput
 from edged.files import read_inside, status_inside
-from edged.models import ensemble, repair, triton_config
+from edged.models import ensemble, language, repair, triton_config
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
 from edged.models.triton_config import FILE, STATE_FOLDER, WARMUP_FOLDER, Step, TritonConfig, VersionPolicy
@@ -65,6 +65,11 @@ class ModelEntry(msgspec.Struct, frozen=True):
     def is_ensemble(self) -> bool:
         return self.triton is not None and self.triton.steps is not None
 
+    @property
+    def is_language(self) -> bool:
+        """Whether it is a language model."""
+        return language.is_language(self.path)
+
     def require_file(self) -> None:
         """Raise InvalidInput for an ensemble, which commands that change a model's file or settings cannot change."""
         if self.is_ensemble:
@@ -109,16 +114,15 @@ def folder_entries(
     problem = problem or wrong or unreadable or next(lost, "") or none or _wrong_steps(config)
     samples = model_samples.listed(path / model_samples.FOLDER)
     common = [*sources, path / SETTINGS_FILE, *(path / file for file in named), *samples]
-    file = (config.model_file or MODEL_FILE) if has_file else FILE
+    files = {number: _file_of(present[number], config) if has_file else FILE for number in present}
     return [
         ModelEntry(
             versioned_name(name, number) if index else name,
             str(number),
-            str(present[number] / file),
+            str(present[number] / files[number]),
             settings,
             stamp([*_files(present[number]), *common]),
-            problem
-            or ("" if not has_file or os.path.lexists(present[number] / file) else f"version {number} has no {file}"),
+            problem or ("" if not has_file else _missing(present[number], files[number])),
             tuple(map(str, samples)),
             str(path),
             triton,
@@ -128,6 +132,16 @@ def folder_entries(
         )
         for index, number in enumerate(chosen or (max(present),))
     ]
+
+
+def _file_of(version: Path, config: TritonConfig) -> str:
+    """Return the name of a version's file: the ONNX file, or a file of a language model."""
+    name = config.model_file or MODEL_FILE
+    return name if os.path.lexists(version / name) else language.language_file(version) or name
+
+
+def _missing(version: Path, file: str) -> str:
+    return "" if os.path.lexists(version / file) else f"version {version.name} has no {file}"
 
 
 def _wrong_steps(config: TritonConfig) -> str:
@@ -171,17 +185,21 @@ def outside_entries(name: str, path: Path) -> list[ModelEntry]:
             if found := folder_entries(folder, name, triton, problem, [folder / FILE]):
                 return found
         files = [each for each in sorted(path.iterdir()) if each.suffix == ".onnx"]
+        if not files and (file := language.language_file(path)):
+            files = [path / file]
     except OSError:  # the refusal of the folder says why
         files = []
     if len(files) != 1:
         return [plain_entry(name, path, {})]
     settings, problem = _read_settings(path / SETTINGS_FILE)
     entry = plain_entry(name, files[0], settings)
-    return [msgspec.structs.replace(entry, stamp=stamp([files[0], path / SETTINGS_FILE]), problem=problem)]
+    stamped = _files(path) if entry.is_language else [files[0], path / SETTINGS_FILE]
+    return [msgspec.structs.replace(entry, stamp=stamp(stamped), problem=problem)]
 
 
 def file_entry(path: Path) -> ModelEntry:
-    """Return the entry of a plain ONNX file in the repository. Its settings are in FILE.toml, which may be missing."""
+    """Return the entry of a plain ONNX or GGUF file in the repository. Its settings are in FILE.toml, which may be
+    missing."""
     toml = path.with_suffix(".toml")
     settings, problem = _read_settings(toml)
     return ModelEntry(path.stem, "1", str(path), settings, stamp([path, toml]), problem)

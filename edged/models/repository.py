@@ -4,7 +4,8 @@
     models/NAME/config.pbtxt           Triton's configuration, optional: see docs/triton.md
     models/NAME/edged.toml             settings, optional
     models/NAME/samples/*.jpg          samples to verify engines with: JPEG, PNG or tensors as *.npz, optional
-    models/FILE.onnx                   a plain file serves as model FILE, version 1
+    models/NAME/VERSION/genai_config.json, or another file of a language model: see docs/language.md
+    models/FILE.onnx, FILE.gguf        a plain file serves as model FILE, version 1
     models/FILE.toml                   its settings, optional
 
 The highest version serves, unless the setting `versions` selects others. The directory is the only state: every call
@@ -30,7 +31,7 @@ import msgspec
 
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, ModelNotFound, Refused, Superseded, TooLarge
 from edged.files import foreign, leads_outside, not_stored
-from edged.models import repair
+from edged.models import language, repair
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
 from edged.models.entries import (
@@ -84,7 +85,7 @@ class Repository:
         read: dict[Path, _Read] = {}
         for entry in (entry for path in paths for entry in self._look(path, read)):
             twice = entry.name in entries
-            problem = f"both {entry.name}/ and {entry.name}.onnx exist; remove one of them"
+            problem = f"both {entry.name}/ and a file {entry.name}{Path(entry.path).suffix} exist; remove one of them"
             entries[entry.name] = msgspec.structs.replace(entry, problem=problem) if twice else entry
         self._read = read
         return entries
@@ -92,7 +93,7 @@ class Repository:
     def versions(self, name: str, triton: TritonConfig | None = None) -> list[ModelEntry]:
         """Return the versions of one model that are to be served. `triton`, if given, replaces the model's
         config.pbtxt. Empty if the model does not exist. Raises InvalidInput if the model cannot be read."""
-        folder, plain = self.root / name, self.root / f"{name}.onnx"
+        folder, plain, _ = self._paths(name)
         if triton is None or (folder.is_dir() and os.path.lexists(plain)):
             return [entry for entry in self.entries().values() if entry.model == name]
         try:
@@ -116,11 +117,12 @@ class Repository:
         digest: str = "",
         replace: bool = False,
     ) -> Path:
-        """Add a model from copies of files, or, with `move`, from the files themselves. Return the path of its ONNX
+        """Add a model from copies of files, or, with `move`, from the files themselves. Return the path of its first
         file.
 
-        The first of `files` is the ONNX model, the others are its external data by relative path. `samples` are by file
-        name. `record` is the record of the model's repair. The model appears whole or not at all.
+        The first of `files` is the ONNX model, the others are its external data by relative path; or all are files of a
+        language model, the first one of those that make it one. `samples` are by file name. `record` is the record of
+        the model's repair. The model appears whole or not at all.
 
         With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
         keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
@@ -131,7 +133,7 @@ class Repository:
         model_settings.validate(settings)
         for sample in samples or ():
             model_samples.check_name(sample)
-        final, plain = self.root / name, self.root / f"{name}.onnx"
+        final, plain, _ = self._paths(name)
         is_there = os.path.lexists(final) or os.path.lexists(plain)
         if is_there and not replace:
             raise AlreadyExists(taken(name))
@@ -147,7 +149,10 @@ class Repository:
                     take(source, target)
                 version = staged / str(number)
                 first, *external = files
-                if digest and model_digest(version / MODEL_FILE, external) != digest:
+                main = version / (first if language.is_language(first) else MODEL_FILE)
+                if digest and digest != (
+                    language.digest(main) if language.is_language(first) else model_digest(main, external)
+                ):
                     raise Superseded(f"{files[first].name} was replaced while it was examined; add it again")
                 if record is not None:
                     _write_record(version / repair.FILE, record)
@@ -161,7 +166,7 @@ class Repository:
                 if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
                     raise AlreadyExists(f"model {name!r} was just created by another client") from error
                 raise not_stored(f"model {name!r}", error) from error
-        return final / str(number) / MODEL_FILE
+        return final / str(number) / main.name
 
     def _exchange(self, name: str, staged: Path) -> None:
         """Replace a model by a staged folder; the old model moves to the trash. A scan sees one of the two. Raises
@@ -191,7 +196,9 @@ class Repository:
 
     def _paths(self, name: str) -> tuple[Path, Path, Path]:
         """Return where a model may be: its folder, its plain file, and the settings of the plain file."""
-        return self.root / name, self.root / f"{name}.onnx", self.root / f"{name}.toml"
+        language_file = self.root / f"{name}.gguf"
+        plain = language_file if os.path.lexists(language_file) else self.root / f"{name}.onnx"
+        return self.root / name, plain, self.root / f"{name}.toml"
 
     def remove(self, name: str, *, delete: bool = False) -> Path | None:
         """Move a model and its settings to the trash and return the folder there, or delete them with `delete`. Raises
@@ -221,7 +228,7 @@ class Repository:
         """Put back the model that was removed or replaced last; a model that exists now moves to the trash. A scan sees
         one of the two. Raises ModelNotFound if the trash has none, Refused if the disk does not allow it."""
         check_name(name)
-        own = tuple(path.name for path in self._paths(name))
+        own = (name, f"{name}.onnx", f"{name}.gguf", f"{name}.toml")
         try:
             with self._changing:
                 is_there = self._restore(own)
@@ -232,12 +239,12 @@ class Repository:
         atomic.sync_directory(self.root)
 
     def _restore(self, own: tuple[str, ...]) -> bool:
-        """Exchange the files with these names, the first two those of a model, for the newest in the trash; return
+        """Exchange the files with these names, the first three those of a model, for the newest in the trash; return
         whether the trash has any. If that fails, all files are where they were. Raises OSError."""
         if not (self.root / TRASH).is_dir():
             return False
         with _trash_lock(self.root):
-            place = next((each for each in reversed(_removed(self.root)) if _holds(each, own[:2])), None)
+            place = next((each for each in reversed(_removed(self.root)) if _holds(each, own[:3])), None)
             if place is None:
                 return False
             # Out of the trash first: moving the model that exists now into it may delete the oldest.
@@ -313,7 +320,7 @@ class Repository:
 
     @staticmethod
     def _entries(path: Path) -> list[ModelEntry]:
-        if path.suffix == ".onnx" and not path.is_dir():
+        if path.suffix in (".onnx", ".gguf") and not path.is_dir():
             return [file_entry(path)]
         if not path.is_dir():
             return []
@@ -347,7 +354,8 @@ def _targets(
     for index, (relative, source) in enumerate(files.items()):
         if index and relative == MODEL_FILE:
             raise InvalidInput(f"external data must not be named {MODEL_FILE}; export it under another name")
-        yield staged / version / (MODEL_FILE if index == 0 else relative), source
+        keeps_name = index or language.is_language(relative)
+        yield staged / version / (relative if keeps_name else MODEL_FILE), source
     for name, source in samples.items():
         yield staged / model_samples.FOLDER / name, source
 

@@ -15,7 +15,7 @@ import msgspec
 from edged.backends import profile, registry
 from edged.backends.trt import options as trt_options
 from edged.errors import ConfigError
-from edged.models import limits, sequencing, shapes, triton_config
+from edged.models import language, limits, sequencing, shapes, triton_config
 from edged.vision.settings import KNOWN, UNPREFIXED, VISION_PREFIXES, integer, nearest, number
 
 Settings: TypeAlias = dict[str, str]
@@ -63,6 +63,7 @@ _PLAIN = (BACKENDS, sequencing.DECOUPLED, PERFORMANCE, PRECISIONS, THREADS, trit
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "batch.": (BATCH_MAX, BATCH_WAIT_MS),
     "int8.": (REPAIR_S,),
+    language.PREFIX: language.NAMES,
     "limits.": limits.NAMES,
     "outputs.": limits.NAMES,
     "shapes.": shapes.NAMES,
@@ -107,6 +108,7 @@ def validate(settings: Mapping[str, str]) -> None:
     _check_figures(settings)
     profile.check(settings)
     trt_options.check(settings)
+    language.check_settings(settings)
 
 
 def _check_name(key: str) -> None:

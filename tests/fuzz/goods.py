@@ -16,18 +16,21 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from edged.proto import cameras_pb2 as cameras
+from edged.proto import language_pb2 as language
 from edged.proto import open_inference_pb2 as inference
 from edged.proto import operations_pb2 as operations
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration import onnx_files
+from tests.tiny_language import write_genai
 
 # Models that stay, and one that commands may remove.
 NUMBERS, TEXTS, SHAPES, VICTIM = "numbers", "texts", "shapes", "victim"
 TWICE = "twice"  # a pipeline
+CHATS = "chats"  # a language model
 PICTURE: Final[bytes] = cv2.imencode(".jpg", cv2.resize(Scene(3).frame(0)[0], (160, 120)))[1].tobytes()
 SEGMENT = "/edged-fuzz"  # in /dev/shm
 
-_MODELS = (NUMBERS, TEXTS, SHAPES, TWICE, VICTIM, "nobody", "")
+_MODELS = (NUMBERS, TEXTS, SHAPES, TWICE, CHATS, VICTIM, "nobody", "")
 _STAYING = ("nobody", VICTIM, "")  # for commands that remove models: never the models whose answers are checked
 _TAKING = ("RemoveModel", "RepositoryModelUnload", "AddModel", "RepositoryModelLoad", "Evict")
 
@@ -48,7 +51,7 @@ class Method(msgspec.Struct, frozen=True):
 def methods() -> list[Method]:
     """Return every method of every service of the daemon."""
     found = []
-    for file in (inference, cameras, operations, health_pb2, reflection_pb2):
+    for file in (inference, cameras, operations, language, health_pb2, reflection_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
             found += _methods(service)
     return found
@@ -79,6 +82,7 @@ def write_models(folder: Path) -> None:
     onnx_files.identity(folder / f"{TEXTS}.onnx", "BYTES")
     (folder / f"{SHAPES}.onnx").write_bytes(MODEL_PATH.read_bytes())
     write_victim(folder)
+    write_genai(folder / CHATS / "1")
 
 
 def write_victim(folder: Path) -> None:
@@ -117,6 +121,7 @@ def good(method: Method) -> list[Message]:
     logging.settings["log_verbose_level"].uint32_param = 0
     load = inference.RepositoryModelLoadRequest(model_name=VICTIM)
     load.parameters["config"].string_param = '{"max_batch_size": 0}'
+    asked = language.ChatMessage(role="user", content="a red door", pictures=[])
     known: list[Message] = [
         *(truth(), typed, text, options, shared, setting, logging, load),
         cameras.Frame(camera="door", model=SHAPES, sequence=1, encoded=PICTURE),
@@ -132,6 +137,10 @@ def good(method: Method) -> list[Message]:
         operations.VerifyRequest(selector=operations.Selector(model=VICTIM)),
         inference.SystemSharedMemoryRegisterRequest(name="region", key=SEGMENT, byte_size=4096),
         inference.ModelMetadataRequest(name=NUMBERS, version="1"),
+        inference.ModelMetadataRequest(name=CHATS),
+        language.ChatRequest(model=CHATS, messages=[asked], max_tokens=8, stop=["door"], temperature=0.5, seed=1),
+        language.ChatRequest(model=CHATS, prompt="The camera", regex="(yes|no)"),
+        language.ChatRequest(model=CHATS, messages=[asked], json_schema='{"enum": ["yes", "no"]}'),
         inference.RepositoryModelUnloadRequest(model_name=VICTIM),
         reflection_pb2.ServerReflectionRequest(list_services="*"),
     ]

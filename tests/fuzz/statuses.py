@@ -19,6 +19,7 @@ _COMMAND = _NAMED | {_S.FAILED_PRECONDITION, _S.UNAVAILABLE, _S.UNIMPLEMENTED}
 
 _INFERENCE, _CAMERAS = "/inference.GRPCInferenceService/", "/edged.v1.Cameras/"
 _OPERATIONS, _HEALTH = "/edged.v1.Operations/", "/grpc.health.v1.Health/"
+_LANGUAGE = "/edged.v1.Language/"
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/"
 
 ALLOWED: Final[dict[str, Codes]] = {
@@ -44,6 +45,8 @@ ALLOWED: Final[dict[str, Codes]] = {
     _INFERENCE + "TraceSetting": _NAMED | {_S.UNIMPLEMENTED, _S.UNAVAILABLE},
     _INFERENCE + "LogSettings": _WRONG,
     _CAMERAS + "Detect": _ENGINE,
+    _LANGUAGE + "Chat": _ENGINE,
+    _LANGUAGE + "LanguageModels": _WRONG,
     _CAMERAS + "DetectOne": _ENGINE | {_S.ABORTED},
     _OPERATIONS + "ListModels": _WRONG,
     _OPERATIONS + "ListPipelines": _WRONG,

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from edged.api.auth.policy import METHODS
-from edged.proto import cameras_pb2, open_inference_pb2, operations_pb2
+from edged.proto import cameras_pb2, language_pb2, open_inference_pb2, operations_pb2
 from tests.integration.guarded import Guarded, bearer
 
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -27,7 +27,7 @@ _GIVEN = {
 }
 # Methods with streams. All other methods take one message and give one answer.
 _MANY_IN = ("AddModel", "Detect", "ModelStreamInfer", "ServerReflectionInfo")
-_MANY_OUT = ("Detect", "ModelStreamInfer", "ServerReflectionInfo", "Watch", "WatchEvents", "Rebuild", "Verify")
+_MANY_OUT = ("Chat", "Detect", "ModelStreamInfer", "ServerReflectionInfo", "Watch", "WatchEvents", "Rebuild", "Verify")
 
 Shown = tuple[Path | None, str | None]  # the certificate and token that a client presents
 
@@ -134,7 +134,8 @@ def test_client_without_a_certificate_is_refused(daemon: Guarded, tokens: dict[s
 
 def test_access_table_has_exactly_the_methods_of_the_services(daemon: Guarded) -> None:
     files: list[FileDescriptor] = [
-        module.DESCRIPTOR for module in (cameras_pb2, operations_pb2, open_inference_pb2, health_pb2, reflection_pb2)
+        module.DESCRIPTOR
+        for module in (cameras_pb2, operations_pb2, language_pb2, open_inference_pb2, health_pb2, reflection_pb2)
     ]
     services = [service for file in files for service in file.services_by_name.values()]
     methods = {f"/{service.full_name}/{name}" for service in services for name in service.methods_by_name}

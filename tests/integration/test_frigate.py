@@ -187,7 +187,8 @@ def test_clients_that_go_away_leave_nothing(daemon: FrigateDaemon, detector: Fri
         with FrigateDetector(daemon.endpoint, timeout_ms=1) as gone:
             gone.detect(image)  # closed without waiting for the answer
     wait_for("the sockets of closed clients are closed", lambda: held() <= before)
-    assert detector.detect(image).any()
+    # A slow box may still be busy with their pictures.
+    wait_for("the detector answers", lambda: bool(detector.detect(image).any()))
 
 
 def test_message_over_the_limit_closes_its_connection_only(daemon: FrigateDaemon, detector: FrigateDetector) -> None:

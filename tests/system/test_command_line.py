@@ -26,6 +26,7 @@ COMMANDS = [
         "family",
         "inspect",
         "infer",
+        "chat",
         "stream",
         "pipelines",
         "cameras",

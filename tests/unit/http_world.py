@@ -82,7 +82,7 @@ async def world(body_mb: int = 1) -> AsyncIterator[World]:
     guard = Guard(Access(), Tls(), folder)
     listener = HttpListener(
         Http(listen=f"unix:{path}", body_mb=body_mb),
-        Calls(service, cast(Any, echo), cast(Any, None)),
+        Calls(service, cast(Any, echo), cast(Any, None), cast(Any, None)),
         guard,
     )
     await listener.start()

@@ -135,7 +135,7 @@ def test_http_command_is_recorded_as_the_same_command_over_grpc(
 ) -> None:
     guard = Guard(Access(loopback=("infer", "read", "operate")), Tls(), tmp_path)
     service = Service(inference.DESCRIPTOR.services_by_name["GRPCInferenceService"])
-    calls = Calls(service, cast(Any, None), cast(Any, None))
+    calls = Calls(service, cast(Any, None), cast(Any, None), cast(Any, None))
     asyncio.run(Dispatcher(calls, guard, "localhost:8000").answer(HttpRequest("POST", path, body=body)))
     guard.audit.close()
     (text,) = (tmp_path / "audit" / FILE).read_text().splitlines()

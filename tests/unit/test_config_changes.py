@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.config import Access, Config, Engines, Frigate, Http, Pipeline, Zmq
+from edged.config import Access, Config, Describe, Engines, Frigate, Http, Pipeline, Zmq
 from edged.config.cameras import Camera
 from edged.config.changes import RELOADS, Change, diff, value, with_value
 from edged.config.child_limits import Limits
@@ -85,6 +85,7 @@ def test_diff_in_lines(old: dict[str, Any], new: dict[str, Any], expected: list[
 def test_with_value_replaces_only_one_key(key: str) -> None:
     given = {
         "zmq": Zmq(frames="ipc:///f", publish="ipc:///p"),
+        "describe": {"gate": Describe(camera="gate", model="m")},
         "pipelines": {"plates": Pipeline(detect="m", then="n")},
         "cameras": {"hall": HALL},
     }

@@ -134,7 +134,10 @@ yard = 5
         ("a = [", ": not valid TOML: "),
         ("x = " + "[" * 100000, ": not valid TOML: "),
         ("[zmq]\nbodymb = 5", ":2: zmq.bodymb: unknown key; did you mean `body_mb` of [http]?"),
-        ("[hosts]\nseconds = 5", "it is a key of [admission] or [build]; did you mean `job_seconds` here?"),
+        (
+            "[hosts]\nseconds = 5",
+            "it is a key of [admission], [build] or [describe.NAME]; did you mean `job_seconds` here?",
+        ),
         ("zzzz = 5", "known keys: listen, state"),
         ('"a.b" = 5', '"a.b": unknown key'),
         ("[access]\nunix = ['infr']", 'access.unix[0]: expected "read", "infer" or "operate", got "infr"'),

@@ -56,6 +56,7 @@ def test_keys_are_the_fields_of_the_configuration() -> None:
     camera = {"source": "s", "model": "m", "zones": {"NAME": _ZONE}, "lines": {"NAME": _LINE}}
     pipeline, frames = {"detect": "d", "then": "t"}, {"collect": {"NAME": {}}}
     whole = {"frigate": {}, "frames": frames, "pipelines": {"NAME": pipeline}, "cameras": {"NAME": camera}}
+    whole["describe"] = {"NAME": {"camera": "c", "model": "m"}}
     assert {key.name for key in KEYS} == names(msgspec.convert(whole, Config))
 
 
@@ -64,6 +65,7 @@ def test_variables_are_unique_and_known_to_the_sources() -> None:
         "EDGED_FRIGATE",
         "EDGED_FRAMES_COLLECT",
         "EDGED_PIPELINES",
+        "EDGED_DESCRIBE",
         "EDGED_CAMERAS",
     ]
     assert len(named) == len(set(named))

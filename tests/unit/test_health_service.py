@@ -32,6 +32,7 @@ class World:
             readiness=lambda planned: readiness(planned, Health()),
             health=Health(),
             pipelines=self.pipelines,
+            language=SimpleNamespace(models={}),
         )
         self.service = HealthService(controller, ["edged.v1.Cameras"])
 

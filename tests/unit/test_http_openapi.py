@@ -38,7 +38,7 @@ def test_document_operations_and_routes_are_the_same(document: Any) -> None:
 
 def test_document_has_a_path_for_each_combination_of_optional_parts() -> None:
     table = (("ModelStatistics", ("GET",), "v2/models[/{model}[/versions/{version}]]/stats"),)
-    assert list(openapi.document(table)["paths"]) == [
+    assert list(openapi.document(table, {})["paths"]) == [
         "/v2/models/stats",
         "/v2/models/{model}/stats",
         "/v2/models/{model}/versions/{version}/stats",

@@ -167,7 +167,7 @@ async def test_by_message_fills_the_message_from_path_and_body(
 
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()
     service = Service(pb.DESCRIPTOR.services_by_name["GRPCInferenceService"], SimpleNamespace(**{name: handler}))
-    calls = Calls(service, cast(Any, None), cast(Any, None))
+    calls = Calls(service, cast(Any, None), cast(Any, None), cast(Any, None))
     await handlers.by_message(calls, HttpRequest("POST", "/", body=body), method, names)
     assert found == [message]
 

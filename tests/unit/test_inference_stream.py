@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 from edged.api.grpc.rpc import Context
 from edged.api.grpc.wire import Request
 from edged.api.inference.service import InferHandlers
 from edged.proto import open_inference_pb2 as pb
+
+_NO_LANGUAGE = SimpleNamespace(of=lambda name, version: None)
 
 
 class Slow:
@@ -31,7 +34,7 @@ async def test_stream_of_a_daemon_that_stops_answers_every_request_read_so_far()
             read.append(str(number))
             yield pb.ModelInferRequest(id=str(number)).SerializeToString()
 
-    handlers = InferHandlers(cast(Any, inference))
+    handlers = InferHandlers(cast(Any, inference), cast(Any, _NO_LANGUAGE))
     stream = handlers.model_stream_infer_bytes(requests(), Context("unix:"))
     answered = asyncio.create_task(collect(stream))
     for _ in range(200):
@@ -51,7 +54,9 @@ async def test_stream_reads_large_requests_ahead_up_to_a_limit_of_bytes() -> Non
             request = pb.ModelInferRequest(id=str(number), raw_input_contents=[bytes(24 << 20)])
             yield request.SerializeToString()
 
-    stream = InferHandlers(cast(Any, inference)).model_stream_infer_bytes(requests(), Context("unix:"))
+    stream = InferHandlers(cast(Any, inference), cast(Any, _NO_LANGUAGE)).model_stream_infer_bytes(
+        requests(), Context("unix:")
+    )
     answered = asyncio.create_task(collect(stream))
     for _ in range(200):
         await asyncio.sleep(0)

@@ -49,9 +49,9 @@ def test_add_file_replaced_after_examination_raises_superseded(
         box.add("m", file, {})
     assert list(box.repository.root.iterdir()) == []
     monkeypatch.undo()
-    inspection, _ = box.add("m", file, {})
+    digest, _ = box.add("m", file, {})
     assert (box.repository.root / "m" / "1" / "model.onnx").read_bytes() == other.read_bytes()
-    assert inspection.digest == box.plans()["m"].model.digest  # type: ignore[union-attr]
+    assert digest == box.plans()["m"].model.digest  # type: ignore[union-attr]
 
 
 class Recorded(Exception):

@@ -10,6 +10,7 @@ import pytest
 from edged.config import (
     Access,
     Config,
+    Describe,
     Drift,
     Engines,
     Families,
@@ -60,6 +61,7 @@ OTHER = Config(
     access=Access(tokens_file="/t"),
     log=LogOptions(level="debug"),
     frames=Frames(keep_days=1.0),
+    describe={"gate": Describe(camera="gate", model="m")},
     pipelines={"plates": Pipeline(detect="m", then="n")},
     cameras={"hall": Camera(source="hall.mp4", model="m")},
 )

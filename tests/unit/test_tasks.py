@@ -35,6 +35,9 @@ _OTHERS = {
     "serving/host_process.py": "the end of a process",
     "serving/hosts.py": "shielded, awaited by its callers",
     "fleet/leases.py": "renewals of one lease, which fail without harm; ended by its release",
+    "language/model.py": "requests of a host that no longer serves, and waits; a failure is that of the host",
+    "language/host.py": "the watcher of a host, which ends with it",
+    "api/http/streamed.py": "the body of one response; its error is the end of the body",
     "serving/tracking.py": "one process, from start to end; started again by the next frame",
 }
 

@@ -240,7 +240,7 @@ INFER: Final[Roles] = frozenset({"infer", "operate"})
 # For methods that inference clients call before their first request, and that readers call.
 KNOW: Final[Roles] = INFER | READ
 
-_CAMERAS, _OPERATIONS = "/edged.v1.Cameras/", "/edged.v1.Operations/"
+_CAMERAS, _OPERATIONS, _LANGUAGE = (f"/edged.v1.{name}/" for name in ("Cameras", "Operations", "Language"))
 INFERENCE: Final = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/"
 
@@ -278,6 +278,8 @@ METHODS: Final[dict[str, Roles | None]] = {
         (READ, _OPERATIONS, "ListFrames"),
         (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera SetModel TryModel"),
         (READ, _OPERATIONS, "WatchPictures"),
+        (KNOW, _LANGUAGE, "LanguageModels"),
+        (INFER, _LANGUAGE, "Chat"),
     )
     for name in names.split()
 }

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from edged.api.grpc.rpc import Context, Service
 from edged.engines.controller import Controller
 from edged.errors import NotFound
+from edged.language.model import LanguageState
 
 _Response = health_pb2.HealthCheckResponse
 
@@ -72,6 +73,8 @@ class HealthService:
             planned.entry.name: up if controller.readiness(planned).is_ready else _Response.NOT_SERVING
             for planned in controller.served()
         }
+        for name, language in controller.language.models.items():
+            found[name] = up if language.state is LanguageState.READY else _Response.NOT_SERVING
         for name, ready in self._controller.pipelines.readiness(self._controller.health).items():
             found.setdefault(name, up if ready.is_ready else _Response.NOT_SERVING)
         return found | dict.fromkeys(self._names, up)

@@ -37,10 +37,13 @@ from edged.engines.readiness import Readiness
 from edged.engines.runtimes import supports
 from edged.errors import InvalidInput, ModelNotFound, ModelRefused, Refused
 from edged.events import Event, ModelRepaired
+from edged.language.model import PlannedLanguageModel
 from edged.message_mapper import to_message
 from edged.metrics.sources import EventCounts, Sensors, resident_bytes
 from edged.models.entries import ModelEntry
 from edged.models.finding import Finding
+from edged.models.language import examine as language_files
+from edged.models.language import is_language, read_settings
 from edged.models.repair import short
 from edged.models.settings import merge, validate
 from edged.proto import operations_pb2 as pb
@@ -166,7 +169,11 @@ class OperationsService:
             record = repaired.record if repaired is not None and repaired.record.is_worth_keeping else None
             files = upload.files if repaired is None else repaired.files
             model = next(iter(files.values()))
-            await admit(self._controller.builder, model, settings, installed, pictures)
+            if is_language(model.name):
+                read_settings(settings)
+                await asyncio.to_thread(language_files, model)
+            else:
+                await admit(self._controller.builder, model, settings, installed, pictures)
             await asyncio.to_thread(
                 partial(repository.add, samples=samples, move=True, record=record, replace=header.replace),
                 *(header.name, files, settings),
@@ -186,8 +193,11 @@ class OperationsService:
         settings = merge(there.settings, dict(request.settings))
         validate(settings)
         if settings != there.settings:
-            installed, samples = registry.usable(controller.fingerprint.facts), tuple(map(Path, there.samples))
-            await admit(controller.builder, Path(there.path), settings, installed, samples)
+            if there.is_language:
+                read_settings(settings)
+            else:
+                installed, samples = registry.usable(controller.fingerprint.facts), tuple(map(Path, there.samples))
+                await admit(controller.builder, Path(there.path), settings, installed, samples)
             await asyncio.to_thread(controller.repository.change, name, settings)
         return to_message(await self._read_again(name), pb.ModelStatus)
 
@@ -205,6 +215,9 @@ class OperationsService:
         """Return the status of a model that was just written. Wait up to 10 seconds until the daemon has read the
         model."""
         planned = await self._controller.added(name)
+        if isinstance(planned, PlannedLanguageModel):
+            await planned.until_read(_READ_SECONDS)
+            return report.language(planned)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
         return self._info(planned)
@@ -306,10 +319,11 @@ class OperationsService:
         return msgspec.structs.replace(report.status(self._controller), page=self.page)
 
     def models(self) -> list[ModelInfo]:
-        """Report all models and ensembles by name."""
+        """Report all models, ensembles and language models by name."""
         controller, alarms = self._controller, self._controller.alarms.active()
         found = [self._info(planned) for planned in controller.models.values()]
         found += [report.ensemble(each, alarms, controller.readiness(each)) for each in controller.ensembles.values()]
+        found += [report.language(each, alarms) for each in controller.language.models.values()]
         return sorted(found, key=lambda info: info.name)
 
     def pipelines(self) -> list[PipelineInfo]:

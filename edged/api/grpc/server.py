@@ -27,6 +27,7 @@ from edged.api.grpc.rpc import Context, Service
 from edged.api.http.handlers import Calls
 from edged.api.http2.limits import Limits
 from edged.api.inference.service import InferenceService
+from edged.api.language.service import LanguageService
 from edged.cameras.supervisor import CameraSupervisor
 from edged.engines.controller import Controller
 from edged.metrics.sources import EventCounts
@@ -59,11 +60,15 @@ class GrpcServers:
         self._activation = activation or Activation()
         self.event_counts = EventCounts(controller.events)
         self.cameras = CameraService(controller, cameras, controller.tracking, publisher)
-        self.inference = InferenceService(controller, tracing, shared_memory_over_tcp)
+        self.language = LanguageService(controller)
+        self.inference = InferenceService(controller, tracing, shared_memory_over_tcp, self.language)
         self._streaming = (self.cameras, self.inference)
-        self.calls = Calls(self.inference.service, self.inference.inference, self.cameras)
+        self.calls = Calls(self.inference.service, self.inference.inference, self.cameras, self.language)
         self.operations = OperationsService(controller, cameras, supervisor, self.event_counts)
-        self.services = [self.cameras.service, self.inference.service, self.operations.service]
+        self.services = [
+            *(self.cameras.service, self.inference.service, self.operations.service),
+            self.language.service,
+        ]
         self._health = HealthService(controller, [service.name for service in self.services])
         self.services.append(self._health.service)
         controller.observers.append(self._health.look)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -59,7 +60,10 @@ class App:
                 answer = error_response(HTTPStatus.SERVICE_UNAVAILABLE, ErrorCode.DAEMON_UNAVAILABLE, _STOPPING)
             except Exception as error:
                 answer = failure_response(error)
-            await _send(send, answer, dict(scope["headers"]))
+            if answer.stream is not None:
+                await _send_stream(send, receive, answer, answer.stream)
+            else:
+                await _send(send, answer, dict(scope["headers"]))
 
     async def _unpacked(self, body: bytes, encoding: str, held: Held) -> bytes:
         limit = min(self._bodies.limit, bodies.MOST)
@@ -128,6 +132,29 @@ async def _send(send: Send, answer: HttpResponse, asked: Mapping[bytes, bytes]) 
     for part in parts:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body"})
+
+
+async def _send_stream(send: Send, receive: Receive, answer: HttpResponse, stream: AsyncGenerator[bytes, None]) -> None:
+    """Send a body while it is made; stop making it if the client disconnects or the server stops."""
+    headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in answer.headers]
+    gone = asyncio.ensure_future(receive())
+    try:
+        async with aclosing(stream):
+            await send({"type": "http.response.start", "status": int(answer.status), "headers": headers})
+            while True:
+                chunk = asyncio.ensure_future(anext(stream, None))
+                await asyncio.wait((chunk, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not chunk.done():  # the client has disconnected
+                    chunk.cancel()
+                    await asyncio.gather(chunk, return_exceptions=True)
+                    return
+                part = chunk.result()
+                if part is None:
+                    break
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body"})
+    finally:
+        gone.cancel()
 
 
 _MIB = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
@@ -40,11 +40,13 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
-    """A response. Its body is the parts joined; the sender adds content-length."""
+    """A response. Its body is the parts joined; the sender adds content-length. If it has a `stream`, its body is what
+    that yields."""
 
     status: HTTPStatus = HTTPStatus.OK
     parts: tuple[Part, ...] = ()
     headers: Headers = ()
+    stream: AsyncGenerator[bytes, None] | None = None
 
     @property
     def size(self) -> int:

@@ -30,6 +30,7 @@ from edged.api.http.exchange import (
 from edged.api.http.tensors import InferRequest
 from edged.api.inference.infer import Inference
 from edged.api.inference.requests import Caller
+from edged.api.language.service import LanguageService
 from edged.decoding import explain
 from edged.errors import ErrorCode, InvalidImage, InvalidInput
 from edged.proto import cameras_pb2 as camera_pb
@@ -40,10 +41,13 @@ Inferred: TypeAlias = "tuple[pb.ModelInferResponse, tuple[bytes, ...]]"
 
 
 class Calls:
-    """The gRPC services behind HTTP: the Open Inference Protocol's methods, inference, and the cameras."""
+    """The gRPC services behind HTTP: the Open Inference Protocol's methods, inference, the cameras, and language
+    models."""
 
-    def __init__(self, service: Service, inference: Inference, cameras: CameraService) -> None:
-        self.service, self._inference, self.cameras = service, inference, cameras
+    def __init__(
+        self, service: Service, inference: Inference, cameras: CameraService, language: LanguageService
+    ) -> None:
+        self.service, self._inference, self.cameras, self.language = service, inference, cameras, language
 
     async def __call__(self, http: HttpRequest, request: Message, response: type[Response]) -> Response:
         """Call the method that the request's type is named after, without a deadline, which HTTP does not have."""

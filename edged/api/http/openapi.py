@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from edged.api.auth import policy
 from edged.api.http import handlers, tensors
 from edged.api.http.exchange import JSON
+from edged.api.language import openai
 from edged.errors import ErrorCode
 from edged.proto import model_config_pb2 as config_pb
 from edged.proto import open_inference_pb2 as pb
@@ -30,6 +31,9 @@ _TRACE: Schema = {
     "type": "object",
     "additionalProperties": {"type": ["string", "integer", "null", "array"], "items": {"type": "string"}},
 }
+
+
+_OBJECT: Schema = {"type": "object"}
 
 
 class Error(TypedDict):
@@ -152,11 +156,18 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     "CudaSharedMemoryRegister": _Operation("Register a region of CUDA memory", None, handlers.CudaRegionBody),
     "CudaSharedMemoryUnregister": _Operation("Unregister one region of CUDA memory, or all"),
     "DetectOne": _Operation("Detections in a JPEG or PNG", DetectAnswer),
+    "LanguageModels": _Operation("The language models, as in OpenAI's protocol", _OBJECT),
+    "Chat": _Operation(
+        "An answer to messages, as in OpenAI's protocol; events with `stream`", _OBJECT, openai.ChatBody
+    ),
+    "Complete": _Operation("The continuation of a prompt, as in OpenAI's protocol", _OBJECT, openai.CompletionBody),
 }
+_TAGS = {"DetectOne": "Detection", "LanguageModels": "Language", "Chat": "Language", "Complete": "Language"}
 
 
-def document(table: Sequence[tuple[str, tuple[str, ...], str]]) -> Schema:
-    """Return the document of a table of routes: gRPC method, HTTP methods, path with {names} and [optional parts]."""
+def document(table: Sequence[tuple[str, tuple[str, ...], str]], rpcs: Mapping[str, str]) -> Schema:
+    """Return the document of a table of routes: gRPC method, HTTP methods, path with {names} and [optional parts].
+    `rpcs` are the paths in gRPC of methods outside the Open Inference Protocol."""
     types, schemas = _types()
     paths: dict[str, Schema] = {}
     for rpc, methods, template in table:
@@ -166,7 +177,7 @@ def document(table: Sequence[tuple[str, tuple[str, ...], str]]) -> Schema:
             extra = "".join(name.capitalize() for name in _names(path) if name not in common)
             for method in methods:
                 name = ("Set" if len(methods) > 1 and method == "POST" else "") + rpc
-                each = _operation(rpc, method, path, types)
+                each = _operation(rpc, method, path, types, rpcs)
                 each["operationId"] = name + (f"Of{extra}" if extra else "")
                 paths.setdefault(f"/{path}", {})[method.lower()] = each
     return {
@@ -174,7 +185,8 @@ def document(table: Sequence[tuple[str, tuple[str, ...], str]]) -> Schema:
         "info": {
             "title": "edged over HTTP",
             "version": __version__,
-            "description": "The Open Inference Protocol with Triton's extensions, and detection in pictures.",
+            "description": "The Open Inference Protocol with Triton's extensions, detection in pictures, and OpenAI's"
+            " protocol for language models.",
         },
         "servers": [{"url": "/"}],
         "security": [{}, {"token": []}],
@@ -259,16 +271,16 @@ def _names(path: str) -> list[str]:
     return re.findall(r"\{(\w+)\}", path)
 
 
-def _operation(rpc: str, method: str, path: str, types: Mapping[Any, Schema]) -> Schema:
+def _operation(rpc: str, method: str, path: str, types: Mapping[Any, Schema], rpcs: Mapping[str, str]) -> Schema:
     operation = _OPERATIONS[rpc]
     parameters: list[Schema] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _names(path)
     ]
     found: Schema = {
         "summary": operation.summary,
-        "tags": ["Detection" if rpc == "DetectOne" else "Inference protocol"],
+        "tags": [_TAGS.get(rpc, "Inference protocol")],
     }
-    role = policy.least_role(("/edged.v1.Cameras/" if rpc == "DetectOne" else policy.INFERENCE) + rpc)
+    role = policy.least_role(rpcs.get(rpc, policy.INFERENCE + rpc))
     if role:
         found["description"] = f"Needs the role {role}."
     if rpc == "DetectOne":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from edged.api.auth import policy
 from edged.api.auth.guard import Guard
 from edged.api.auth.policy import Caller
+from edged.api.auth.tokens import PREFIX as TOKEN_PREFIX
 from edged.api.grpc.status import describe, error_code, http_of
 from edged.api.http import handlers, openapi
 from edged.api.http.call_scope import call_scope
@@ -26,6 +28,8 @@ from edged.api.http.exchange import (
     web_page_refusal,
 )
 from edged.api.http.handlers import Calls
+from edged.api.http.streamed import Send
+from edged.api.language import openai
 from edged.errors import ClientLimited, EdgedError, ErrorCode, Unauthenticated
 from edged.files import NOT_JSON
 
@@ -57,7 +61,17 @@ TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("CudaSharedMemoryRegister", _POST, f"{_CUDA}/region/{{region}}/register"),
     ("CudaSharedMemoryUnregister", _POST, f"{_CUDA}[/region/{{region}}]/unregister"),
     ("DetectOne", _POST, "edged/v1/detect[/{model}]"),
+    ("LanguageModels", _GET, "v1/models"),
+    ("Chat", _POST, "v1/chat/completions"),
+    ("Complete", _POST, "v1/completions"),
 )
+# Routes whose method has another path in gRPC than that of `policy.INFERENCE`.
+RPCS = {
+    "DetectOne": "/edged.v1.Cameras/DetectOne",
+    "LanguageModels": "/edged.v1.Language/LanguageModels",
+    "Chat": "/edged.v1.Language/Chat",
+    "Complete": "/edged.v1.Language/Chat",
+}
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -80,7 +94,7 @@ class Route(NamedTuple):
     @property
     def rpc(self) -> str:
         """The method's path in gRPC."""
-        return ("/edged.v1.Cameras/" if self.method == "DetectOne" else policy.INFERENCE) + self.method
+        return RPCS.get(self.method, policy.INFERENCE + self.method)
 
 
 def find(method: str, path: str) -> Route | HttpResponse:
@@ -108,7 +122,7 @@ def find(method: str, path: str) -> Route | HttpResponse:
 
 @functools.cache
 def _document() -> HttpResponse:
-    return json_response(openapi.document(TABLE))
+    return json_response(openapi.document(TABLE, RPCS))
 
 
 class Dispatcher:
@@ -129,7 +143,7 @@ class Dispatcher:
         try:
             self._admit(route, request)
         except EdgedError as error:
-            return failure_response(error)
+            return _failure(request, error)
         return None
 
     async def answer(self, request: HttpRequest) -> HttpResponse:
@@ -138,18 +152,20 @@ class Dispatcher:
             route = find(request.method, request.path)
             return route if isinstance(route, HttpResponse) else await self._call(route, request)
         except Exception as error:
-            return failure_response(error)
+            return _failure(request, error)
 
     def _admit(self, route: Route, request: HttpRequest) -> Caller:
         """Return the caller. Raises Unauthenticated or Forbidden if the caller may not call the method."""
         listener = self._guard.listener(self._address, has_tls=False)
-        who = self._guard.caller(listener, request.headers.get("authorization"), request.peer)
+        who = self._guard.caller(listener, _authorization(request), request.peer)
         self._guard.require_allowed(route.rpc, who, request.peer)
         return who
 
     async def _call(self, route: Route, request: HttpRequest) -> HttpResponse:
         """Run the handler within the client's limits, and record it if it is a command. Raises ClientLimited, and the
         errors of `_admit` and the handler."""
+        if route.method in ("Chat", "Complete") and openai.is_streamed(request):
+            return await self._stream(route, request)
         who, about = self._admit(route, request), {}
         if policy.is_audited(route.rpc):
             about = {name: value[:_LONGEST_NAME] for name, value in route.names.items()}
@@ -160,9 +176,38 @@ class Dispatcher:
     async def _handle(self, route: Route, request: HttpRequest) -> HttpResponse:
         if route.method == "ModelInfer":
             return await handlers.infer(self._calls, request, **route.names)
+        if route.method == "LanguageModels":
+            return openai.models(self._calls.language)
+        if route.method in ("Chat", "Complete"):
+            return await openai.answer(self._calls.language, request, _KINDS[route.method])
         if route.method == "DetectOne":
             return await handlers.detect(self._calls, request, **route.names)
         return await handlers.by_message(self._calls, request, route.method, route.names)
+
+    async def _stream(self, route: Route, request: HttpRequest) -> HttpResponse:
+        """Return the response of a streamed answer, whose call lasts until its last event is made."""
+        who = self._admit(route, request)
+        work = openai.begin(self._calls.language, request, _KINDS[route.method])
+
+        async def run(send: Send) -> None:
+            async with call_scope(self._guard, route.rpc, who, request.peer, len(request.body), {}):
+                await work(send)
+
+        return await openai.stream(run)
+
+
+def _authorization(request: HttpRequest) -> str | None:
+    """Return the header `authorization`. Clients of OpenAI's protocol always send a key, such as "none": a text that is
+    no token of edged counts as none there."""
+    found = request.headers.get("authorization")
+    if found is None or not request.path.startswith(_OPENAI):
+        return found
+    secret = policy.secret_of(found)
+    return found if secret is not None and secret.startswith(TOKEN_PREFIX) else None
+
+
+_OPENAI = "/v1/"  # where clients of OpenAI's protocol call
+_KINDS: Mapping[str, Literal["chat", "completion"]] = {"Chat": "chat", "Complete": "completion"}
 
 
 def _settings(route: Route, body: bytes) -> dict[str, str]:
@@ -175,6 +220,17 @@ def _settings(route: Route, body: bytes) -> dict[str, str]:
     except NOT_JSON:  # the call will fail with this error, and the failure is recorded
         return {}
     return {"settings": ", ".join(sorted(named))[:_LONGEST_NAME]} if named else {}
+
+
+def _failure(request: HttpRequest, error: Exception) -> HttpResponse:
+    """Return the response to a request that failed, in the form of its protocol."""
+    found = failure_response(error)
+    if not request.path.startswith(_OPENAI):
+        return found
+    _, message = describe(error)
+    kind = "invalid_request_error" if found.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    body = openai.failure(message, error_code(error).value, kind)
+    return json_response(body, found.status, tuple(each for each in found.headers if each[0] != "content-type"))
 
 
 def failure_response(error: Exception) -> HttpResponse:

@@ -15,6 +15,7 @@ from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.loader import READY
 from edged.engines.plan import PlannedModel
 from edged.errors import InvalidInput, Unsupported
+from edged.language.model import PlannedLanguageModel
 from edged.logs.formats import TextLines
 from edged.proto import open_inference_pb2 as pb
 from edged.serving import trace
@@ -73,6 +74,9 @@ class AdministrationHandlers:
         Raises NotFound.
         """
         controller, models = self._controller, list[PlannedModel | PlannedEnsemble]()
+        chats = [] if request.name else list(controller.language.models.values())
+        if request.name and (found := controller.language.find(request.name, request.version)) is not None:
+            return pb.ModelStatisticsResponse(model_stats=[_language_statistics(found)])
         if request.name and request.version:
             models.append(controller.find_any(request.name, request.version))
         elif request.name:
@@ -80,7 +84,8 @@ class AdministrationHandlers:
             models += controller.catalogue.versions(name) or controller.catalogue.ensembles_of(name)
         else:
             models = controller.served()
-        return pb.ModelStatisticsResponse(model_stats=[_statistics(planned) for planned in models])
+        rows = [*map(_statistics, models), *map(_language_statistics, chats)]
+        return pb.ModelStatisticsResponse(model_stats=rows)
 
     async def trace_setting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
         """Change the settings in the request, if any, and return all settings."""
@@ -119,6 +124,16 @@ def _require(name: str, parameter: pb.ModelRepositoryParameter, kind: str) -> No
 def _require_the_repository(name: str) -> None:
     if name:
         raise Unsupported(f"the only repository has no name; leave out repository_name {name[:80]!r}")
+
+
+def _language_statistics(planned: PlannedLanguageModel) -> pb.ModelStatistics:
+    """Return how many requests a language model answered."""
+    counts = planned.counts
+    message = pb.ModelStatistics(name=planned.entry.model, version=planned.version)
+    message.inference_count = message.execution_count = counts.requests - counts.failed
+    message.inference_stats.success.count = counts.requests - counts.failed
+    message.inference_stats.fail.count = counts.failed
+    return message
 
 
 def _statistics(planned: PlannedModel | PlannedEnsemble) -> pb.ModelStatistics:

@@ -9,10 +9,12 @@ from typing import cast
 from msgspec.structs import replace
 
 from edged.api.grpc.rpc import Context
+from edged.api.language import generate
 from edged.engines.controller import Controller
 from edged.engines.ensembles import BoundEnsemble, PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.errors import InvalidInput, NotFound, NotReady
+from edged.language.model import LanguageState
 from edged.models import triton_config
 from edged.models.entries import ModelEntry
 from edged.models.model import Model
@@ -83,6 +85,9 @@ class ConfigurationHandlers:
         """Return false while requests would have to wait, and for an unknown model, as Triton does. Raises NotReady for
         a model that exists but cannot be served, since some clients look only at the status."""
         try:
+            language = self._controller.language.find(request.name, request.version)
+            if language is not None:
+                return pb.ModelReadyResponse(ready=language.state is LanguageState.READY)
             planned = find(self._controller, request.name, request.version)
         except NotFound:
             return pb.ModelReadyResponse(ready=False)
@@ -95,6 +100,14 @@ class ConfigurationHandlers:
         return pb.ServerMetadataResponse(name="edged", version=__version__, extensions=EXTENSIONS)
 
     async def model_metadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        if (language := self._controller.language.find(request.name, request.version)) is not None:
+            return pb.ModelMetadataResponse(
+                name=language.entry.model,
+                versions=self._controller.language.versions(language.entry.model),
+                platform=generate.PLATFORM,
+                inputs=_tensors(generate.INPUTS),
+                outputs=_tensors(generate.OUTPUTS),
+            )
         planned = find(self._controller, request.name, request.version)
         if isinstance(planned, PlannedEnsemble):
             bound = await loaded_ensemble(planned)
@@ -117,6 +130,8 @@ class ConfigurationHandlers:
         )
 
     async def model_config(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        if (language := self._controller.language.find(request.name, request.version)) is not None:
+            return pb.ModelConfigResponse(config=_language_config(language.entry.model))
         planned = find(self._controller, request.name, request.version)
         if isinstance(planned, PlannedEnsemble):
             await loaded_ensemble(planned)
@@ -192,6 +207,17 @@ def config_of(model: Model, batching: TensorBatching) -> config_pb.ModelConfig:
 
 def _dims(spec: TensorSpec, rows: int) -> tuple[int, ...]:
     return spec.dims[1:] if rows else spec.dims
+
+
+def _language_config(name: str) -> config_pb.ModelConfig:
+    config = config_pb.ModelConfig(name=name, platform=generate.PLATFORM, backend=generate.PLATFORM)
+    config.model_transaction_policy.decoupled = True
+    for spec in generate.INPUTS:
+        is_optional = spec.name != generate.TEXT
+        config.input.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.dims, optional=is_optional)
+    for spec in generate.OUTPUTS:
+        config.output.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.dims)
+    return config
 
 
 def ensemble_config_of(planned: PlannedEnsemble) -> config_pb.ModelConfig:

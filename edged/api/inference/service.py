@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from functools import partial
 
 from edged.api.grpc import wire
@@ -17,8 +18,9 @@ from edged.api.inference.infer import Inference
 from edged.api.inference.models import ConfigurationHandlers
 from edged.api.inference.requests import Caller
 from edged.api.inference.shared_memory import SharedMemoryAccess
+from edged.api.language import generate
+from edged.api.language.service import LanguageService
 from edged.engines.controller import Controller
-from edged.engines.readiness import all_ready
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.trace import Tracing
 
@@ -26,11 +28,18 @@ from edged.serving.trace import Tracing
 class InferenceService:
     """Answers the protocol's calls from the controller's plans and slots."""
 
-    def __init__(self, controller: Controller, tracing: Tracing, shared_memory_over_tcp: bool = False) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        tracing: Tracing,
+        shared_memory_over_tcp: bool = False,
+        language: LanguageService | None = None,
+    ) -> None:
         self._controller = controller
         self._access = SharedMemoryAccess(over_tcp=shared_memory_over_tcp)
         self.inference = Inference(controller, tracing, self._access)
-        self._inferring, self._logs = InferHandlers(self.inference), LogHandlers()
+        self._inferring = InferHandlers(self.inference, language or LanguageService(controller))
+        self._logs = LogHandlers()
         self.service = Service(
             pb.DESCRIPTOR.services_by_name["GRPCInferenceService"],
             self,
@@ -59,7 +68,7 @@ class InferenceService:
 
     async def server_ready(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
         """Return whether every model that can be served is ready; always true with strict_readiness = false."""
-        return pb.ServerReadyResponse(ready=all_ready(self._controller.models.values(), self._controller.health))
+        return pb.ServerReadyResponse(ready=self._controller.is_ready)
 
 
 # Limits of the requests in progress of one stream, and of their bytes; at either limit, no more requests are read.
@@ -71,8 +80,8 @@ _write_streamed = partial(wire.write, streamed=True)
 class InferHandlers:
     """Answers single requests and streams of them."""
 
-    def __init__(self, inference: Inference) -> None:
-        self._inference = inference
+    def __init__(self, inference: Inference, language: LanguageService) -> None:
+        self._inference, self._language = inference, language
         self._readers: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
@@ -101,7 +110,7 @@ class InferHandlers:
             nonlocal ended
             try:
                 async for request in requests:  # requests that were already read are answered even after `stop`
-                    window.begin(asyncio.create_task(self._answer(request, caller, strict)), len(request))
+                    window.begin(_Answers(self._answers(request, caller, strict)), len(request))
                     arrived.set()
                     await window.room()
             finally:
@@ -113,7 +122,7 @@ class InferHandlers:
         try:
             while True:
                 while (first := window.first) is not None:
-                    for response in await first:
+                    while (response := await first.next()) is not None:
                         yield response
                     window.end()
                 if ended:
@@ -125,56 +134,89 @@ class InferHandlers:
             reader.cancel()
             window.cancel()
 
-    async def _answer(self, data: bytes, caller: Caller, strict: bool) -> list[bytes]:
-        """Return the responses of one request; without `strict`, a failed request has a response with the error."""
+    async def _answers(self, data: bytes, caller: Caller, strict: bool) -> AsyncGenerator[bytes, None]:
+        """Yield the responses of one request; without `strict`, a failed request has a response with the error."""
         identifier = ""
         try:
             request = wire.read(data)
-            identifier = request.message.id
-            return await self._inference.answer(request, caller, _write_streamed)
+            message, identifier = request.message, request.message.id
+            planned = self._language.of(message.model_name, message.model_version)
+            if planned is None:
+                for response in await self._inference.answer(request, caller, _write_streamed):
+                    yield response
+                return
+            async with aclosing(generate.responses(self._language, planned, request, caller.peer)) as responses:
+                async for response in responses:
+                    yield response
         except Exception as error:
             if strict:
                 raise
-            _, message = describe(error)
+            _, text = describe(error)
             failed = pb.ModelInferResponse(id=identifier)
-            return [pb.ModelStreamInferResponse(error_message=message, infer_response=failed).SerializeToString()]
+            yield pb.ModelStreamInferResponse(error_message=text, infer_response=failed).SerializeToString()
+
+
+class _Answers:
+    """The responses of one request, which a task makes while those of earlier requests are sent."""
+
+    def __init__(self, responses: AsyncGenerator[bytes, None]) -> None:
+        self._made: asyncio.Queue[bytes | None] = asyncio.Queue()  # bounded by the model's limits of an answer
+        self._task = asyncio.create_task(self._make(responses))
+
+    async def next(self) -> bytes | None:
+        """Return the next response; None after the last one. Raises the error of the request."""
+        response = await self._made.get()
+        if response is None:
+            await self._task
+        return response
+
+    def cancel(self) -> None:
+        self._task.cancel()
+        self._task.add_done_callback(_retrieve_exception)
+
+    async def _make(self, responses: AsyncGenerator[bytes, None]) -> None:
+        try:
+            async with aclosing(responses):
+                async for response in responses:
+                    self._made.put_nowait(response)
+        finally:
+            self._made.put_nowait(None)
 
 
 class _Window:
     """The requests of one stream in progress, in their order, and their bytes."""
 
     def __init__(self) -> None:
-        self._tasks: deque[tuple[asyncio.Task[list[bytes]], int]] = deque()
+        self._answers: deque[tuple[_Answers, int]] = deque()
         self._bytes = 0
         self._ended = asyncio.Event()
 
     @property
-    def first(self) -> asyncio.Task[list[bytes]] | None:
-        return self._tasks[0][0] if self._tasks else None
+    def first(self) -> _Answers | None:
+        return self._answers[0][0] if self._answers else None
 
-    def begin(self, task: asyncio.Task[list[bytes]], size: int) -> None:
-        self._tasks.append((task, size))
+    def begin(self, answers: _Answers, size: int) -> None:
+        self._answers.append((answers, size))
         self._bytes += size
 
     def end(self) -> None:
         """Remove the first request, whose responses were sent."""
-        _, size = self._tasks.popleft()
+        _, size = self._answers.popleft()
         self._bytes -= size
         self._ended.set()
 
     async def room(self) -> None:
         """Wait until another request may be read. That request's size is not known yet, and does not count here."""
-        while len(self._tasks) >= _STREAM_WINDOW or self._bytes >= _STREAM_BYTES:
+        while len(self._answers) >= _STREAM_WINDOW or self._bytes >= _STREAM_BYTES:
             self._ended.clear()
             await self._ended.wait()
 
     def cancel(self) -> None:
-        for task, _ in self._tasks:
-            task.cancel()
-            task.add_done_callback(_retrieve_exception)
+        for answers, _ in self._answers:
+            answers.cancel()
 
 
-def _retrieve_exception(task: asyncio.Task[list[bytes]]) -> None:
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
     """Retrieve the error of a task that is not awaited, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

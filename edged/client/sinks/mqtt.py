@@ -110,6 +110,12 @@ class Mqtt(Sink):
             if self._client.is_connected():
                 self._publish_places()
 
+    def publish_description(self, rule: str, text: str, unix_s: float) -> None:
+        """Publish what a language model said about the camera, at `description`; it stays there."""
+        with self._publishing:
+            if self._client.is_connected():
+                self._publish(*self._topics.description_entity(), self._topics.described(rule, text, unix_s))
+
     def on_answer(self, answered: Answered) -> None:
         result = answered.result
         if result.error is not None:
@@ -393,6 +399,17 @@ class Topics:
         """Return the entity for the text; empty if discovery is off."""
         template = f"{{{{ value_json.text[:{_LONGEST_STATE}] }}}}"
         return self._entity("sensor", "text", {"name": "Text", "state_topic": self.text, "value_template": template})
+
+    def described(self, rule: str, text: str, unix_s: float) -> Message:
+        """Return the message with a description of what the camera sees."""
+        plain = {"rule": rule, "text": text, "unix_s": round(unix_s, 3)}
+        return Message(f"{self._base}/description", _json(plain), retain=True)
+
+    def description_entity(self) -> tuple[Message, ...]:
+        """Return the entity for descriptions; empty if discovery is off."""
+        template = f"{{{{ value_json.text[:{_LONGEST_STATE}] }}}}"
+        config = {"name": "Description", "state_topic": f"{self._base}/description", "value_template": template}
+        return self._entity("sensor", "description", config)
 
     def place(self, kind: str, name: str, state: Place | Crossings) -> Message:
         """Return the message with the state of a zone or line."""

@@ -1,0 +1,67 @@
+"""Bodies that are made while they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeAlias
+
+from edged.api.grpc.status import describe, error_code
+
+Send: TypeAlias = "Callable[[bytes], Awaitable[None]]"
+
+_MOST_WAITING = 32  # chunks that the client has not read; then the work waits
+
+
+class Streamed:
+    """The chunks that a task makes. Call `begin`, then read `chunks`; closing them cancels the task."""
+
+    def __init__(self, work: Callable[[Send], Awaitable[None]], failed: Callable[[str, str], bytes]) -> None:
+        """`work` calls its argument with each chunk. `failed` makes the last chunk if the work fails after its first
+        chunk, from the message and the code of the error."""
+        self._failed = failed
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
+        self._first: bytes | None = None
+        self._task = asyncio.ensure_future(self._run(work))
+
+    async def begin(self) -> None:
+        """Wait for the first chunk. Raises the error of the work if it fails before."""
+        first = asyncio.ensure_future(self._chunks.get())
+        try:
+            await asyncio.wait((first, self._task), return_when=asyncio.FIRST_COMPLETED)
+            if not first.done():
+                self._task.result()
+            self._first = await first
+        except BaseException:
+            first.cancel()
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            raise
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the chunks."""
+        chunk, self._first = self._first, None
+        try:
+            while chunk is not None:
+                yield chunk
+                chunk = await self._chunks.get()
+        finally:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self, work: Callable[[Send], Awaitable[None]]) -> None:
+        has_begun = False
+
+        async def send(chunk: bytes) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await self._chunks.put(chunk)
+
+        try:
+            await work(send)
+        except Exception as error:
+            if not has_begun:
+                raise
+            _, message = describe(error)
+            await self._chunks.put(self._failed(message, error_code(error).value))
+        await self._chunks.put(None)

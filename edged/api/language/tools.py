@@ -1,0 +1,92 @@
+"""Calls of tools in an answer: the schema that forces one, and how one is found in text. Pure.
+
+Models write a call as JSON with a name and arguments, bare or between tags such as <tool_call>.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+_OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+_TAGS = re.compile(r"</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|^```(?:json)?|```$")
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+def schema_of(tools: Sequence[dict[str, Any]], name: str = "") -> dict[str, Any]:
+    """Return the JSON schema of a call of one of the tools, or of the one with this name."""
+    chosen = [tool["function"] for tool in tools if name in ("", tool["function"]["name"])]
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"enum": [each["name"]]},
+                "arguments": each.get("parameters") or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for each in chosen
+    ]
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def find_calls(text: str, names: Sequence[str]) -> list[ToolCall]:
+    """Return the calls of tools with these names, if a text consists of calls; otherwise none."""
+    rest = _TAGS.sub(" ", text.strip()).strip()
+    decoder, found = json.JSONDecoder(), list[ToolCall]()
+    while rest:
+        try:
+            value, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return []
+        for each in value if isinstance(value, list) else [value]:
+            call = _call(each, names)
+            if call is None:
+                return []
+            found.append(call)
+        rest = rest[end:].lstrip(" \n\t,;")
+    return found
+
+
+def _call(value: Any, names: Sequence[str]) -> ToolCall | None:
+    if not isinstance(value, dict) or value.get("name") not in names:
+        return None
+    arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
+    return ToolCall(value["name"], arguments if isinstance(arguments, str) else json.dumps(arguments))
+
+
+class HeldText:
+    """Text of an answer that may be a call of a tool: what cannot be one is given out at once."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_text = False
+
+    def take(self, text: str) -> str:
+        """Take new text; return the text that can be sent."""
+        if self._is_text:
+            return text
+        self._held += text
+        begin = self._held.lstrip()
+        if not begin or begin[0] in "{[`" or any(each.startswith(begin[: len(each)]) for each in _OPENINGS):
+            return ""
+        self._is_text = True
+        held, self._held = self._held, ""
+        return held
+
+    def rest(self) -> str:
+        """Return what was held back."""
+        held, self._held = self._held, ""
+        return held

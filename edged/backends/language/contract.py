@@ -1,0 +1,100 @@
+"""What a runtime of language models does: it opens a model, and generates text for several requests in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+
+Guidance: TypeAlias = Literal["", "json_schema", "regex"]
+Reason: TypeAlias = Literal["", "stop", "length"]
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How tokens are chosen. `temperature` 0 takes the most probable one. `seed` makes an answer repeatable; None for a
+    random one. `guidance` says what `grammar` is, a JSON schema or a regular expression that the text must follow."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    guidance: Guidance = ""
+    grammar: str = ""
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """What to generate from. `messages` is JSON: a list of messages as in OpenAI's protocol, in which a picture is the
+    part {"type": "image"}; `tools` is JSON or empty. If `messages` is empty, `prompt` is used as it is. `pictures` are
+    JPEG or PNG files in the order of their parts. At most `most_tokens` are generated."""
+
+    messages: str = ""
+    tools: str = ""
+    prompt: str = ""
+    pictures: tuple[bytes, ...] = ()
+    sampling: Sampling = Sampling()
+    most_tokens: int = 256
+
+
+class Prompt(NamedTuple):
+    """The prompt of a request, in tokens; `cached` of them are known from an earlier request."""
+
+    tokens: int
+    cached: int = 0
+
+
+class Step(NamedTuple):
+    """What a step gave to a request: text, the number of new tokens, and why generating ended ("" if it goes on).
+    `prompt` comes with the first token. `error` ends the request, too."""
+
+    number: int
+    text: str = ""
+    tokens: int = 0
+    reason: Reason = ""
+    error: str = ""
+    prompt: Prompt | None = None
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """How to open a model: the file that names its form, the threads, the longest context in tokens, and the requests
+    at once."""
+
+    file: str
+    threads: int = 1
+    context: int = 2048
+    most: int = 4
+
+
+class LanguageModel(Protocol):
+    """An opened model. Not safe for several threads."""
+
+    context: int
+    """The most tokens of a prompt and its answer together."""
+    has_template: bool
+    """Whether it can format chat messages."""
+    has_tools: bool
+    """Whether its template takes tools."""
+    takes_pictures: bool
+
+    def begin(self, number: int, wanted: Generation) -> int:
+        """Add a request and return the tokens of its prompt. Raises InvalidInput if it cannot be generated."""
+
+    def cancel(self, number: int) -> None:
+        """Remove a request; nothing happens if it has ended."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `step` has something to do."""
+
+    def step(self) -> Sequence[Step]:
+        """Do the next piece of work: a part of a prompt, or a token for each running request. Raises EngineUnusable if
+        the model cannot be used any more."""
+
+
+class LanguageRuntime(Protocol):
+    """A runtime; its module has one as `RUNTIME`."""
+
+    def version(self) -> str:
+        """Return the version of the loaded library."""
+
+    def open(self, how: Opening) -> LanguageModel:
+        """Open a model. Raises EngineUnusable if the runtime refuses it."""

@@ -1,0 +1,174 @@
+"""The host of a language model: a process that opens one model and generates text for several requests at once.
+
+A thread reads the daemon's messages, so that a request is cancelled before the next token. Texts are sent at once if
+tokens take longer than a few milliseconds; faster ones are put together.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from typing import BinaryIO
+
+import msgspec
+
+from edged import process
+from edged.backends.language import registry
+from edged.backends.language.contract import LanguageModel, Prompt, Reason, Step
+from edged.confinement import confine
+from edged.confinement.rules import Reach
+from edged.decoding import ready
+from edged.errors import EdgedError
+from edged.host.stops import StopFinder
+from edged.ipc import language_messages as m
+from edged.ipc import pipe_messages
+
+_TOGETHER_SECONDS = 0.004  # texts of so short a time are sent together
+
+
+class _Answer:
+    """The answer to one request: its text until it is sent."""
+
+    def __init__(self, stops: tuple[str, ...], prompt: int) -> None:
+        self.finder = StopFinder(stops)
+        self.prompt = Prompt(prompt)
+        self.text, self.tokens, self.is_first = "", 0, True
+        self.reason: Reason = ""
+
+
+class Generator:
+    """Generates for the requests of one model until the daemon closes the pipe."""
+
+    def __init__(self, model: LanguageModel, answers: BinaryIO) -> None:
+        self._model, self._output = model, answers
+        self._messages: queue.SimpleQueue[m.ToHost | None] = queue.SimpleQueue()
+        self._answers: dict[int, _Answer] = {}
+        self._sent = 0.0
+
+    def read(self, requests: BinaryIO) -> None:
+        """Read messages until the pipe is closed; the body of a thread."""
+        decoder = msgspec.msgpack.Decoder(ready(m.ToHost))
+        try:
+            while (payload := pipe_messages.read(requests, m.LARGEST)) is not None:
+                self._messages.put(decoder.decode(payload))
+        finally:
+            self._messages.put(None)
+
+    def run(self) -> None:
+        """Generate until the pipe is closed. Raises EngineUnusable if the model cannot be used any more."""
+        while True:
+            while not self._model.is_busy or not self._messages.empty():
+                message = self._messages.get()
+                if message is None:
+                    return
+                self._take(message)
+            steps = self._model.step()
+            for step in steps:
+                self._add(step)
+            now = time.monotonic()
+            if steps and now - self._sent >= _TOGETHER_SECONDS:
+                self._send_all()
+                self._sent = now
+
+    def _take(self, message: m.ToHost) -> None:
+        if isinstance(message, m.Begin):
+            try:
+                prompt = self._model.begin(message.number, message.wanted)
+            except EdgedError as error:
+                self._send(m.Failed(message.number, type(error).__name__, str(error)))
+            else:
+                self._answers[message.number] = _Answer(message.stop, prompt)
+        elif isinstance(message, m.Cancel):
+            self._model.cancel(message.number)
+            self._answers.pop(message.number, None)
+        elif isinstance(message, m.Ping):
+            self._send(m.Pong())
+
+    def _add(self, step: Step) -> None:
+        answer = self._answers.get(step.number)
+        if answer is None:
+            return
+        if step.error:
+            del self._answers[step.number]
+            self._send(m.Failed(step.number, "EngineUnusable", step.error))
+            return
+        text, is_stopped = answer.finder.take(step.text)
+        answer.text += text
+        answer.tokens += step.tokens
+        answer.prompt = step.prompt or answer.prompt
+        if is_stopped:
+            self._model.cancel(step.number)
+            answer.reason = "stop"
+        elif step.reason:
+            answer.text += answer.finder.rest()
+            answer.reason = step.reason
+        if answer.reason or answer.is_first:
+            self._send_one(step.number, answer)
+
+    def _send_all(self) -> None:
+        for number, answer in list(self._answers.items()):
+            if answer.tokens:
+                self._send_one(number, answer)
+
+    def _send_one(self, number: int, answer: _Answer) -> None:
+        prompt = answer.prompt
+        self._send(m.Text(number, answer.text, answer.tokens, answer.reason, prompt.tokens, prompt.cached))
+        answer.text, answer.tokens, answer.is_first = "", 0, False
+        if answer.reason:
+            del self._answers[number]
+
+    def _send(self, message: m.FromHost) -> None:
+        self._output.write(pipe_messages.pack(message))
+        self._output.flush()
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Open the model that the first message names, and serve until the daemon closes the pipe."""
+    payload = pipe_messages.read(requests, m.LARGEST)
+    if payload is None:
+        return
+    order = msgspec.msgpack.decode(payload, type=ready(m.Open))
+    began = time.monotonic()
+    try:
+        runtime = registry.load(order.runtime)
+        model = runtime.open(order.how)
+        opened = m.Opened(
+            runtime.version(),
+            model.context,
+            model.has_template,
+            model.has_tools,
+            model.takes_pictures,
+            time.monotonic() - began,
+        )
+        answers.write(pipe_messages.pack(opened))
+        answers.flush()
+        generator = Generator(model, answers)
+        threading.Thread(target=generator.read, args=(requests,), name="requests", daemon=True).start()
+        generator.run()
+    except EdgedError as error:
+        answers.write(pipe_messages.pack(m.Unfit(type(error).__name__, str(error))))
+        answers.flush()
+
+
+def main() -> None:
+    """`python -m edged.host.language PARENT_PID MEMORY_MB REACH`"""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the daemon, which stops its hosts
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries may print
+    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
+    parent, memory_mb, text = sys.argv[1:]
+    if not process.die_with_parent(int(parent)):
+        sys.exit(1)
+    process.restrain(int(memory_mb), niceness=process.BUILD)  # cameras come first
+    confine.everything(Reach.parsed(text))
+    serve(sys.stdin.buffer, answers)
+    os._exit(0)  # the reading thread may be blocked, and runtimes may take long to end
+
+
+if __name__ == "__main__":
+    main()

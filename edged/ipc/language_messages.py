@@ -1,0 +1,83 @@
+"""Messages between the daemon and a host of a language model, on two pipes (`edged.ipc.pipe_messages`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edged.backends.language.contract import Generation, Opening, Reason
+
+LARGEST = 256 << 20
+"""The largest message to a host, in bytes: pictures are in it. The daemon limits requests much lower."""
+LARGEST_ANSWER = 4 << 20
+"""The largest message from a host: the text of some tokens."""
+
+
+class Open(msgspec.Struct, frozen=True, tag=True):
+    """The first message: what to open with which runtime."""
+
+    runtime: str
+    how: Opening
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """A request. Its text ends before the first of the texts in `stop`."""
+
+    number: int
+    wanted: Generation
+    stop: tuple[str, ...] = ()
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    number: int
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+ToHost = Open | Begin | Cancel | Ping
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """The model is open; the fields are those of `LanguageModel`. `seconds`: how long that took."""
+
+    version: str
+    context: int
+    has_template: bool
+    has_tools: bool
+    takes_pictures: bool
+    seconds: float
+
+
+class Unfit(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be opened, or not be used any more. The host ends."""
+
+    error: str
+    message: str
+
+
+class Text(msgspec.Struct, frozen=True, tag=True):
+    """Text that a request got, and the number of its tokens. `reason` is given when the request has ended.
+    `prompt_tokens` and `cached_tokens` are those of its prompt."""
+
+    number: int
+    text: str
+    tokens: int
+    reason: Reason = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A request ended with an error of this class in `edged.errors`."""
+
+    number: int
+    error: str
+    message: str
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+FromHost = Opened | Unfit | Text | Failed | Pong

@@ -1,0 +1,163 @@
+"""Descriptions of what cameras see: a rule watches a camera's detections, and its best frame goes to a language model.
+
+There is at most one description of a rule per interval, and one at a time. They have the lowest priority: they wait for
+all chats, and a frame is copied only while a rule waits for its class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+
+from edged.backends.language.contract import Generation, Sampling
+from edged.config.describe import Describe
+from edged.errors import EdgedError, InvalidInput
+from edged.events import Described, What
+from edged.language.model import PlannedLanguageModel
+from edged.serving.taps import Tapped
+from edged.tasks import TaskGroup
+from edged.vision.detections import Detections, class_name
+
+_LOG = logging.getLogger("edged.language")
+_LOOK_SECONDS = 0.2  # between two frames of a camera that are looked at
+_GAP_SECONDS = 1.5  # a class that is not seen for this long has gone
+
+
+class Watch:
+    """One rule and what its camera has shown. Pure: times are given, in monotonic seconds."""
+
+    def __init__(self, rule: Describe) -> None:
+        self.rule = rule
+        self._looked = self._described = -1e9
+        self._since = self._seen = -1e9
+        self._best: tuple[float, Tapped] | None = None
+
+    def wants(self, now: float) -> bool:
+        """Whether a frame is to be looked at."""
+        is_due = now - self._described >= self.rule.every_seconds - self.rule.seconds
+        if not is_due or now - self._looked < _LOOK_SECONDS:
+            return False
+        self._looked = now
+        return True
+
+    def see(self, frame: Tapped, score: float, now: float) -> Tapped | None:
+        """Record the best score of the classes in a frame, 0 for none. Return the frame to describe, if it is time."""
+        if now - self._seen > _GAP_SECONDS:
+            self._since, self._best = now, None
+        if score < self.rule.score:
+            return None
+        self._seen = now
+        if self._best is None or score > self._best[0]:
+            self._best = score, frame
+        if now - self._since < self.rule.seconds or now - self._described < self.rule.every_seconds:
+            return None
+        self._described, (_, best) = now, self._best
+        self._since, self._best = now, None
+        return best
+
+
+class Describer:
+    """The rules of the configuration; a tap of all streams. `find` returns a language model by name, or raises."""
+
+    def __init__(
+        self, find: Callable[[str], PlannedLanguageModel], emit: Callable[[What, str], None], tasks: TaskGroup
+    ) -> None:
+        """`give` may be set later: it is called with the camera, the rule and the text of each description."""
+        self.give: Callable[[str, str, str], None] = lambda camera, rule, text: None
+        self._find, self._emit, self._tasks = find, emit, tasks
+        self._watches: dict[str, Watch] = {}
+        self._busy: set[str] = set()
+        self.problems: dict[str, str] = {}  # by rule: why its last description failed
+
+    def reconfigure(self, rules: Mapping[str, Describe]) -> None:
+        """Apply the rules of the configuration; unchanged ones keep what they have seen."""
+        before = self._watches
+        self._watches = {
+            name: before[name] if name in before and before[name].rule == rule else Watch(rule)
+            for name, rule in rules.items()
+        }
+        self.problems = {name: why for name, why in self.problems.items() if name in rules}
+
+    def wants(self, model: str, camera: str, now: float) -> bool:
+        """As `Tap.wants`."""
+        wanting = [watch.wants(now) for watch in self._watches.values() if watch.rule.camera == camera]
+        return any(wanting)
+
+    def take(self, frame: Tapped) -> None:
+        """As `Tap.take`."""
+        if frame.answer.detections is None:
+            return
+        now, names = time.monotonic(), frame.answer.engine.recognition.names
+        found = Detections.unpack(frame.answer.detections)
+        for name, watch in self._watches.items():
+            rule = watch.rule
+            if rule.camera != frame.camera or name in self._busy:
+                continue
+            scores = [
+                float(score)
+                for score, number in zip(found.scores, found.class_ids, strict=True)
+                if not rule.classes or class_name(names, int(number)) in rule.classes
+            ]
+            best = watch.see(frame, max(scores, default=0.0), now)
+            if best is not None:
+                self._busy.add(name)
+                self._tasks.start(self._describe(name, rule, best))
+
+    async def _describe(self, name: str, rule: Describe, frame: Tapped) -> None:
+        began, text = time.monotonic(), ""
+        try:
+            planned = self._find(rule.model)
+            wanted = await self._wanted(rule, planned, frame)
+            async with aclosing(planned.generate(wanted, client=f"rule {name}", is_low=True)) as texts:
+                async for each in texts:
+                    text += each.text
+        except EdgedError as error:
+            if self.problems.get(name) != str(error):
+                _LOG.warning("describe.%s: no description: %s", name, error)
+            self.problems[name] = str(error)
+            return
+        finally:
+            self._busy.discard(name)
+        self.problems.pop(name, None)
+        text = text.strip()
+        self._emit(Described(rule.camera, name, text, round(time.monotonic() - began, 3)), rule.model)
+        self.give(rule.camera, name, text)
+
+    async def _wanted(self, rule: Describe, planned: PlannedLanguageModel, frame: Tapped) -> Generation:
+        question = rule.prompt.replace("{camera}", rule.camera).replace("{detections}", _listed(frame))
+        files = planned.files
+        pictures: tuple[bytes, ...] = ()
+        content: object = question
+        if files is not None and files.takes_pictures:
+            pictures = (await asyncio.to_thread(_encoded, frame),)
+            content = [{"type": "image"}, {"type": "text", "text": question}]
+        system = [{"role": "system", "content": planned.settings.system}] if planned.settings.system else []
+        messages = json.dumps([*system, {"role": "user", "content": content}])
+        return Generation(messages, pictures=pictures, sampling=Sampling(), most_tokens=rule.max_tokens)
+
+
+def _listed(frame: Tapped) -> str:
+    """Return what was detected: `2 person, 1 car`."""
+    found = Detections.unpack(frame.answer.detections or b"")
+    names = frame.answer.engine.recognition.names
+    counts = Counter(class_name(names, int(number)) for number in found.class_ids)
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "nothing"
+
+
+def _encoded(frame: Tapped) -> bytes:
+    """Return the frame as JPEG or PNG. Raises InvalidInput if it cannot be encoded."""
+    if not frame.pixel_format:
+        return frame.data
+    from edged.vision import draw, image  # OpenCV, which few daemons need
+
+    try:
+        form = image.PixelFormat(frame.pixel_format)
+        pixels = image.from_raw(frame.data, form, frame.width, frame.height, frame.stride)
+    except (EdgedError, ValueError) as error:
+        raise InvalidInput(f"the frame cannot be encoded: {error}") from error
+    return draw.encode_jpeg(pixels)

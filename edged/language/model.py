@@ -1,0 +1,403 @@
+"""One language model in the daemon: its files, the host that generates, and the change to another host while it
+serves."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from edged import packages, tasks
+from edged.backends.language import registry
+from edged.backends.language.contract import Generation, Opening
+from edged.backoff import Backoff
+from edged.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EdgedError,
+    HostLost,
+    NotReady,
+    OutOfMemory,
+    Unsupported,
+)
+from edged.events import EngineServes, EventLog, ModelRead, ModelRefused
+from edged.events import HostLost as HostLostEvent
+from edged.ipc import language_messages as m
+from edged.language import proof
+from edged.language.host import LanguageHost
+from edged.language.proof import Figures, Proof, Proofs
+from edged.language.turns import Turns
+from edged.models import language
+from edged.models.entries import ModelEntry
+from edged.models.language import Form, LanguageFiles, LanguageSettings
+
+_LOG = logging.getLogger("edged.language")
+_PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)  # after a failure that may pass
+_HEALTHY_S = 60.0
+_PATIENCE_S = 60.0  # how long a request waits for a host that is being started
+_PASSING = (HostLost, NotReady, OutOfMemory)
+_SPARE_MB = 256  # of the box's memory, that a new host must leave
+_LIMIT_SHARE, _LIMIT_MB = 1.5, 512  # of the estimate, and more, that a host may use
+
+
+class LanguageState(str, enum.Enum):
+    LOADING = "loading"
+    READY = "ready"
+    REFUSED = "refused"
+
+
+class Box(NamedTuple):
+    """What all language models share. `facts` returns the facts of the device, `available_mb` its free memory;
+    `changed` is called when a model changes its state."""
+
+    facts: Callable[[], Mapping[str, str]]
+    proofs: Proofs
+    events: EventLog
+    available_mb: Callable[[], int]
+    changed: Callable[[], None]
+
+
+class Counts(msgspec.Struct):
+    """Counts since the start of the daemon."""
+
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+
+
+class _Wanted(NamedTuple):
+    """What the serving host must be: another one is started if this differs."""
+
+    form: Form
+    version: str
+    digest: str
+    how: Opening
+
+
+class PlannedLanguageModel:
+    """A version of a language model that is to be served."""
+
+    def __init__(self, entry: ModelEntry, box: Box) -> None:
+        self.entry, self._box = entry, box
+        self.files: LanguageFiles | None = None
+        self.settings = LanguageSettings()
+        self.problem: EdgedError | None = None  # why the newest content or runtime cannot serve
+        self.host: LanguageHost | None = None
+        self.digest = ""
+        self.figures: Figures | None = None
+        self.choice = ""  # why this runtime serves, if there was a choice
+        self.swaps = 0
+        self.counts = Counts()
+        self.turns = Turns(self.settings.requests, self.settings.waiting)
+        self._serving: _Wanted | None = None
+        self._digest_of = ""  # the stamp for which the digest was computed
+        self._changed, self._moved = asyncio.Event(), asyncio.Event()
+        self._draining: set[asyncio.Task[None]] = set()
+        self._task = tasks.keep(f"language model {entry.name}", self._live)
+
+    @property
+    def version(self) -> str:
+        return self.entry.version
+
+    @property
+    def state(self) -> LanguageState:
+        if self.host is not None and not self.host.lost:
+            return LanguageState.READY
+        is_refused = self.problem is not None and not isinstance(self.problem, HostLost)
+        return LanguageState.REFUSED if is_refused else LanguageState.LOADING
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a prompt and its answer."""
+        if self.host is not None and self.host.opened.context:
+            return self.host.opened.context
+        return self.files.limit(self.settings) if self.files is not None else 0
+
+    def look(self, entry: ModelEntry | None = None) -> None:
+        """Look at the model and the box again; `entry` is what the disk has now."""
+        self.entry = entry or self.entry
+        self._changed.set()
+
+    async def until_read(self, seconds: float) -> None:
+        """Wait until the files of the model are read or refused, at most for `seconds`."""
+        end = time.monotonic() + seconds
+        while self._digest_of != self.entry.stamp and self.problem is None and time.monotonic() < end:
+            self._moved.clear()
+            await tasks.until_set(self._moved, min(0.2, end - time.monotonic()))
+
+    async def stop(self) -> None:
+        """Stop the hosts, and refuse waiting requests."""
+        self._task.cancel()
+        await asyncio.gather(self._task, *self._draining, return_exceptions=True)
+        self.turns.refuse(NotReady(f"model {self.entry.name!r} is no longer served"))
+        if self.host is not None:
+            await self.host.stop()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, wanted: Generation, stop: tuple[str, ...] = (), client: str = "", *, is_low: bool = False
+    ) -> AsyncGenerator[m.Text, None]:
+        """Yield the texts of an answer; the last one has the reason for its end. `client` is who takes turns with
+        others. If the host is lost before the first text, the request is tried once more.
+
+        Raises Overloaded, NotReady, DeadlineExceeded, HostLost, and InvalidInput if the request cannot be generated.
+        """
+        end = time.monotonic() + self.settings.seconds
+        self.counts.requests += 1
+        is_done = False
+        try:
+            async with self.turns.turn(client, self.entry.name, self.settings.seconds, is_low=is_low):
+                for is_last in (False, True):
+                    host, has_answered = await self._ready_host(), False
+                    try:
+                        async with aclosing(host.generate(wanted, stop)) as texts:
+                            while True:
+                                text = await self._before(end, texts)
+                                has_answered = True
+                                self.counts.tokens += text.tokens
+                                is_done = bool(text.reason)
+                                if is_done:
+                                    self.counts.prompt_tokens += text.prompt_tokens
+                                    self.counts.cached_tokens += text.cached_tokens
+                                yield text
+                                if is_done:
+                                    return
+                    except HostLost:
+                        if has_answered or is_last:
+                            raise
+        except EdgedError:
+            self.counts.failed += 1
+            raise
+
+    async def _before(self, end: float, texts: AsyncGenerator[m.Text, None]) -> m.Text:
+        try:
+            return await asyncio.wait_for(anext(texts), max(0.001, end - time.monotonic()))
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded(
+                f"an answer of model {self.entry.name!r} took longer than {self.settings.seconds:g} s; ask for fewer"
+                " tokens, or raise the model's setting limits.seconds"
+            ) from None
+
+    async def _ready_host(self) -> LanguageHost:
+        end = time.monotonic() + _PATIENCE_S
+        while self.host is None or self.host.lost:
+            if self.state is LanguageState.REFUSED:
+                raise NotReady(f"model {self.entry.name!r} cannot be served: {self.problem}")
+            if time.monotonic() >= end:
+                why = f": {self.problem}" if self.problem is not None else ""
+                raise NotReady(f"model {self.entry.name!r} is being loaded{why}; try again")
+            self._moved.clear()
+            await tasks.until_set(self._moved, min(1.0, end - time.monotonic()))
+        return self.host
+
+    # -- the host ----------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        """Keep a host that is what it must be, until cancelled."""
+        backoff = Backoff(_PAUSES_S, _HEALTHY_S)
+        while True:
+            self._changed.clear()
+            pause = math.inf
+            try:
+                await self._turn()
+                self.problem = None
+            except EdgedError as error:
+                self._fail(error)
+                pause = backoff.after(0.0) if isinstance(error, _PASSING) else math.inf
+            self._move()
+            began = time.monotonic()
+            if await self._until_lost(pause):
+                self._lose()
+                await tasks.until_set(self._changed, backoff.after(time.monotonic() - began))
+
+    async def _until_lost(self, pause: float) -> bool:
+        """Wait until something has changed, at most for `pause` seconds; return whether the host was lost."""
+        host = self.host
+        waits = [asyncio.ensure_future(self._changed.wait())]
+        if host is not None:
+            waits.append(asyncio.ensure_future(host.ended.wait()))
+        try:
+            await asyncio.wait(waits, timeout=None if math.isinf(pause) else pause, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        return host is not None and host.ended.is_set()
+
+    async def _turn(self) -> None:
+        """Make the serving host what it must be. Raises EdgedError if that fails; a host that serves continues."""
+        entry = self.entry
+        if entry.problem:
+            raise ConfigError(entry.problem)
+        settings = language.read_settings(entry.settings)
+        path = Path(entry.path)
+        files = await asyncio.to_thread(language.examine, path)
+        self.files, self.settings = files, settings
+        self.turns.most, self.turns.waiting = settings.requests, settings.waiting
+        if self._digest_of != entry.stamp or not self.digest:
+            self.digest, self._digest_of = await asyncio.to_thread(language.digest, path), entry.stamp
+            self._box.events.emit(ModelRead(self.digest), entry.name)
+        wanted = await self._choose(files, settings, self._usable(files, settings))
+        if wanted == self._serving and self.host is not None and not self.host.lost:
+            return
+        known = await asyncio.to_thread(self._box.proofs.read, wanted.digest)
+        host = await self._start(wanted, files, settings)
+        try:
+            known = await self._verify(host, wanted, settings, known)
+        except BaseException:
+            await host.stop()
+            raise
+        self._swap(host, wanted, known)
+
+    def _usable(self, files: LanguageFiles, settings: LanguageSettings) -> dict[Form, str]:
+        """Return the forms that this box can open, with the version of their runtimes. Raises Unsupported if none."""
+        facts = self._box.facts()
+        found = {form: version for form in files.forms if (version := registry.version(form.runtime, facts))}
+        if settings.runtime:
+            found = {form: version for form, version in found.items() if form.runtime == settings.runtime}
+        if not found:
+            names = " or ".join(registry.TITLES[form.runtime] for form in files.forms)
+            asked = f" ({language.RUNTIME} is {settings.runtime})" if settings.runtime else ""
+            raise Unsupported(
+                f"the model needs {names}{asked}, which is not installed; {packages.install_extra('genai')}"
+            )
+        return found
+
+    async def _choose(self, files: LanguageFiles, settings: LanguageSettings, usable: Mapping[Form, str]) -> _Wanted:
+        """Return what must serve: the only form, or the one that was measured to be faster on this box."""
+        wanted = [
+            _Wanted(form, version, self.digest, self._opening(form, files, settings))
+            for form, version in usable.items()
+        ]
+        self.choice = ""
+        if len(wanted) == 1:
+            return wanted[0]
+        known = await asyncio.to_thread(self._box.proofs.read, self.digest)
+        for each in wanted:
+            runtime = each.form.runtime
+            if known.measured.get(runtime) == _measured(each):
+                continue
+            host = await self._start(each, files, settings)
+            try:
+                figures = await proof.measure(host)
+            finally:
+                await host.stop()
+            known = msgspec.structs.replace(
+                known,
+                figures={**known.figures, runtime: figures},
+                measured={**known.measured, runtime: _measured(each)},
+            )
+            self._box.proofs.write(self.digest, known)
+        figures_of = {each.form.runtime: known.figures[each.form.runtime] for each in wanted}
+        fastest = proof.faster(figures_of)
+        self.choice = "; ".join(
+            f"{registry.TITLES[name]}: {each.first_s * 1e3:.0f} ms to the first token, {each.tokens_per_s:.0f} tokens/s"
+            for name, each in figures_of.items()
+        )
+        return next(each for each in wanted if each.form.runtime == fastest)
+
+    @staticmethod
+    def _opening(form: Form, files: LanguageFiles, settings: LanguageSettings) -> Opening:
+        threads = settings.threads or max(1, (os.cpu_count() or 1) - 1)  # one is left for cameras
+        return Opening(form.path, threads, files.limit(settings), settings.requests)
+
+    async def _start(self, wanted: _Wanted, files: LanguageFiles, settings: LanguageSettings) -> LanguageHost:
+        """Start a host. If the memory of the box does not suffice for two, the one that serves is stopped first. Raises
+        OutOfMemory."""
+        needed = settings.memory_mb or files.needed_mb(settings)
+        available = self._box.available_mb()
+        if needed + _SPARE_MB > available and self.host is not None:
+            _LOG.warning(
+                "model %s: %d MiB are free, and another host needs about %d MiB; the one that serves is stopped first",
+                *(self.entry.name, available, needed),
+            )
+            host, self.host, self._serving = self.host, None, None
+            await host.drain()
+            available = self._box.available_mb()
+        if available and needed + _SPARE_MB > available:
+            raise OutOfMemory(
+                f"the model needs about {needed} MiB of memory, and {available} MiB are free; lower its setting"
+                f" {language.CONTEXT} ({files.limit(settings)}) or {language.REQUESTS} ({settings.requests}), or free"
+                " memory"
+            )
+        limit = settings.memory_mb or round(needed * _LIMIT_SHARE) + _LIMIT_MB
+        reads = tuple(str(each) for each in await asyncio.to_thread(language.files, Path(wanted.form.path)))
+        folders = tuple(dict.fromkeys((*reads, *(os.path.realpath(each) for each in reads))))
+        if not language.is_gguf(wanted.form.path):
+            folders = (str(Path(wanted.form.path).parent), *folders)
+        return await LanguageHost.start(wanted.form, wanted.version, wanted.how, folders, limit, self.entry.name)
+
+    async def _verify(self, host: LanguageHost, wanted: _Wanted, settings: LanguageSettings, known: Proof) -> Proof:
+        """Compare the answers of a host with those of the version before, and return what is known then. Raises
+        EngineUnusable if they differ."""
+        runtime, name = wanted.form.runtime, self.entry.name
+        before = known.versions.get(runtime, "")
+        if before == wanted.version and runtime in known.answers:
+            await proof.ask(host, "Hello", 2)  # the first answer is slower
+            return known
+        now = await proof.answers(host)
+        if before and settings.verifies:
+            proof.require_equal(known.answers.get(runtime, ()), now, before, wanted.version)
+            _LOG.info("model %s: version %s of %s answers as version %s", name, wanted.version, runtime, before)
+        figures = await proof.measure(host)
+        known = msgspec.structs.replace(
+            known,
+            versions={**known.versions, runtime: wanted.version},
+            answers={**known.answers, runtime: now},
+            figures={**known.figures, runtime: figures},
+            measured={**known.measured, runtime: _measured(wanted)},
+        )
+        self._box.proofs.write(wanted.digest, known)
+        return known
+
+    def _swap(self, host: LanguageHost, wanted: _Wanted, known: Proof) -> None:
+        """Give new requests to another host; the one before finishes its requests."""
+        before, self.host, self._serving = self.host, host, wanted
+        self.figures = known.figures.get(wanted.form.runtime)
+        name, title = self.entry.name, registry.TITLES[wanted.form.runtime]
+        _LOG.info("model %s: %s %s serves, opened in %.1f s", name, title, wanted.version, host.opened.seconds)
+        self._box.events.emit(EngineServes(wanted.form.runtime), name)
+        if before is not None:
+            self.swaps += 1
+            task = asyncio.get_running_loop().create_task(before.drain())
+            self._draining.add(task)
+            task.add_done_callback(self._draining.discard)
+
+    def _fail(self, error: EdgedError) -> None:
+        is_new = self.problem is None or str(self.problem) != str(error)
+        self.problem = error
+        if not is_new:
+            return
+        continues = "; the version before continues to serve" if self.state is LanguageState.READY else ""
+        _LOG.warning("model %s cannot be served: %s%s", self.entry.name, error, continues)
+        self._box.events.emit(ModelRefused(str(error)), self.entry.name)
+
+    def _lose(self) -> None:
+        """Forget a host that has ended."""
+        host, self.host, self._serving = self.host, None, None
+        if host is None:
+            return
+        self.problem = HostLost(f"its host {host.lost}; it is started again")
+        _LOG.warning("model %s: its host (pid %d) %s", self.entry.name, host.pid, host.lost)
+        self._box.events.emit(HostLostEvent(host.form.runtime, host.lost), self.entry.name)
+        self._move()
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._box.changed()
+
+
+def _measured(wanted: _Wanted) -> str:
+    """Return what the speed depends on, besides the content of the model."""
+    return f"{wanted.version} {wanted.how.threads}"

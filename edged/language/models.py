@@ -1,0 +1,97 @@
+"""All language models of the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+
+from edged import tasks
+from edged.errors import ModelNotFound
+from edged.events import ModelRemoved
+from edged.language.model import Box, LanguageState, PlannedLanguageModel
+from edged.models.entries import ModelEntry, split_name, versioned_name
+
+_LOG = logging.getLogger("edged.language")
+
+
+class LanguageModels:
+    """The language models to be served, by entry name: NAME, or NAME:VERSION for further versions."""
+
+    def __init__(self, box: Box) -> None:
+        self.models: dict[str, PlannedLanguageModel] = {}
+        self._box = box
+        self._stopping = tasks.TaskGroup(box.changed)
+
+    def take(self, entries: Mapping[str, ModelEntry]) -> bool:
+        """Serve exactly these versions; return whether something changed."""
+        is_changed = False
+        for name in self.models.keys() - entries.keys():
+            planned = self.models.pop(name)
+            self._stopping.start(planned.stop())
+            _LOG.info("model %s: removed", name)
+            self._box.events.emit(ModelRemoved(), name)
+            is_changed = True
+        for name, entry in entries.items():
+            planned_now = self.models.get(name)
+            if planned_now is None:
+                self.models[name] = PlannedLanguageModel(entry, self._box)
+                is_changed = True
+            elif planned_now.entry != entry:
+                planned_now.look(entry)
+                is_changed = True
+        return is_changed
+
+    def find(self, name: str, version: str = "") -> PlannedLanguageModel | None:
+        """Return a model, or a version of it; None if no language model has this name. `name` may also be NAME:VERSION.
+        Raises ModelNotFound if the model has no such version."""
+        if not version and name not in self.models:
+            name, version = split_name(name)
+        planned = self.models.get(name)
+        if planned is None or not version or planned.version == version:
+            return planned
+        further = self.models.get(versioned_name(name, version))
+        if further is None:
+            raise ModelNotFound(f"model {name[:80]!r} has no version {version[:20]}; available: {planned.version}")
+        return further
+
+    def require(self, name: str, version: str = "") -> PlannedLanguageModel:
+        """Return a model, or the only one if the name is empty. Raises ModelNotFound."""
+        if not name and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        planned = self.find(name, version) if name else None
+        if planned is None:
+            known = ", ".join(sorted(self.models)) or "none"
+            raise ModelNotFound(f"no language model {name[:80]!r}; available: {known}")
+        return planned
+
+    def versions(self, name: str) -> list[str]:
+        """Return the versions of a model that are served, the lowest first."""
+        return sorted((each.version for each in self.models.values() if each.entry.model == name), key=int)
+
+    def device_changed(self) -> None:
+        """Look at all models again: the version of a runtime may have changed."""
+        for planned in self.models.values():
+            planned.look()
+
+    def troubles(self) -> Iterator[tuple[str, str]]:
+        """Yield (model, what is wrong) for each model that is not served as it should be."""
+        for name, planned in self.models.items():
+            if planned.problem is None:
+                continue
+            is_ready = planned.state is LanguageState.READY
+            word = (
+                "changed, and the change cannot be served; what was before serves" if is_ready else "cannot be served"
+            )
+            yield name, f"model {name} {word}: {planned.problem}"
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether every model except the refused ones is ready."""
+        return all(planned.state is not LanguageState.LOADING for planned in self.models.values())
+
+    async def stop(self) -> None:
+        """Stop all hosts."""
+        models = list(self.models.values())
+        self.models.clear()
+        await asyncio.gather(*(planned.stop() for planned in models), self._stopping.stop(), return_exceptions=True)

@@ -1,0 +1,120 @@
+"""The answers by which a new version of a runtime is verified, and the speed by which a runtime is chosen; kept for
+each content of a model."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+
+from edged.backends.language.contract import Generation
+from edged.errors import EngineUnusable, InvalidInput
+from edged.language.host import LanguageHost
+from edged.store import sealed
+
+FOLDER = "language"  # in the cache
+_QUESTIONS = (
+    "Name three colours.",
+    "What is the capital of France?",
+    "Count from one to ten.",
+    "Describe a red door in one sentence.",
+    "Complete: the camera sees a",
+    "Is a person at the gate? Answer yes or no.",
+)
+_TOKENS = 16
+_SHORT = 24  # characters: greedy answers of two correct runtimes may differ later, where two tokens are nearly equal
+_LEAST_EQUAL = 0.5  # of the questions
+_TIMED_TOKENS, _TIMED_WORDS = 32, 48
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """How fast a runtime is: seconds until the first token of a short prompt, and tokens per second after it."""
+
+    first_s: float
+    tokens_per_s: float
+
+    def seconds(self, tokens: int = 64) -> float:
+        """Return the time of a short answer, by which runtimes are compared."""
+        return self.first_s + tokens / self.tokens_per_s
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What is known about a model by runtime: the version that gave the answers, the answers, and the figures with the
+    version for which they were measured."""
+
+    versions: dict[str, str] = {}
+    answers: dict[str, tuple[str, ...]] = {}
+    figures: dict[str, Figures] = {}
+    measured: dict[str, str] = {}
+
+
+class Proofs:
+    """The files of all proofs."""
+
+    def __init__(self, cache: Path, later: sealed.Later) -> None:
+        self._folder, self._later = cache / FOLDER, later
+
+    def read(self, digest: str) -> Proof:
+        """Return what is kept about a model. Reads the disk."""
+        return sealed.read(self._folder / f"{digest}.json", Proof, "proofs of language models") or Proof()
+
+    def write(self, digest: str, proof: Proof) -> None:
+        self._later(lambda: sealed.keep(self._folder / f"{digest}.json", proof))
+
+
+async def answers(host: LanguageHost) -> tuple[str, ...]:
+    """Ask all questions; return the beginning of each answer, empty if the question is too long for the context."""
+    found = []
+    for question in _QUESTIONS:
+        try:
+            found.append((await ask(host, question, _TOKENS))[0][:_SHORT])
+        except InvalidInput:
+            found.append("")
+    return tuple(found)
+
+
+def require_equal(before: Sequence[str], now: Sequence[str], old: str, new: str) -> None:
+    """Raise EngineUnusable if too few answers are as they were. `old` and `new` are the versions of the runtime."""
+    if len(before) != len(now):
+        return
+    equal = sum(one == other for one, other in zip(before, now, strict=True)) / len(now)
+    if equal < _LEAST_EQUAL:
+        different = next((pair for pair in zip(before, now, strict=True) if pair[0] != pair[1]), ("", ""))
+        raise EngineUnusable(
+            f"the answers of version {new} differ from those of version {old}: {equal:.0%} are equal;"
+            f" {different[1]!r} instead of {different[0]!r}"
+        )
+
+
+async def measure(host: LanguageHost) -> Figures:
+    """Measure the speed of a host that has nothing else to do."""
+    words = " ".join(f"camera {number}" for number in range(_TIMED_WORDS // 2))
+    try:
+        await ask(host, words, 2)  # the first request allocates
+    except InvalidInput:  # too long for a small context
+        words = "x"
+    # Another beginning, because a known one would not be read.
+    _, first, seconds, tokens = await ask(host, f"Again: {words}", _TIMED_TOKENS)
+    return Figures(first, (tokens - 1) / seconds if tokens > 1 and seconds > 0 else 1 / max(first, 1e-6))
+
+
+async def ask(host: LanguageHost, question: str, tokens: int) -> tuple[str, float, float, int]:
+    """Return (text, seconds to the first token, seconds after it, tokens) of a greedy answer."""
+    began = time.monotonic()
+    messages = json.dumps([{"role": "user", "content": question}]) if host.opened.has_template else ""
+    wanted = Generation(messages, prompt="" if messages else question, most_tokens=tokens)
+    text, first, count = "", 0.0, 0
+    async with aclosing(host.generate(wanted)) as texts:
+        async for each in texts:
+            first = first or time.monotonic() - began
+            text, count = text + each.text, count + each.tokens
+    return text, first, time.monotonic() - began - first, count
+
+
+def faster(figures: Mapping[str, Figures]) -> str:
+    """Return the runtime with the shortest time of a short answer."""
+    return min(figures, key=lambda name: figures[name].seconds())

@@ -1,0 +1,116 @@
+"""The queue of a language model: which request is generated next. Clients take turns, so that one with many requests
+does not delay the others; requests of low priority wait until no other waits."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from edged.errors import DeadlineExceeded, EdgedError, Overloaded
+
+
+class Waiting:
+    """The waiting requests of all clients. Pure: it decides, and `Turns` acts."""
+
+    def __init__(self) -> None:
+        self._clients: dict[bool, OrderedDict[str, deque[asyncio.Future[None]]]] = {
+            False: OrderedDict(),
+            True: OrderedDict(),
+        }
+
+    def __len__(self) -> int:
+        return sum(len(queue) for clients in self._clients.values() for queue in clients.values())
+
+    def add(self, client: str, turn: asyncio.Future[None], *, is_low: bool) -> None:
+        self._clients[is_low].setdefault(client, deque()).append(turn)
+
+    def next(self) -> asyncio.Future[None] | None:
+        """Remove and return the next request: the oldest of the client whose turn it is. That client is then the last
+        one. Requests of low priority are next only if there is no other."""
+        for clients in (self._clients[False], self._clients[True]):
+            if clients:
+                client, queue = next(iter(clients.items()))
+                turn = queue.popleft()
+                del clients[client]
+                if queue:
+                    clients[client] = queue
+                return turn
+        return None
+
+    def discard(self, turn: asyncio.Future[None]) -> None:
+        """Remove a request that waits no more."""
+        for clients in self._clients.values():
+            for client, queue in list(clients.items()):
+                if turn in queue:
+                    queue.remove(turn)
+                    if not queue:
+                        del clients[client]
+
+    def all(self) -> list[asyncio.Future[None]]:
+        return [turn for clients in self._clients.values() for queue in clients.values() for turn in queue]
+
+
+class Turns:
+    """Lets at most `most` requests be generated at once, and at most `waiting` wait."""
+
+    def __init__(self, most: int, waiting: int) -> None:
+        self.most, self.waiting = most, waiting
+        self.running = 0
+        self._queue = Waiting()
+
+    @property
+    def queued(self) -> int:
+        """How many requests wait."""
+        return len(self._queue)
+
+    @asynccontextmanager
+    async def turn(
+        self, client: str, model: str, seconds: float = math.inf, *, is_low: bool = False
+    ) -> AsyncGenerator[None, None]:
+        """Wait for a turn of `client`, and hold it. Raises Overloaded if too many requests wait, DeadlineExceeded if
+        the turn does not come within `seconds`."""
+        if self.running >= self.most or self.queued:
+            if self.queued >= self.waiting:
+                raise Overloaded(
+                    f"model {model!r} generates {self.running} answers, and {self.queued} requests wait, as many as"
+                    " language.waiting allows; try again later"
+                )
+            turn = asyncio.get_running_loop().create_future()
+            self._queue.add(client, turn, is_low=is_low)
+            try:
+                # A request that ends passes its place on, so `running` counts this one already.
+                await asyncio.wait_for(turn, None if math.isinf(seconds) else seconds)
+            except asyncio.TimeoutError:
+                self._queue.discard(turn)
+                raise DeadlineExceeded(
+                    f"a request of model {model!r} waited for {seconds:g} s and was not generated; try again later, or"
+                    " raise the model's setting limits.seconds"
+                ) from None
+            except BaseException:
+                self._queue.discard(turn)
+                if turn.done() and not turn.cancelled() and turn.exception() is None:
+                    self._pass_on()
+                raise
+        else:
+            self.running += 1
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def refuse(self, error: EdgedError) -> None:
+        """Refuse every request that waits."""
+        for turn in self._queue.all():
+            if not turn.done():
+                turn.set_exception(error)
+        self._queue = Waiting()
+
+    def _pass_on(self) -> None:
+        self.running -= 1
+        while self.running < self.most and (turn := self._queue.next()) is not None:
+            if not turn.done():  # its client may have gone
+                self.running += 1
+                turn.set_result(None)
