@@ -28,6 +28,7 @@ from edged.host.stops import StopFinder
 from edged.ipc import language_messages as m
 from edged.ipc import pipe_messages
 
+_GATHER_SECONDS = 0.002  # for which a request waits for others
 _TOGETHER_SECONDS = 0.004  # texts of so short a time are sent together
 
 
@@ -63,10 +64,8 @@ class Generator:
         """Generate until the pipe is closed. Raises EngineUnusable if the model cannot be used any more."""
         while True:
             while not self._model.is_busy or not self._messages.empty():
-                message = self._messages.get()
-                if message is None:
+                if not self._take_all():
                     return
-                self._take(message)
             steps = self._model.step()
             for step in steps:
                 self._add(step)
@@ -74,6 +73,20 @@ class Generator:
             if steps and now - self._sent >= _TOGETHER_SECONDS:
                 self._send_all()
                 self._sent = now
+
+    def _take_all(self) -> bool:
+        """Take a message. After a request, take those that come shortly after it, so that requests that come together
+        are one batch. Return whether the pipe is still open."""
+        message = self._messages.get()
+        while message is not None:
+            self._take(message)
+            if not isinstance(message, m.Begin):
+                return True
+            try:
+                message = self._messages.get(timeout=_GATHER_SECONDS)
+            except queue.Empty:
+                return True
+        return False
 
     def _take(self, message: m.ToHost) -> None:
         if isinstance(message, m.Begin):

@@ -175,8 +175,8 @@ def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntr
 
 def outside_entries(name: str, path: Path) -> list[ModelEntry]:
     """Return the versions of a model outside a repository that are to be served, the default version first. `path` is
-    an ONNX file, or a folder, which need not be writable: a model's folder in Triton's layout, a repository with this
-    model, or a folder with one ONNX file."""
+    an ONNX or GGUF file, or a folder, which need not be writable: a model's folder in Triton's layout, a repository
+    with this model, or a folder with one ONNX file or the files of a language model."""
     if not path.is_dir():
         return [plain_entry(name, path, {})]
     try:
@@ -184,9 +184,8 @@ def outside_entries(name: str, path: Path) -> list[ModelEntry]:
             triton, problem = read_config(folder, name)
             if found := folder_entries(folder, name, triton, problem, [folder / FILE]):
                 return found
-        files = [each for each in sorted(path.iterdir()) if each.suffix == ".onnx"]
-        if not files and (file := language.language_file(path)):
-            files = [path / file]
+        file = language.language_file(path)
+        files = [path / file] if file else [each for each in sorted(path.iterdir()) if each.suffix == ".onnx"]
     except OSError:  # the refusal of the folder says why
         files = []
     if len(files) != 1:

@@ -46,7 +46,7 @@ if runtime == "onnxruntime_genai":
         for story in stories:
             ids = tokenizer.encode(tokenizer.apply_chat_template(json.dumps(chat(story))))
             parameters = og.GeneratorParams(model)
-            parameters.set_search_options(max_length=min(2048, len(ids) + tokens), do_sample=False)
+            parameters.set_search_options(max_length=len(ids) + tokens, do_sample=False)
             made.append(og.Generator(model, parameters)); made[-1].append_tokens(ids)
         count = 0
         for _ in range(tokens):
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="eb-") as folder:
-        source = arguments.model or write_genai(Path(folder) / "tiny", slow=40)
+        source = arguments.model or write_genai(Path(folder) / "tiny", slow=200)
         main_file = language.main_file(source.absolute())
         if main_file is None:
             parser.error(f"{source} is not a language model")
@@ -141,9 +141,11 @@ def rate(client: Any, stories: Sequence[str], tokens: int) -> float:
 def closed(daemon: Daemon, client: Any) -> float:
     """Return by how many tokens' time an answer is delayed by a request that was closed just before."""
 
+    number = iter(range(1000))
+
     def first() -> float:
         began = time.monotonic()
-        with client.chat("chat", "Name a colour.", max_tokens=1) as texts:
+        with client.chat("chat", f"{next(number):03} colours, please.", max_tokens=1) as texts:
             next(iter(texts))
         return time.monotonic() - began
 

@@ -12,6 +12,7 @@ import pytest
 
 from edged.errors import ConfigError, ModelRefused
 from edged.models import gguf, language
+from edged.models.entries import outside_entries
 from edged.models.language import Form, LanguageSettings
 from edged.models.repository import Repository
 from tests.tiny_language import CONTEXT, write_genai, write_gguf
@@ -166,6 +167,16 @@ def test_repository_lists_language_models_with_their_versions(tmp_path: Path) ->
     found = repository.entries()
     assert {name: entry.version for name, entry in found.items()} == {"chat": "2", "small": "1"}
     assert all(entry.is_language for entry in found.values())
+
+
+def test_outside_entries_finds_a_language_model_in_a_folder_and_a_file(tmp_path: Path) -> None:
+    folder, file = write_genai(tmp_path / "chat"), write_gguf(tmp_path / "small.gguf")
+    (entry,) = outside_entries("chat", folder)
+    assert (entry.is_language, entry.path) == (True, str(folder / "genai_config.json"))
+    before = entry.stamp
+    (folder / "tokenizer.json").write_text("{}")
+    assert outside_entries("chat", folder)[0].stamp != before
+    assert outside_entries("small", file)[0].is_language
 
 
 def test_repository_adds_replaces_and_restores_a_language_model(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from edged.errors import EngineUnusable, InvalidInput
 
 _CHUNK = 128  # tokens of a prompt that are read at once, so that other requests continue in between
 _SHORT_PROMPT = 512  # tokens; a longer prompt is not read in a batch
-_LEAST_SHARED = 4  # tokens; a shorter common beginning is read again
+_LEAST_SHARE = 0.5  # of a prompt that must be known; otherwise the generator is kept for a request that fits better
 _KEPT = 2  # generators that have ended
 _WORTH = 4  # a request is moved if it has read at most this many times the tokens that it may still generate
 _FAR = 256  # tokens that a request is expected to generate at most
@@ -252,7 +252,7 @@ class OrtLanguageModel:
     def _alone(self, request: _Request) -> _Alone:
         if request.inputs is None and request.wanted.sampling.seed is None:
             found = max(self._kept, key=lambda kept: kept.shared(request), default=None)
-            if found is not None and found.shared(request) >= _LEAST_SHARED:
+            if found is not None and found.shared(request) >= _LEAST_SHARE * len(request.ids):
                 self._kept.remove(found)
                 try:
                     return _Alone(found.generator, request, self._ends, found.rewound(request))
