@@ -94,6 +94,9 @@ class Generator:
                 prompt = self._model.begin(message.number, message.wanted)
             except EdgedError as error:
                 self._send(m.Failed(message.number, type(error).__name__, str(error)))
+            except Exception as error:  # one request must not end the others
+                text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                self._send(m.Failed(message.number, "EngineUnusable", f"the runtime failed: {text}"))
             else:
                 self._answers[message.number] = _Answer(message.stop, prompt)
         elif isinstance(message, m.Cancel):

@@ -25,12 +25,14 @@ from edged.errors import (
     DeadlineExceeded,
     EdgedError,
     HostLost,
+    ModelRefused,
     NotReady,
     OutOfMemory,
     Unsupported,
 )
-from edged.events import EngineServes, EventLog, ModelRead, ModelRefused
+from edged.events import EngineServes, EventLog, ModelRead
 from edged.events import HostLost as HostLostEvent
+from edged.events import ModelRefused as ModelRefusedEvent
 from edged.ipc import language_messages as m
 from edged.language import proof
 from edged.language.host import LanguageHost
@@ -39,6 +41,7 @@ from edged.language.turns import Turns
 from edged.models import language
 from edged.models.entries import ModelEntry
 from edged.models.language import Form, LanguageFiles, LanguageSettings
+from edged.serving import memory
 
 _LOG = logging.getLogger("edged.language")
 _PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)  # after a failure that may pass
@@ -103,7 +106,7 @@ class PlannedLanguageModel:
         self._serving: _Wanted | None = None
         self._digest_of = ""  # the stamp for which the digest was computed
         self._changed, self._moved = asyncio.Event(), asyncio.Event()
-        self._draining: set[asyncio.Task[None]] = set()
+        self._draining: dict[asyncio.Task[None], LanguageHost] = {}
         self._task = tasks.keep(f"language model {entry.name}", self._live)
 
     @property
@@ -139,10 +142,10 @@ class PlannedLanguageModel:
     async def stop(self) -> None:
         """Stop the hosts, and refuse waiting requests."""
         self._task.cancel()
-        await asyncio.gather(self._task, *self._draining, return_exceptions=True)
         self.turns.refuse(NotReady(f"model {self.entry.name!r} is no longer served"))
-        if self.host is not None:
-            await self.host.stop()
+        await asyncio.gather(self._task, return_exceptions=True)
+        hosts = [*self._draining.values(), *([self.host] if self.host is not None else [])]
+        await asyncio.gather(*(host.stop() for host in hosts), *self._draining, return_exceptions=True)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -150,36 +153,74 @@ class PlannedLanguageModel:
         self, wanted: Generation, stop: tuple[str, ...] = (), client: str = "", *, is_low: bool = False
     ) -> AsyncGenerator[m.Text, None]:
         """Yield the texts of an answer; the last one has the reason for its end. `client` is who takes turns with
-        others. If the host is lost before the first text, the request is tried once more.
+        others. If the host is lost before the first text, a request that probably did not cause this is tried again.
 
         Raises Overloaded, NotReady, DeadlineExceeded, HostLost, and InvalidInput if the request cannot be generated.
         """
+        # A task: a reader that is slow must not hold its turn, or escape the limit of time.
+        made: asyncio.Queue[m.Text | EdgedError | None] = asyncio.Queue()  # bounded by the tokens of an answer
+        task = asyncio.ensure_future(self._make(wanted, stop, client, made, is_low=is_low))
+        try:
+            while (text := await made.get()) is not None:
+                if isinstance(text, EdgedError):
+                    raise text
+                yield text
+                if text.reason:
+                    return
+            await task  # raises what was not expected
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _make(
+        self,
+        wanted: Generation,
+        stop: tuple[str, ...],
+        client: str,
+        made: asyncio.Queue[m.Text | EdgedError | None],
+        *,
+        is_low: bool,
+    ) -> None:
+        """Generate an answer and put its texts, then an error if it fails, then None."""
         end = time.monotonic() + self.settings.seconds
         self.counts.requests += 1
-        is_done = False
         try:
             async with self.turns.turn(client, self.entry.name, self.settings.seconds, is_low=is_low):
-                for is_last in (False, True):
-                    host, has_answered = await self._ready_host(), False
-                    try:
-                        async with aclosing(host.generate(wanted, stop)) as texts:
-                            while True:
-                                text = await self._before(end, texts)
-                                has_answered = True
-                                self.counts.tokens += text.tokens
-                                is_done = bool(text.reason)
-                                if is_done:
-                                    self.counts.prompt_tokens += text.prompt_tokens
-                                    self.counts.cached_tokens += text.cached_tokens
-                                yield text
-                                if is_done:
-                                    return
-                    except HostLost:
-                        if has_answered or is_last:
-                            raise
-        except EdgedError:
+                is_last = bool(wanted.sampling.guidance or wanted.pictures)  # these may have ended the host
+                while await self._try(wanted, stop, end, made, is_last=is_last):
+                    is_last = True
+        except EdgedError as error:
             self.counts.failed += 1
-            raise
+            made.put_nowait(error)
+        finally:
+            made.put_nowait(None)
+
+    async def _try(
+        self,
+        wanted: Generation,
+        stop: tuple[str, ...],
+        end: float,
+        made: asyncio.Queue[m.Text | EdgedError | None],
+        *,
+        is_last: bool,
+    ) -> bool:
+        """Generate an answer once; return whether to try again, because the host was lost before the first text."""
+        host, has_answered, counts = await self._ready_host(), False, self.counts
+        try:
+            async with aclosing(host.generate(wanted, stop)) as texts:
+                while True:
+                    text = await self._before(end, texts)
+                    has_answered = True
+                    counts.tokens += text.tokens
+                    made.put_nowait(text)
+                    if text.reason:
+                        counts.prompt_tokens += text.prompt_tokens
+                        counts.cached_tokens += text.cached_tokens
+                        return False
+        except HostLost:
+            if has_answered or is_last:
+                raise
+            return True
 
     async def _before(self, end: float, texts: AsyncGenerator[m.Text, None]) -> m.Text:
         try:
@@ -216,6 +257,9 @@ class PlannedLanguageModel:
             except EdgedError as error:
                 self._fail(error)
                 pause = backoff.after(0.0) if isinstance(error, _PASSING) else math.inf
+            except (OSError, ValueError) as error:  # files that change while they are read
+                self._fail(ModelRefused(f"the model cannot be read: {error}"))
+                pause = backoff.after(0.0)
             self._move()
             began = time.monotonic()
             if await self._until_lost(pause):
@@ -283,22 +327,26 @@ class PlannedLanguageModel:
         self.choice = ""
         if len(wanted) == 1:
             return wanted[0]
-        known = await asyncio.to_thread(self._box.proofs.read, self.digest)
-        for each in wanted:
+        known, failure = await asyncio.to_thread(self._box.proofs.read, self.digest), None
+        for each in list(wanted):
             runtime = each.form.runtime
             if known.measured.get(runtime) == _measured(each):
                 continue
-            host = await self._start(each, files, settings)
             try:
-                figures = await proof.measure(host)
-            finally:
-                await host.stop()
+                figures = await self._measured(each, files, settings)
+            except EdgedError as error:  # the other may open it
+                _LOG.warning("model %s: %s is not used: %s", self.entry.name, registry.TITLES[runtime], error)
+                wanted.remove(each)
+                failure = error
+                continue
             known = msgspec.structs.replace(
                 known,
                 figures={**known.figures, runtime: figures},
                 measured={**known.measured, runtime: _measured(each)},
             )
             self._box.proofs.write(self.digest, known)
+        if not wanted and failure is not None:
+            raise failure
         figures_of = {each.form.runtime: known.figures[each.form.runtime] for each in wanted}
         fastest = proof.faster(figures_of)
         self.choice = "; ".join(
@@ -306,6 +354,14 @@ class PlannedLanguageModel:
             for name, each in figures_of.items()
         )
         return next(each for each in wanted if each.form.runtime == fastest)
+
+    async def _measured(self, wanted: _Wanted, files: LanguageFiles, settings: LanguageSettings) -> Figures:
+        """Measure a runtime in a host of its own."""
+        host = await self._start(wanted, files, settings)
+        try:
+            return await proof.measure(host)
+        finally:
+            await host.stop()
 
     @staticmethod
     def _opening(form: Form, files: LanguageFiles, settings: LanguageSettings) -> Opening:
@@ -316,21 +372,24 @@ class PlannedLanguageModel:
         """Start a host. If the memory of the box does not suffice for two, the one that serves is stopped first. Raises
         OutOfMemory."""
         needed = settings.memory_mb or files.needed_mb(settings)
-        available = self._box.available_mb()
-        if needed + _SPARE_MB > available and self.host is not None:
+        available, serving = self._box.available_mb(), self.host
+        held = round(memory.used_mb(serving.pid)) if serving is not None else 0
+        if available and needed + _SPARE_MB > available + held:
+            raise OutOfMemory(
+                f"the model needs about {needed} MiB of memory, and {available + held} MiB are free; lower its setting"
+                f" {language.CONTEXT} ({files.limit(settings)}) or {language.REQUESTS} ({settings.requests}), or free"
+                " memory"
+            )
+        if serving is not None and needed + _SPARE_MB > available:
             _LOG.warning(
                 "model %s: %d MiB are free, and another host needs about %d MiB; the one that serves is stopped first",
                 *(self.entry.name, available, needed),
             )
-            host, self.host, self._serving = self.host, None, None
-            await host.drain()
-            available = self._box.available_mb()
-        if available and needed + _SPARE_MB > available:
-            raise OutOfMemory(
-                f"the model needs about {needed} MiB of memory, and {available} MiB are free; lower its setting"
-                f" {language.CONTEXT} ({files.limit(settings)}) or {language.REQUESTS} ({settings.requests}), or free"
-                " memory"
-            )
+            self.host = self._serving = None
+            try:
+                await serving.drain()
+            finally:
+                await serving.stop()
         limit = settings.memory_mb or round(needed * _LIMIT_SHARE) + _LIMIT_MB
         reads = tuple(str(each) for each in await asyncio.to_thread(language.files, Path(wanted.form.path)))
         folders = tuple(dict.fromkeys((*reads, *(os.path.realpath(each) for each in reads))))
@@ -371,8 +430,8 @@ class PlannedLanguageModel:
         if before is not None:
             self.swaps += 1
             task = asyncio.get_running_loop().create_task(before.drain())
-            self._draining.add(task)
-            task.add_done_callback(self._draining.discard)
+            self._draining[task] = before
+            task.add_done_callback(self._draining.pop)
 
     def _fail(self, error: EdgedError) -> None:
         is_new = self.problem is None or str(self.problem) != str(error)
@@ -381,7 +440,7 @@ class PlannedLanguageModel:
             return
         continues = "; the version before continues to serve" if self.state is LanguageState.READY else ""
         _LOG.warning("model %s cannot be served: %s%s", self.entry.name, error, continues)
-        self._box.events.emit(ModelRefused(str(error)), self.entry.name)
+        self._box.events.emit(ModelRefusedEvent(str(error)), self.entry.name)
 
     def _lose(self) -> None:
         """Forget a host that has ended."""

@@ -84,15 +84,13 @@ class Turns:
                 # A request that ends passes its place on, so `running` counts this one already.
                 await asyncio.wait_for(turn, None if math.isinf(seconds) else seconds)
             except asyncio.TimeoutError:
-                self._queue.discard(turn)
+                self._leave(turn)
                 raise DeadlineExceeded(
                     f"a request of model {model!r} waited for {seconds:g} s and was not generated; try again later, or"
                     " raise the model's setting limits.seconds"
                 ) from None
             except BaseException:
-                self._queue.discard(turn)
-                if turn.done() and not turn.cancelled() and turn.exception() is None:
-                    self._pass_on()
+                self._leave(turn)
                 raise
         else:
             self.running += 1
@@ -107,6 +105,12 @@ class Turns:
             if not turn.done():
                 turn.set_exception(error)
         self._queue = Waiting()
+
+    def _leave(self, turn: asyncio.Future[None]) -> None:
+        """Give up a place in the queue, or a turn that came at this moment."""
+        self._queue.discard(turn)
+        if turn.done() and not turn.cancelled() and turn.exception() is None:
+            self._pass_on()
 
     def _pass_on(self) -> None:
         self.running -= 1

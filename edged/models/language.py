@@ -11,6 +11,7 @@ If a folder has forms for several runtimes, the faster one on this box is used.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _TOKENIZER_CONFIG, _GENERATION = "tokenizer_config.json", "generation_config.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", _TOKENIZER_CONFIG)
 _LARGEST_JSON = 8 << 20
+_MOST_COUNTED = 1 << 30
 _FLOAT_BYTES = 4  # of a number in the memory of tokens; some runtimes use 2
 _BASE_MB = 200  # of a runtime without a model
 _WEIGHTS_SHARE = 1.15  # runtimes keep some weights twice
@@ -347,7 +349,7 @@ def _gguf(path: Path) -> LanguageFiles:
 
     def number_of(key: str) -> int:
         value = facts.get(f"{kind}.{key}", 0)
-        return max(0, int(value)) if isinstance(value, int | float) else 0
+        return value if isinstance(value, int) and 0 <= value < _MOST_COUNTED else 0
 
     heads = number_of("attention.head_count")
     length = number_of("attention.key_length") or (number_of("embedding_length") // heads if heads else 0)
@@ -395,4 +397,8 @@ def _has_template(folder: Path) -> bool:
 
 def _megabytes(folder: Path, suffixes: tuple[str, ...]) -> int:
     found = (Path(parent) / name for parent, _, names in os.walk(folder) for name in names if name.endswith(suffixes))
-    return sum(each.stat().st_size for each in found if each.is_file()) >> 20
+    total = 0
+    for each in found:
+        with contextlib.suppress(OSError):  # it was just removed; the next look finds that
+            total += each.stat().st_size
+    return total >> 20

@@ -163,6 +163,22 @@ def test_pictures_are_seen(daemon: LanguageDaemon) -> None:
         assert found.choices[0].message.content == ANSWER.format(colour)
 
 
+def test_damaged_picture_is_refused_and_its_host_serves_on(daemon: LanguageDaemon) -> None:
+    whole = _picture("red")
+    for data in (b"\xff\xd8" + bytes(range(256)) * 20, whole[: len(whole) // 2], b"\x89PNG" + whole):
+        content = [
+            {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64," + base64.b64encode(data).decode()}}
+        ]
+        before = _hosts(daemon)
+        status, _ = _post(daemon.web, {"model": "sight", "messages": [{"role": "user", "content": content}]})
+        assert status in (200, 400)  # a decoder may repair a cut picture
+        assert _hosts(daemon) == before
+
+
+def _hosts(daemon: LanguageDaemon) -> list[int]:
+    return sorted(pid for pid, line in daemon.children().items() if "edged.host.language" in line)
+
+
 def test_completion_continues_a_prompt_until_a_stop(daemon: LanguageDaemon) -> None:
     found = daemon.openai().completions.create(model="chat", prompt="The camera", stop=[" door"])
     assert (found.choices[0].text, found.choices[0].finish_reason) == (" sees a grey", "stop")
@@ -183,6 +199,12 @@ def test_completion_continues_a_prompt_until_a_stop(daemon: LanguageDaemon) -> N
         ({"n": 3}, 400),
         ({"temperature": -1}, 400),
         ({"max_tokens": 0}, 400),
+        ({"max_tokens": -5}, 400),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"minLength": 5, "maxLength": 3}}}},
+            400,
+        ),
+        ({"tool_choice": {"function": None}, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400),
         ({"stop": ["a"] * 9}, 400),
         ({"response_format": {"type": "regex", "regex": "((("}}, 400),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "none"}}}}, 400),
@@ -325,17 +347,14 @@ def test_folder_that_is_broken_is_refused_with_its_fault(daemon: LanguageDaemon,
 
 
 def test_killed_host_costs_no_waiting_request_and_no_frame(daemon: LanguageDaemon) -> None:
-    def hosts() -> list[int]:
-        return [pid for pid, line in daemon.children().items() if "edged.host.language" in line]
-
     daemon.ready("shapes")
     with daemon.client() as client:
-        for pid in hosts():
+        for pid in _hosts(daemon):
             os.kill(pid, signal.SIGKILL)
         picture = Scene(3).frame(0)[0]
         assert client.infer("shapes", picture) is not None
         assert "".join(each.text for each in client.chat("chat", "a red door")) == ANSWER.format("red")
-        wait_for("all hosts", lambda: len(hosts()) == 4)
+        wait_for("all hosts", lambda: len(_hosts(daemon)) == 4)
 
 
 def test_key_of_openai_client_may_be_a_token(daemon: LanguageDaemon) -> None:

@@ -135,6 +135,14 @@ def test_examine_gguf_that_is_none_is_refused(tmp_path: Path, data: bytes) -> No
         language.examine(tmp_path / "x.gguf")
 
 
+def test_examine_gguf_with_numbers_that_are_none_takes_the_usual_values(tmp_path: Path) -> None:
+    data = write_gguf(tmp_path / "tiny.gguf").read_bytes()
+    key = b"llama.context_length"
+    place = data.index(key) + len(key)
+    (tmp_path / "nan.gguf").write_bytes(data[:place] + struct.pack("<If", 6, float("nan")) + data[place + 8 :])
+    assert language.examine(tmp_path / "nan.gguf").context == 0
+
+
 def test_read_facts_of_a_cut_file_raises(tmp_path: Path) -> None:
     whole = write_gguf(tmp_path / "tiny.gguf").read_bytes()
     for length in range(0, 2000, 97):

@@ -15,7 +15,7 @@ import pytest
 
 from edged.backends.language.contract import Generation, Sampling
 from edged.backends.language.registry import NAMES
-from edged.errors import DeadlineExceeded, HostLost, InvalidInput, NotReady, Overloaded
+from edged.errors import DeadlineExceeded, EngineUnusable, HostLost, InvalidInput, NotReady, Overloaded
 from edged.events import EventLog
 from edged.language import proof
 from edged.language.model import Box, LanguageState, PlannedLanguageModel
@@ -127,7 +127,15 @@ async def test_guided_answers_follow_and_wrong_grammars_harm_no_other(tmp_path: 
     async with world(tmp_path, forms=forms) as box:
         guided = Sampling(guidance="regex", grammar="(yes|no)")
         assert await box.ask("x", sampling=guided) in ("yes", "no")
-        assert await box.ask("x") == ANSWER.format("grey")
+        assert box.model.host is not None
+        before = box.model.host.pid
+        others = [asyncio.ensure_future(box.ask("x")) for _ in range(3)]
+        # edged's own checks refuse this grammar before a runtime gets it.
+        wrong = Sampling(guidance="regex", grammar="(((")
+        with pytest.raises((InvalidInput, EngineUnusable)):
+            await box.ask("x", sampling=wrong)
+        assert await asyncio.gather(*others) == [ANSWER.format("grey")] * 3
+        assert box.model.host.pid == before
 
 
 async def test_stops_lengths_and_seeds(tmp_path: Path) -> None:

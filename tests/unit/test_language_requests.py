@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -57,6 +58,18 @@ def test_check_schema_accepts_what_runtimes_understand(schema: dict[str, Any]) -
         '{"$ref": "#/$defs/missing"}',
         '{"$ref": "https://example.org/schema"}',
         '{"pattern": "((("}',
+        '{"maxLength": 2.5}',
+        '{"maxLength": -1}',
+        '{"maxItems": 1000000000}',
+        '{"minLength": 5, "maxLength": 3}',
+        '{"minimum": 10, "maximum": 5}',
+        '{"type": 5}',
+        '{"type": [[1]]}',
+        '{"required": [{}]}',
+        '{"anyOf": 5}',
+        '{"anyOf": []}',
+        '{"$defs": [1]}',
+        '{"patternProperties": {"(((": {}}}',
         json.dumps({"type": "string", "description": "x" * 70_000}),
     ],
 )
@@ -73,12 +86,32 @@ def test_check_schema_refuses_one_that_is_too_deep() -> None:
         grammar.check_schema(json.dumps(schema))
 
 
-@pytest.mark.parametrize("text", ["yes|no", "[0-9]{4}-[0-9]{2}", "(?:a|b)+", r"\d+\.\d*"])
+@pytest.mark.parametrize("text", ["yes|no", "[0-9]{4}-[0-9]{2}", "(?:a|b)+", r"\d+\.\d*", r"[^\]\-x]?", "é ü"])
 def test_check_regex_accepts_plain_expressions(text: str) -> None:
     grammar.check_regex(text)
 
 
-@pytest.mark.parametrize("text", ["", "(((", "[", "(?=a)", r"(a)\1", "(?P<x>a)", "x" * 70_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "(((",
+            "[",
+            "a)",
+            "(?=a)",
+            r"(a)\1",
+            "(?P<x>a)",
+            "x" * 70_000,
+            "a{,5}",
+            r"\N{BULLET}",
+            "(|)",
+            "a||b",
+            "()",
+        ),
+        *("\0", r"\x00", "a**", "a{5,3}", "*a", "[z-a]", "[]", "a{99999}", "((a{1000}){1000}){1000}", "^a$", "(" * 50),
+    ],
+)
 def test_check_regex_refuses_what_no_runtime_has(text: str) -> None:
     with pytest.raises(InvalidInput):
         grammar.check_regex(text)
@@ -186,6 +219,29 @@ def test_held_text_gives_out_what_is_no_call(pieces: list[str], sent: str) -> No
     held = tools.HeldText()
     assert "".join(map(held.take, pieces)) == sent
     assert sent + held.rest() == "".join(pieces)
+
+
+def test_schema_with_exponential_references_costs_little() -> None:
+    levels = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 100} for n in range(5)}
+    schema = {"$defs": {**levels, "d5": {"type": "null"}}, "$ref": "#/$defs/d0"}
+    began = time.process_time()
+    assert regex_of(grammar.check_schema(json.dumps(schema))) is None
+    assert time.process_time() - began < 5  # not minutes
+
+
+def test_schema_of_tools_moves_their_references() -> None:
+    inner = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/A"}},
+        "required": ["a"],
+        "$defs": {"A": {"enum": [1]}},
+    }
+    given_tools = [{"type": "function", "function": {"name": name, "parameters": inner}} for name in ("f", "g")]
+    schema = grammar.check_schema(json.dumps(tools.schema_of(given_tools)))
+    jsonschema.validate({"name": "g", "arguments": {"a": 1}}, schema)
+    found = regex_of(schema)
+    assert found is not None
+    assert re.fullmatch(found, '{"name": "f", "arguments": {"a": 1}}')
 
 
 @given(some.lists(some.text("abc", max_size=4), max_size=8), some.lists(some.text("abc", min_size=1), max_size=3))

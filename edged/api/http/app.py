@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +19,7 @@ from edged.api.http.exchange import HttpRequest, HttpResponse, error_response, o
 from edged.api.http.handlers import Calls
 from edged.api.http.routes import Dispatcher, failure_response
 from edged.api.http.server import LONGEST_HEAD, Server
+from edged.api.http.streamed import Streamed
 from edged.config import Http
 from edged.errors import ErrorCode, InvalidInput
 
@@ -134,27 +134,27 @@ async def _send(send: Send, answer: HttpResponse, asked: Mapping[bytes, bytes]) 
     await send({"type": "http.response.body"})
 
 
-async def _send_stream(send: Send, receive: Receive, answer: HttpResponse, stream: AsyncGenerator[bytes, None]) -> None:
+async def _send_stream(send: Send, receive: Receive, answer: HttpResponse, stream: Streamed) -> None:
     """Send a body while it is made; stop making it if the client disconnects or the server stops."""
     headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in answer.headers]
     gone = asyncio.ensure_future(receive())
     try:
-        async with aclosing(stream):
-            await send({"type": "http.response.start", "status": int(answer.status), "headers": headers})
-            while True:
-                chunk = asyncio.ensure_future(anext(stream, None))
-                await asyncio.wait((chunk, gone), return_when=asyncio.FIRST_COMPLETED)
-                if not chunk.done():  # the client has disconnected
-                    chunk.cancel()
-                    await asyncio.gather(chunk, return_exceptions=True)
-                    return
-                part = chunk.result()
-                if part is None:
-                    break
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body"})
+        await send({"type": "http.response.start", "status": int(answer.status), "headers": headers})
+        while True:
+            chunk = asyncio.ensure_future(anext(stream, None))
+            await asyncio.wait((chunk, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not chunk.done():  # the client has disconnected
+                chunk.cancel()
+                await asyncio.gather(chunk, return_exceptions=True)
+                return
+            part = chunk.result()
+            if part is None:
+                break
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body"})
     finally:
         gone.cancel()
+        await stream.close()
 
 
 _MIB = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from base64 import b64decode, b64encode
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from google.protobuf.message import Message
 
+from edged.api.http.streamed import Streamed
 from edged.decoding import explain, ready
 from edged.errors import ErrorCode, InvalidInput
 from edged.files import NOT_JSON
@@ -41,12 +42,12 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 class HttpResponse(msgspec.Struct, frozen=True):
     """A response. Its body is the parts joined; the sender adds content-length. If it has a `stream`, its body is what
-    that yields."""
+    that yields; the sender closes it."""
 
     status: HTTPStatus = HTTPStatus.OK
     parts: tuple[Part, ...] = ()
     headers: Headers = ()
-    stream: AsyncGenerator[bytes, None] | None = None
+    stream: Streamed | None = None
 
     @property
     def size(self) -> int:

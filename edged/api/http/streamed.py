@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from edged.api.grpc.status import describe, error_code
@@ -14,7 +14,7 @@ _MOST_WAITING = 32  # chunks that the client has not read; then the work waits
 
 
 class Streamed:
-    """The chunks that a task makes. Call `begin`, then read `chunks`; closing them cancels the task."""
+    """An iterator over the chunks that a task makes. Call `begin` first, and `close` in any case."""
 
     def __init__(self, work: Callable[[Send], Awaitable[None]], failed: Callable[[str, str], bytes]) -> None:
         """`work` calls its argument with each chunk. `failed` makes the last chunk if the work fails after its first
@@ -22,6 +22,7 @@ class Streamed:
         self._failed = failed
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
         self._first: bytes | None = None
+        self._is_over = False
         self._task = asyncio.ensure_future(self._run(work))
 
     async def begin(self) -> None:
@@ -38,16 +39,22 @@ class Streamed:
             await asyncio.gather(self._task, return_exceptions=True)
             raise
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the chunks."""
+    def __aiter__(self) -> Streamed:
+        return self
+
+    async def __anext__(self) -> bytes:
         chunk, self._first = self._first, None
-        try:
-            while chunk is not None:
-                yield chunk
-                chunk = await self._chunks.get()
-        finally:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if chunk is None and not self._is_over:
+            chunk = await self._chunks.get()
+        if chunk is None:
+            self._is_over = True
+            raise StopAsyncIteration
+        return chunk
+
+    async def close(self) -> None:
+        """End the work."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self, work: Callable[[Send], Awaitable[None]]) -> None:
         has_begun = False

@@ -136,6 +136,8 @@ def _read(request: wire.Request) -> _Asked:
     if text is None:
         raise InvalidInput(f"the request has no input {TEXT!r}")
     parameters = _parameters(_text(found, "sampling_parameters") or "{}")
+    if parameters.max_tokens is not None and parameters.max_tokens < 1:
+        raise InvalidInput(f"max_tokens is {parameters.max_tokens}; send at least 1")
     pictures = tuple(map(_picture, found.get("image", ())))
     is_streamed = _flag(found, "stream")
     stop = (parameters.stop,) if isinstance(parameters.stop, str) else tuple(parameters.stop or ())

@@ -172,7 +172,7 @@ async def stream(work: _Work) -> HttpResponse:
     is none."""
     streamed = Streamed(work, _failed)
     await streamed.begin()
-    return HttpResponse(headers=_EVENTS, stream=streamed.chunks())
+    return HttpResponse(headers=_EVENTS, stream=streamed)
 
 
 def is_streamed(http: HttpRequest) -> bool:
@@ -398,7 +398,8 @@ def _forced(body: ChatBody, tools: list[dict[str, Any]]) -> dict[str, Any] | Non
         return None
     if choice == "required":
         return tool_calls.schema_of(tools)
-    name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
     if not any(tool["function"]["name"] == name for tool in tools):
         raise InvalidInput("tool_choice names no tool of the request; use none, auto, required, or the name of one")
     return tool_calls.schema_of(tools, str(name))

@@ -17,7 +17,7 @@ from edged.language.model import PlannedLanguageModel
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MOST_MESSAGES, _MOST_STOPS, _LONGEST_STOP, _MOST_PICTURES = 512, 4, 256, 16
 _TOKEN_BYTES = 32  # a token is rarely longer, so that a text with more bytes than this for each token is too long
-_LARGEST_PICTURE = 32 << 20
+_LARGEST_PICTURE, _LARGEST_PICTURES = 32 << 20, 64 << 20
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -54,6 +54,8 @@ def generation(request: ChatRequest, planned: PlannedLanguageModel) -> Generatio
         raise InvalidInput(f"the request has {len(request.messages)} messages; send at most {_MOST_MESSAGES}")
     _check_stops(request.stop)
     _check_sampling(request)
+    if request.most_tokens < 0:
+        raise InvalidInput(f"max_tokens is {request.most_tokens}; send at least 1")
     most = min(settings.output_tokens, request.most_tokens or settings.output_tokens)
     guidance, followed = _followed(request)
     messages, pictures = _messages(request, settings.system)
@@ -98,6 +100,8 @@ def _messages(request: ChatRequest, system: str) -> tuple[str, tuple[bytes, ...]
         found.append({"role": role, "content": content, **message.more})
     if len(pictures) > _MOST_PICTURES:
         raise InvalidInput(f"the request has {len(pictures)} pictures; send at most {_MOST_PICTURES}")
+    if sum(map(len, pictures)) > _LARGEST_PICTURES:
+        raise InvalidInput(f"the pictures have more than {_LARGEST_PICTURES >> 20} MiB together; send smaller ones")
     for picture in pictures:
         if not picture.startswith((b"\xff\xd8", b"\x89PNG")) or len(picture) > _LARGEST_PICTURE:
             raise InvalidInput(f"a picture is not a JPEG or PNG of at most {_LARGEST_PICTURE >> 20} MiB")

@@ -14,6 +14,7 @@ import msgspec
 
 _OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
 _TAGS = re.compile(r"</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|^```(?:json)?|```$")
+_DEEPEST = 64
 _ARGUMENTS = ("arguments", "parameters")
 
 
@@ -27,19 +28,36 @@ class ToolCall(msgspec.Struct, frozen=True):
 def schema_of(tools: Sequence[dict[str, Any]], name: str = "") -> dict[str, Any]:
     """Return the JSON schema of a call of one of the tools, or of the one with this name."""
     chosen = [tool["function"] for tool in tools if name in ("", tool["function"]["name"])]
+    # Each tool's parameters are a schema of their own, whose references begin at its root.
+    parameters = {
+        f"tool{number}": _moved(each.get("parameters") or {"type": "object"}, f"#/$defs/tool{number}")
+        for number, each in enumerate(chosen)
+    }
     calls = [
         {
             "type": "object",
-            "properties": {
-                "name": {"enum": [each["name"]]},
-                "arguments": each.get("parameters") or {"type": "object"},
-            },
+            "properties": {"name": {"enum": [each["name"]]}, "arguments": {"$ref": f"#/$defs/{place}"}},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for each in chosen
+        for place, each in zip(parameters, chosen, strict=True)
     ]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return {"$defs": parameters, **(calls[0] if len(calls) == 1 else {"anyOf": calls})}
+
+
+def _moved(value: Any, root: str, depth: int = 0) -> Any:
+    """Return a schema whose references begin at another root."""
+    if depth > _DEEPEST:
+        return value
+    if isinstance(value, list):
+        return [_moved(each, root, depth + 1) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _moved(each, root, depth + 1) for key, each in value.items()}
+    reference = found.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        found["$ref"] = root + reference[1:]
+    return found
 
 
 def find_calls(text: str, names: Sequence[str]) -> list[ToolCall]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 # As in `backends/openvino.py`: without the package there is no telemetry.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None is how an import is blocked
 
+import numpy as np
+import openvino as ov_core
 import openvino_genai as ov
 
 from edged.backends.contract import one_line
@@ -37,11 +40,12 @@ RUNTIME = _Runtime()
 
 
 class _Request:
-    """A request, its handle, and the text that was decoded since the last look."""
+    """A request, its handle, its tokens, and the text that was decoded since the last look."""
 
-    def __init__(self, number: int, handle: Any, tokenizer: Any, tokens: int) -> None:
-        self.number, self.handle, self.prompt = number, handle, Prompt(tokens)
-        self.is_new = True
+    def __init__(self, number: int, ids: list[int], wanted: Generation, tokenizer: Any) -> None:
+        self.number, self.ids, self.wanted, self.prompt = number, ids, wanted, Prompt(len(ids))
+        self.made: list[int] = []
+        self.handle: Any = None
         self._text = ""
         self._streamer = ov.TextStreamer(tokenizer, self._take)
 
@@ -71,7 +75,8 @@ class OpenvinoLanguageModel:
         scheduler.num_kv_blocks = -(-how.context // _BLOCK) * (how.most + 1)
         path = how.file if how.file.endswith(".gguf") else how.file.rpartition("/")[0]
         properties = {"INFERENCE_NUM_THREADS": how.threads}
-        self._pipeline = ov.ContinuousBatchingPipeline(path, scheduler, "CPU", properties)
+        self._open: Callable[[], Any] = lambda: ov.ContinuousBatchingPipeline(path, scheduler, "CPU", properties)
+        self._pipeline = self._open()
         self._tokenizer = self._pipeline.get_tokenizer()
         self._ends = {self._tokenizer.get_eos_token_id(), *self._pipeline.get_config().stop_token_ids}
         template = str(self._tokenizer.get_original_chat_template())
@@ -84,22 +89,28 @@ class OpenvinoLanguageModel:
         if wanted.pictures:
             raise InvalidInput("the model takes no pictures; use a vision-language model")
         prompt = self._formatted(wanted) if wanted.messages else wanted.prompt
-        ids = self._tokenizer.encode(prompt, add_special_tokens=not wanted.messages).input_ids
-        tokens = int(ids.shape[1])
-        if not tokens:
+        encoded = self._tokenizer.encode(prompt, add_special_tokens=not wanted.messages).input_ids
+        ids = [int(each) for each in encoded.data.ravel()]
+        if not ids:
             raise InvalidInput("the prompt is empty; send at least one character")
-        if tokens >= self.context:
+        if len(ids) >= self.context:
             raise InvalidInput(
-                f"the prompt has {tokens} tokens, and prompt and answer may have {self.context} together; shorten it,"
+                f"the prompt has {len(ids)} tokens, and prompt and answer may have {self.context} together; shorten it,"
                 " or raise the model's setting language.context"
             )
+        request = _Request(number, ids, wanted, self._tokenizer)
         try:
-            config = self._config(wanted, self.context - tokens)
-            handle = self._pipeline.add_request(number, ids, config)
-        except (RuntimeError, ValueError) as error:
+            self._add(request)
+        except (RuntimeError, ValueError, TypeError) as error:
             raise InvalidInput(f"the request cannot be used: {one_line(error)}") from error
-        self._requests[number] = _Request(number, handle, self._tokenizer, tokens)
-        return tokens
+        self._requests[number] = request
+        return len(ids)
+
+    def _add(self, request: _Request) -> None:
+        """Give a request to the pipeline, with the tokens that it has made."""
+        ids = np.array([[*request.ids, *request.made]], np.int64)
+        config = self._config(request.wanted, self.context - len(request.ids), len(request.made))
+        request.handle = self._pipeline.add_request(request.number, ov_core.Tensor(ids), config)
 
     def _formatted(self, wanted: Generation) -> str:
         messages = json.loads(wanted.messages)
@@ -112,11 +123,11 @@ class OpenvinoLanguageModel:
         except (RuntimeError, ValueError) as error:
             raise InvalidInput(f"the model's chat template refuses the messages: {one_line(error)}") from error
 
-    def _config(self, wanted: Generation, room: int) -> Any:
+    def _config(self, wanted: Generation, room: int, made: int) -> Any:
         sampling = wanted.sampling
         config = ov.GenerationConfig()
         config.eos_token_id, config.stop_token_ids = self._tokenizer.get_eos_token_id(), self._ends
-        config.max_new_tokens = min(wanted.most_tokens, room)
+        config.max_new_tokens = min(wanted.most_tokens, room) - made
         config.apply_chat_template = False
         config.do_sample = sampling.temperature > 0
         if config.do_sample:
@@ -143,8 +154,8 @@ class OpenvinoLanguageModel:
         if self._pipeline.has_non_finished_requests():
             try:
                 self._pipeline.step()
-            except RuntimeError as error:  # the pipeline cannot be used any more
-                raise EngineUnusable(f"OpenVINO GenAI failed: {one_line(error)}") from error
+            except RuntimeError as error:
+                return self._without_suspects(error)
         steps = []
         for number, request in list(self._requests.items()):
             if request.handle.can_read():
@@ -152,8 +163,8 @@ class OpenvinoLanguageModel:
                 reason = _REASONS.get(output.finish_reason.name, "")
                 ids = [each for each in output.generated_ids if each not in self._ends]
                 text = request.decode(ids, bool(reason))
-                prompt = request.prompt if request.is_new else None
-                request.is_new = False
+                prompt = None if request.made else request.prompt
+                request.made += output.generated_ids
                 steps.append(Step(number, text, len(output.generated_ids), reason, prompt=prompt))
                 if reason:
                     del self._requests[number]
@@ -161,3 +172,19 @@ class OpenvinoLanguageModel:
                 del self._requests[number]
                 steps.append(Step(number, error=f"the runtime ended the request: {request.handle.get_status().name}"))
         return steps
+
+    def _without_suspects(self, error: RuntimeError) -> list[Step]:
+        """Open the pipeline again after an error, which it does not survive, and continue all requests except those
+        whose grammar has probably caused it. Raises EngineUnusable if there is none."""
+        suspects = [each for each in self._requests.values() if each.wanted.sampling.guidance and not each.made]
+        if not suspects:
+            raise EngineUnusable(f"OpenVINO GenAI failed: {one_line(error)}") from error
+        self._pipeline = self._open()
+        for each in suspects:
+            del self._requests[each.number]
+        for each in self._requests.values():
+            self._add(each)
+        return [
+            Step(each.number, error=f"what the answer must follow cannot be used: {one_line(error)}")
+            for each in suspects
+        ]

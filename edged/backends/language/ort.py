@@ -141,7 +141,7 @@ class OrtLanguageModel:
         inputs = None
         try:
             if self._processor is not None:
-                images = og.Images.open_bytes(*wanted.pictures) if wanted.pictures else None
+                images = og.Images.open_bytes(*map(_whole, wanted.pictures)) if wanted.pictures else None
                 inputs = self._processor(prompt, images=images)
                 ids: list[int] = inputs["input_ids"].as_numpy().ravel().tolist() if _has_ids(inputs) else []
             else:
@@ -244,7 +244,7 @@ class OrtLanguageModel:
             request = self._waiting.pop(0)
             together = [request]
             self._groups.append(self._alone(request))
-        except (RuntimeError, InvalidInput) as error:
+        except (RuntimeError, ValueError, TypeError, InvalidInput) as error:
             self._waiting = [each for each in self._waiting if each not in together]
             return [Step(each.number, error=one_line(error)) for each in together if each not in moved]
         return []
@@ -426,6 +426,14 @@ def _templates(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def _whole(picture: bytes) -> bytes:
+    """Return a picture that is complete: the runtime's decoder ends the process at a damaged JPEG. Raises
+    InvalidImage."""
+    from edged.vision import draw, image  # OpenCV, which few models need
+
+    return draw.encode_jpeg(image.decode(picture), quality=95)
 
 
 def _has_ids(inputs: Any) -> bool:
