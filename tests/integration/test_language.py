@@ -404,3 +404,45 @@ def test_frame_of_a_camera_is_described(daemon: LanguageDaemon) -> None:
         assert described["text"].startswith("The camera sees a ")
         texts = [event.what.text for event in client.events() if hasattr(event.what, "text")]
         assert 0 < len(texts) <= time.monotonic() - began + 1  # one per second, although every frame shows something
+
+
+# -- other ways to serve -----------------------------------------------------------------------------------------------
+
+
+def test_explicit_model_control_loads_and_unloads_a_language_model() -> None:
+    from tritonclient.grpc import InferenceServerClient
+    from tritonclient.utils import InferenceServerException
+
+    daemon = Daemon(builds=False, config='model_control = "explicit"\n')
+    write_genai(daemon.models / "chat" / "1")
+    (write_genai(daemon.models / "broken" / "1") / "tokenizer.json").unlink()
+    with daemon, daemon.client() as client, InferenceServerClient(daemon.tcp) as triton:
+        assert not triton.is_model_ready("chat")
+        triton.load_model("chat")
+        assert triton.is_model_ready("chat")
+        assert {each.name: each.state for each in triton.get_model_repository_index().models}["chat"] == "READY"
+        assert "".join(each.text for each in client.chat("chat", "a red door")) == ANSWER.format("red")
+        assert triton.get_inference_statistics("chat").model_stats[0].inference_count == 1
+        with pytest.raises(InferenceServerException, match="tokenizer"):
+            triton.load_model("broken")
+        triton.unload_model("chat")
+        wait_for("its end", lambda: not triton.is_model_ready("chat"))
+        with pytest.raises(NotFound):
+            list(client.chat("chat", "x"))
+
+
+def test_command_line_without_a_daemon_adds_and_lists_a_language_model(tmp_path: Path) -> None:
+    daemon = Daemon(builds=False)
+    source, state = write_genai(tmp_path / "source"), ["--state", str(daemon.state)]
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = daemon.command("models", *words, *state)
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+    assert run("add", "chat", str(source), "--set", "language.context=64").returncode == 0
+    assert run("add", "chat", str(source)).returncode != 0
+    (row,) = json.loads(run("list", "--json").stdout)["models"]
+    assert (row["name"], row["state"], len(row["digest"])) == ("chat", "stored", 64)
+    assert run("set", "chat", "thresholds.score=0.5").returncode != 0
+    assert run("remove", "chat").returncode == 0
+    shutil.rmtree(daemon.home)

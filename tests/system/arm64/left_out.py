@@ -22,6 +22,8 @@ _LIFE = "it builds all engines of a detector that takes 1 s per answer: ten minu
 _ALARM = "it slows an engine down ten times: load alone changes an emulated engine's timing by nearly as much"
 _EXPORT = "each export starts three processes that load ONNX; nothing in it depends on the processor"
 _FRAMES = "it collects frames of cameras in real time and over restarts, ten minutes; other tests have cameras"
+_JUDGED = "it judges engines on frames of cameras: half an hour"
+_LANGUAGE = "it starts dozens of hosts of language models, each of which loads a runtime; the pure parts run"
 _FLEET = "it builds engines on several boxes at once"
 # Tests that take too long, or need a machine of their own. They run if the user names them.
 SLOW: dict[str, str] = {
@@ -36,7 +38,10 @@ SLOW: dict[str, str] = {
     "tests/integration/test_driver_change.py": _LIFE,
     "tests/integration/test_export.py": _EXPORT,
     "tests/integration/test_fleet.py": _FLEET,
+    "tests/integration/test_frame_judgement.py": _JUDGED,
     "tests/integration/test_frames.py": _FRAMES,
+    "tests/integration/test_language.py": _LANGUAGE,
+    "tests/unit/test_language_model.py": _LANGUAGE,
     "tests/integration/test_engine_life.py::test_swap_fails_no_request_and_every_frame_is_accounted_for": _LIFE,
     "tests/integration/test_engine_life.py::test_engine_altered_on_disk_is_never_served_and_is_rebuilt": _LIFE,
     "tests/integration/test_engine_life.py::test_killed_host_is_replaced_and_every_frame_is_accounted_for": _LIFE,
