@@ -25,7 +25,7 @@ def sentence(what: happened.What | None, model: str, engine: str) -> str:
         case happened.EngineProgress():
             return f"{subject}: {formatting.far(what.phase, what.fraction, what.elapsed_s, what.estimate_s)}"
         case happened.EngineServes():
-            return f"{subject} ({what.backend}) serves"
+            return f"{subject} ({what.backend}) serves" if engine else f"{what.backend} serves model {model}"
         case happened.EngineEvicted():
             return f"{subject} was evicted {what.reason}, {formatting.size(what.bytes)}"
         case happened.HostLost():
@@ -42,7 +42,7 @@ def sentence(what: happened.What | None, model: str, engine: str) -> str:
             kept = f", kept in {what.file}" if what.file else ""
             return f"zone {what.zone} of camera {what.camera} is {'occupied' if what.occupied else 'free'}{kept}"
         case happened.Described():
-            return f"camera {what.camera} ({what.rule}): {what.text}"
+            return f"camera {what.camera} ({what.rule}): {' '.join(what.text.split())}"
         case happened.CollectionStarted():
             frames, over = formatting.many(what.frames, "frame"), formatting.span(what.over_s)
             return f"collecting {frames} for model {model} over {over}"

@@ -14,6 +14,7 @@ from edged.cli import common
 from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.decoding import ready
 from edged.errors import InvalidInput
+from edged.models.language import OUTPUT_TOKENS
 
 _MOST_TEXT = 1 << 20
 
@@ -48,7 +49,9 @@ def chat(
     form = _schema(schema) if schema is not None else None
     whole, last = "", ChatText("", "", model, 0, 0, 0)
     with targets.client() as client:
-        for last in client.chat(model, asked, max_tokens=max_tokens, temperature=temperature, json_schema=form):
+        for last in client.chat(
+            model, asked, max_tokens=max_tokens, temperature=temperature, json_schema=form, timeout=targets.timeout
+        ):
             whole += last.text
             if not json:
                 sys.stdout.write(last.text)
@@ -58,7 +61,8 @@ def chat(
     else:
         sys.stdout.write("\n")
         if last.finish_reason == "length":
-            common.err.print(f"the answer ends here because it has {last.tokens} tokens; see --max-tokens")
+            which = "--max-tokens" if max_tokens and last.tokens >= max_tokens else f"its setting {OUTPUT_TOKENS}"
+            common.err.print(f"the answer is cut here: it has {last.tokens} tokens, the most by {which}")
 
 
 def _schema(path: Path) -> dict[str, object]:

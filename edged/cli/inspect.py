@@ -15,6 +15,7 @@ from edged.api_types import ModelInfo
 from edged.cli import common, model_options
 from edged.cli.targets import local_box
 from edged.errors import EdgedError, InvalidInput
+from edged.models import language
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import ExternalFile
 from edged.models.repair import Record, RepairOptions
@@ -105,6 +106,8 @@ def inspect(
     given = parse_assignments(setting or [])
     local = model_options.local_file(model)
     file = local.path
+    if language.main_file(file) is not None:
+        raise InvalidInput(f"{file.name} is a language model, not an ONNX file; see: edged models add --help")
     if file.is_dir() and (info := local_box(seconds=seconds, memory_mb=memory_mb).ensemble(file)) is not None:
         _show_ensemble(file, info, json)
         return

@@ -96,8 +96,7 @@ class LocalBox:
 
     def _add_language(self, name: str, main: Path, settings: Mapping[str, str], replace: bool) -> str:
         """Examine a language model, and add a copy of its files. Return its digest."""
-        language.read_settings(settings)
-        language.examine(main)
+        language.check(main, settings)
         others = [each for each in language.files(main) if each != main]
         files = {str(each.relative_to(main.parent)): each for each in (main, *others)}
         digest = language.digest(main)
@@ -115,7 +114,7 @@ class LocalBox:
         settings = merge(there.settings, changes)
         validate(settings)
         if there.is_language:
-            language.read_settings(settings)
+            language.check(Path(there.path), settings)
             with _using(self.repository.root.parent):
                 self.repository.change(name, settings)
             return settings

@@ -406,12 +406,14 @@ class DaemonCalls:
         stop: Iterable[str] = (),
         json_schema: Mapping[str, Any] | None = None,
         regex: str | None = None,
+        timeout: float | None = None,
     ) -> Call[ChatText]:
         """Return the texts of a language model's answer, as they are made. Closing the returned updates ends the work.
 
         `messages` is a question, or messages with `role` (system, user or assistant), `content`, and `pictures`: JPEG
         or PNG as bytes or paths, for models that take pictures. With `json_schema` or `regex` the answer follows it.
-        Raises InvalidInput, NotFound, NotReady or Overloaded.
+        `timeout` is that of the whole answer, in seconds; without it, only the daemon limits the time. Raises
+        InvalidInput, NotFound, NotReady, Overloaded or DeadlineExceeded.
         """
         request = language_pb2.ChatRequest(
             model=model,
@@ -424,7 +426,7 @@ class DaemonCalls:
             json_schema=None if json_schema is None else msgspec.json.encode(json_schema).decode(),
             regex=regex,
         )
-        return Call(_LANGUAGE + "Chat", request, language_pb2.ChatReply, _one(ChatText), follow=True)
+        return Call(_LANGUAGE + "Chat", request, language_pb2.ChatReply, _one(ChatText), follow=True, timeout=timeout)
 
     @unary
     def language_models(self) -> Call[list[LanguageModelInfo]]:

@@ -58,6 +58,7 @@ _HANDSHAKE: tuple[tuple[str, str], ...] = (
     ("wrong_version_number", "the server at {} does not speak TLS; leave out tls: and the CA, or use another port"),
 )
 _HUNG_UP = ("socket closed", "connection reset", "recvmsg")
+_LATE = ("deadline exceeded", "stream removed (deadline exceeded)")  # what gRPC says of its own deadline
 _GONE = (
     "stream removed",
     "socket closed",
@@ -98,7 +99,7 @@ def to_edged(
         if any(sign in words for sign in _GONE):
             again = "start it again or wait" if is_here(target) else "wait"
             return DaemonUnavailable(f"the edged daemon at {target} went away; {again} until it is back")
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED and words in ("", "deadline exceeded"):
+    if words in _LATE or (code is grpc.StatusCode.DEADLINE_EXCEEDED and not words):
         return late(target)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in words:
         return TooLarge(f"the edged daemon at {target} does not accept a message this large; send a smaller picture")

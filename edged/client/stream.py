@@ -166,7 +166,7 @@ class Updates(Iterator[Answer], AbstractContextManager["Updates[Answer]"]):
         send: Any = channel.unary_stream(
             call.path, request_serializer=serialize, response_deserializer=call.kind.FromString
         )
-        self._answers = send(call.request, timeout=None if call.follow else timeout)
+        self._answers = send(call.request, timeout=call.timeout or (None if call.follow else timeout))
 
     def begin(self, patience: float) -> Updates[Answer]:
         """Wait for the first answer and return self. The answer means that the daemon has accepted the command and that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from msgspec import Meta
@@ -40,3 +41,6 @@ class Describe(Table, frozen=True):
         for key, value in (("camera", self.camera), ("model", self.model), ("prompt", self.prompt)):
             if not value:
                 raise ValueError(f"{key} is empty; set it")
+        for word in re.findall(r"\{\w+\}", self.prompt):
+            if word not in ("{camera}", "{detections}"):
+                raise ValueError(f"prompt has {word}; only {{camera}} and {{detections}} are replaced")

@@ -19,6 +19,7 @@ from edged.client.client import Client
 from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
+from edged.engines.report import LANGUAGE
 from edged.errors import EdgedError
 from edged.serving.host_process import HOST_MODULE
 from edged.version import __version__
@@ -161,7 +162,7 @@ def hosts(found: Mapping[str, int] | None, models: Iterable[ModelInfo]) -> Itera
     """Check that each serving backend has a host process. `found` is None if processes cannot be seen."""
     needed: dict[str, list[str]] = {}
     for model in models:
-        if model.state == "ready" and model.backend:
+        if model.state == "ready" and model.backend and not model.family.startswith(LANGUAGE):
             needed.setdefault(model.backend, []).append(model.name)
     if found is None:
         yield unknown(Name.HOSTS, "the daemon's processes cannot be seen from here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,11 @@ from edged.engines.admission import Admission, examine
 from edged.engines.builder import Builder
 from edged.engines.child import run
 from edged.engines.plan import PlannedModel, Planner
+from edged.engines.report import LANGUAGE
 from edged.errors import EdgedError, Unsuitable
 from edged.formatting import many
 from edged.ipc import job_messages as jobs
-from edged.models import collected
+from edged.models import collected, language
 from edged.models.entries import ModelEntry, outside_entries, plain_entry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
@@ -122,7 +124,7 @@ class ModelChecks:
                 steps.append(_step(Name.ADMISSION, name, self._examine_ensemble))
                 continue
             steps.append(_step(Name.ADMISSION, name, self._examine_file, heavy=True))
-            if self._only:
+            if self._only and not self._entries[name].is_language:
                 steps.append(_step(Name.LEVELS, name, self._compare_levels, heavy=True))
         if self._entries and not self._only:
             self.left_out.append("optimisation levels: compared only for a selected model: edged doctor MODEL")
@@ -131,7 +133,7 @@ class ModelChecks:
     async def _examine_reported(self, name: str) -> list[Check]:
         assert self._daemon is not None
         reported = self._reported[name]
-        if reported.parts:
+        if reported.parts or reported.family.startswith(LANGUAGE):
             return [state(reported)]
         engines = [engine for engine in self._daemon.engines if engine.model == name]
         return [state(reported), *self._engine_checks(name, engines, reported.settings, reported.alarms)]
@@ -151,6 +153,8 @@ class ModelChecks:
         entry = self._entries[name]
         if entry.problem:
             return [wrong(Name.ADMISSION, f"it cannot be served here: {entry.problem}", "change its files", name)]
+        if entry.is_language:
+            return [await asyncio.to_thread(language_files, name, entry)]
         try:
             found = await examine(self._builder, Path(entry.path), entry.settings, self._installed)
         except EdgedError as error:
@@ -222,6 +226,16 @@ def admission(name: str, path: str, found: Admission) -> Iterator[Check]:
     for backend, why in found.backends.items():
         if why:
             yield unknown(Name.ADMISSION, f"not applicable: {backend} cannot run it: {why}", name)
+
+
+def language_files(name: str, entry: ModelEntry) -> Check:
+    """Check the files and settings of a language model."""
+    try:
+        files = language.check(Path(entry.path), entry.settings)
+    except EdgedError as error:
+        return wrong(Name.ADMISSION, f"it cannot be served here: {error}", "see docs/language.md", name)
+    runtimes = " or ".join(form.runtime for form in files.forms)
+    return ok(Name.ADMISSION, f"it is a language model ({files.kind}) for {runtimes}", name)
 
 
 def external_data(name: str, inspection: Inspection) -> Iterator[Check]:

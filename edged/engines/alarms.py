@@ -17,6 +17,7 @@ from edged.engines.plan import PlannedModel
 from edged.engines.readiness import ReadyState, readiness
 from edged.events import AlarmCleared, AlarmRaised, EventLog
 from edged.fleet.sharing import EngineSharing
+from edged.language.describe import Describer
 from edged.language.models import LanguageModels
 from edged.models import settings as model_settings
 
@@ -39,7 +40,7 @@ class AlarmKind(str, enum.Enum):
     DISK_FAILING = "disk_failing"  # repeated disk errors while engines are made or opened
     STATE_UNWRITABLE = "state_unwritable"  # the folder of models and settings cannot be written
     REBOOT_PENDING = "reboot_pending"  # the driver's libraries and its kernel module have different versions
-    UNSERVED = "unserved"  # a model that cannot be served
+    UNSERVED = "unserved"  # a model that cannot be served, or a rule whose descriptions fail
     NO_CANDIDATE = "no_candidate"  # a model's settings leave no engine that this box can make
     UNTRACKED = "untracked"  # cameras request tracking, and the tracker does not work
     FAILING = "failing"  # a serving engine no longer answers
@@ -126,10 +127,12 @@ def of_sharing(sharing: EngineSharing) -> Iterator[Alarm]:
         yield Alarm(AlarmKind.FLEET, trouble.message, engine=trouble.engine)
 
 
-def of_language(models: LanguageModels) -> Iterator[Alarm]:
-    """Yield an alarm for each language model that is not served as it should be."""
+def of_language(models: LanguageModels, describer: Describer) -> Iterator[Alarm]:
+    """Yield an alarm for each language model, and each rule of descriptions, that does not work."""
     for name, message in models.troubles():
         yield Alarm(AlarmKind.UNSERVED, message, name)
+    for camera, message in describer.troubles():
+        yield Alarm(AlarmKind.UNSERVED, message, camera=camera)
 
 
 def wrong(

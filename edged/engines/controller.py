@@ -189,7 +189,7 @@ class Controller:
         self.observers.append(self.drift.look)
         self.concerns.append(self.drift.alarms)
         self.concerns.append(partial(alarms.of_sharing, self.sharing))
-        self.concerns.append(partial(alarms.of_language, self.language))
+        self.concerns.append(partial(alarms.of_language, self.language, self.describer))
         self.learning = Learning(self._planner.book, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed, self.look_at_families)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._quarantine.forgive)

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 
 from edged.backends.language.contract import Generation, Sampling
@@ -82,6 +82,11 @@ class Describer:
             for name, rule in rules.items()
         }
         self.problems = {name: why for name, why in self.problems.items() if name in rules}
+
+    def troubles(self) -> Iterator[tuple[str, str]]:
+        """Yield (camera, what is wrong) for each rule whose last description failed."""
+        for name, why in self.problems.items():
+            yield self._watches[name].rule.camera, f"rule describe.{name} gives no description: {why}"
 
     def wants(self, model: str, camera: str, now: float) -> bool:
         """As `Tap.wants`."""

@@ -47,6 +47,7 @@ _LOG = logging.getLogger("edged.language")
 _PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)  # after a failure that may pass
 _HEALTHY_S = 60.0
 _PATIENCE_S = 60.0  # how long a request waits for a host that is being started
+_REPEATED = 2  # if a host could not be opened so often, requests do not wait for the next try
 _PASSING = (HostLost, NotReady, OutOfMemory)
 _SPARE_MB = 256  # of the box's memory, that a new host must leave
 _LIMIT_SHARE, _LIMIT_MB = 1.5, 512  # of the estimate, and more, that a host may use
@@ -105,6 +106,7 @@ class PlannedLanguageModel:
         self.turns = Turns(self.settings.requests, self.settings.waiting)
         self._serving: _Wanted | None = None
         self._digest_of = ""  # the stamp for which the digest was computed
+        self._failures = 0  # to open a host, since one was opened
         self._changed, self._moved = asyncio.Event(), asyncio.Event()
         self._draining: dict[asyncio.Task[None], LanguageHost] = {}
         self._task = tasks.keep(f"language model {entry.name}", self._live)
@@ -236,7 +238,7 @@ class PlannedLanguageModel:
         while self.host is None or self.host.lost:
             if self.state is LanguageState.REFUSED:
                 raise NotReady(f"model {self.entry.name!r} cannot be served: {self.problem}")
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or self._failures >= _REPEATED:
                 why = f": {self.problem}" if self.problem is not None else ""
                 raise NotReady(f"model {self.entry.name!r} is being loaded{why}; try again")
             self._moved.clear()
@@ -253,8 +255,9 @@ class PlannedLanguageModel:
             pause = math.inf
             try:
                 await self._turn()
-                self.problem = None
+                self.problem, self._failures = None, 0
             except EdgedError as error:
+                self._failures += 1
                 self._fail(error)
                 pause = backoff.after(0.0) if isinstance(error, _PASSING) else math.inf
             except (OSError, ValueError) as error:  # files that change while they are read
@@ -311,11 +314,11 @@ class PlannedLanguageModel:
         if settings.runtime:
             found = {form: version for form, version in found.items() if form.runtime == settings.runtime}
         if not found:
-            names = " or ".join(registry.TITLES[form.runtime] for form in files.forms)
-            asked = f" ({language.RUNTIME} is {settings.runtime})" if settings.runtime else ""
-            raise Unsupported(
-                f"the model needs {names}{asked}, which is not installed; {packages.install_extra('genai')}"
+            language.check_runtime(files, settings)
+            names = " or ".join(
+                registry.TITLES[form.runtime] for form in files.forms if settings.runtime in ("", form.runtime)
             )
+            raise Unsupported(f"the model needs {names}, which is not installed; {packages.install_extra('genai')}")
         return found
 
     async def _choose(self, files: LanguageFiles, settings: LanguageSettings, usable: Mapping[Form, str]) -> _Wanted:

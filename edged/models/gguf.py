@@ -5,6 +5,7 @@ The file may be hostile: counts and lengths are checked before anything is read,
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from pathlib import Path
@@ -16,14 +17,33 @@ _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MOST_ENTRIES, _MOST_TEXT, _MOST_ITEMS = 4096, 1 << 20, 1 << 21
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _TEXT, _ARRAY = 8, 9
+_ALIGNMENT = "general.alignment"
+# Types of tensors: values in a block, and its bytes. A tensor of another type is counted as empty.
+_BLOCKS = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    30: (1, 2),  # BF16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    10: (256, 84),  # Q2_K
+    11: (256, 110),  # Q3_K
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+}
+_MOST_TENSORS, _MOST_DIMENSIONS = 1 << 16, 8
 
 
 def read_facts(path: Path) -> dict[str, Value]:
-    """Return the numbers and texts in the head of a file. Raises OSError, or ValueError if it is not a GGUF file."""
+    """Return the numbers and texts in the head of a file. Raises OSError, or ValueError if it is not a GGUF file, or is
+    shorter than its tensors."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if file.read(4) != _MAGIC:
             raise ValueError("it is not a GGUF file")
-        version, _, entries = _unpack(file, "<IQQ")
+        version, tensors, entries = _unpack(file, "<IQQ")
         if version not in _VERSIONS:
             raise ValueError(f"it has GGUF version {version}; known are {_VERSIONS[0]} and {_VERSIONS[1]}")
         if entries > _MOST_ENTRIES:
@@ -35,7 +55,29 @@ def read_facts(path: Path) -> dict[str, Value]:
             value = _value(file, kind)
             if value is not None:
                 found[key] = value
+        end = _end(file, tensors, found.get(_ALIGNMENT, 32))
+        if end > (size := os.fstat(file.fileno()).st_size):
+            raise ValueError(f"it is damaged: it has {size} bytes of {end}; copy it again")
         return found
+
+
+def _end(file: BinaryIO, tensors: int, alignment: Value) -> int:
+    """Read the list of tensors, and return where the last one ends, in bytes."""
+    if tensors > _MOST_TENSORS:
+        raise ValueError(f"it has {tensors} tensors; at most {_MOST_TENSORS} are read")
+    end = 0
+    for _ in range(tensors):
+        _text(file)
+        (dimensions,) = _unpack(file, "<I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise ValueError(f"a tensor has {dimensions} dimensions; at most {_MOST_DIMENSIONS} are read")
+        shape = _unpack(file, f"<{dimensions}Q")
+        kind, offset = _unpack(file, "<IQ")
+        values, size = _BLOCKS.get(kind, (1, 0))
+        end = max(end, offset + math.prod(shape) // values * size)
+    if not isinstance(alignment, int) or not 0 < alignment <= _MOST_TEXT:
+        raise ValueError(f"its {_ALIGNMENT} is {alignment}")
+    return -(-file.tell() // alignment) * alignment + end
 
 
 def _value(file: BinaryIO, kind: int) -> Value | None:

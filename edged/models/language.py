@@ -140,6 +140,20 @@ class LanguageFiles(msgspec.Struct, frozen=True):
         return _BASE_MB + round(self.weights_mb * _WEIGHTS_SHARE) + self.cache_mb(settings)
 
 
+def check_runtime(files: LanguageFiles, settings: LanguageSettings) -> None:
+    """Raise ConfigError if no form is for the runtime in the settings."""
+    runtimes = [form.runtime for form in files.forms]
+    if settings.runtime and settings.runtime not in runtimes:
+        raise ConfigError(f"setting {RUNTIME} is {settings.runtime}, but the files are for {' and '.join(runtimes)}")
+
+
+def check(path: Path, settings: Mapping[str, str]) -> LanguageFiles:
+    """Examine a language model and its settings. Raises ModelRefused or ConfigError."""
+    files = examine(path)
+    check_runtime(files, read_settings(settings))
+    return files
+
+
 def language_file(folder: Path) -> str:
     """Return the name of the file that makes a folder a language model; empty if it is none. Raises OSError."""
     names = sorted(os.listdir(folder))

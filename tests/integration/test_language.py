@@ -41,6 +41,11 @@ _CONFIG = """
 listen = "localhost:0"
 [zmq]
 publish = "ipc://HOME/published"
+[describe.yard]
+camera = "yard"
+model = "missing"
+seconds = 0
+score = 0.2
 [describe.gate]
 camera = "gate"
 model = "sight"
@@ -223,6 +228,15 @@ def test_request_that_cannot_be_answered_gets_one_clear_error(
     assert _post(daemon.web, {"model": "chat", "messages": _messages("a red door")})[0] == 200
 
 
+def test_openai_client_gets_one_model_and_errors_of_its_form(daemon: LanguageDaemon) -> None:
+    with daemon.openai() as client:
+        assert client.models.retrieve("chat").id == "chat"
+        with pytest.raises(openai.NotFoundError, match="missing"):
+            client.models.retrieve("missing")
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            client.embeddings.create(model="chat", input="x")
+
+
 def _post(web: str, body: Any, token: str = "") -> tuple[int, Any]:
     connection = http.client.HTTPConnection(web.removeprefix("http://"), timeout=30)
     try:
@@ -312,6 +326,38 @@ def test_command_line_lists_shows_and_chats(daemon: LanguageDaemon) -> None:
     assert json.loads(run("chat", "chat", "a red door", "--json"))["finish_reason"] == "stop"
     assert "language model (llama)" in run("models", "list")
     assert "tokens/s" in run("models", "show", "chat")
+    events = [line for line in run("events").splitlines() if "serves model chat" in line]
+    assert len(events) == 1, events
+    hurried = subprocess.run(
+        [*daemon.command("chat", "slow", "a red door", "--timeout", "0.01"), "--target", daemon.unix],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert hurried.returncode != 0
+    assert "did not answer in time" in hurried.stderr
+    doctor = subprocess.run(
+        [*daemon.command("doctor", "chat", "-v"), "--target", daemon.unix, "--state", str(daemon.state)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "it is a language model (llama) for onnxruntime_genai" in doctor.stdout, doctor.stdout + doctor.stderr
+    assert "openvino_genai runs" not in doctor.stdout
+    inspected = subprocess.run(
+        daemon.command("inspect", str(daemon.models / "small.gguf")), check=False, capture_output=True, text=True
+    )
+    assert "small.gguf is a language model" in inspected.stderr
+
+
+def test_describe_rule_that_fails_has_an_alarm(daemon: LanguageDaemon) -> None:
+    daemon.ready("shapes")
+    with daemon.client() as client:
+        frames = ((time.sleep(0.05), Scene(7).frame(number)[0])[1] for number in range(40))
+        assert sum(1 for _ in client.stream("shapes", frames, camera="yard")) > 0
+        wait_for("its alarm", lambda: any("describe.yard" in each.message for each in client.status().alarms))
 
 
 def test_model_is_added_replaced_and_removed_while_it_serves(daemon: LanguageDaemon, tmp_path: Path) -> None:

@@ -61,6 +61,9 @@ NOT_RUN = {
     r"edged reload|sudo edged reload": "needs a daemon with a file; tests/integration/test_reload.py runs it",
     r"edged config check edged.toml": "shows what is wrong; tests/unit/test_config_command.py runs it",
     r"edged models (add|set) owl": "needs weights; tests/integration/test_prompted_models.py runs it",
+    r"edged (models add|chat) (qwen|small)|curl localhost:8000/v1/|genai:|.*(\.chat\(|import OpenAI)": (
+        "needs a language model; tests/integration/test_language.py has one"
+    ),
     r"edged models add faces": "the model exists; tests/integration/test_gallery.py adds it",
     r"edged models add yolo|edged models add street": "shows a refusal; tests/integration/test_repairs.py runs it",
     r"edged \d|cpu \d|making |[A-Z]{4}|doors  |front|openvino  |open  |\{\"time": "output",

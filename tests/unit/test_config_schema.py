@@ -12,6 +12,7 @@ import pytest
 from msgspec import Meta
 
 from edged.config import Frigate, load
+from edged.config.describe import Describe
 from edged.config.keys import NAME, Key, all_keys, allowed, tables, toml
 from edged.config.reading import OTHERS, variables
 from edged.config.schema import Config
@@ -151,3 +152,9 @@ def test_template_and_reference_equal_the_stored_files() -> None:
     assert (ROOT / "systemd" / "edged.toml").read_text() == template(), "run make reference"
     stored = (ROOT / "docs" / "configuration.md").read_text()
     assert stored.endswith("\n".join(reference())), "run make reference"
+
+
+def test_describe_prompt_with_an_unknown_word_is_refused() -> None:
+    assert Describe(camera="gate", model="m", prompt="{camera}: {detections}, as {} JSON")
+    with pytest.raises(ValueError, match="prompt has {cam}"):
+        Describe(camera="gate", model="m", prompt="{cam}: {detections}")

@@ -284,6 +284,8 @@ def test_hosts_check_without_a_host_of_a_serving_backend_is_wrong() -> None:
     found = lines(daemon.hosts({"openvino": 1}, served))
     wrong = "no host of onnxruntime runs, but d need it"
     assert found == f"ok openvino: 1 running, for a, b | wrong onnxruntime: {wrong}"
+    chats = msgspec.structs.replace(info("e", backend="openvino_genai"), family="language model (llama)")
+    assert lines(daemon.hosts({"openvino": 1}, [info("a"), chats])) == "ok openvino: 1 running, for a"
     assert lines(daemon.hosts(None, served)).startswith("unknown")
     assert lines(daemon.hosts({}, [info("c", "refused", "")])).startswith("ok")
 

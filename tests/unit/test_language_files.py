@@ -151,6 +151,21 @@ def test_read_facts_of_a_cut_file_raises(tmp_path: Path) -> None:
             gguf.read_facts(tmp_path / "cut.gguf")
 
 
+@pytest.mark.parametrize("missing", [1, 100, 5000])
+def test_gguf_file_without_its_end_is_damaged(tmp_path: Path, missing: int) -> None:
+    whole = write_gguf(tmp_path / "tiny.gguf").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[:-missing])
+    with pytest.raises(ModelRefused, match=f"damaged: it has {len(whole) - missing} bytes of {len(whole)}"):
+        language.examine(tmp_path / "cut.gguf")
+
+
+def test_runtime_that_the_files_are_not_for_is_refused(folder: Path) -> None:
+    path = folder / "genai_config.json"
+    assert language.check(path, {language.RUNTIME: "onnxruntime_genai"}).forms
+    with pytest.raises(ConfigError, match="but the files are for onnxruntime_genai"):
+        language.check(path, {language.RUNTIME: "openvino_genai"})
+
+
 def test_memory_estimate_grows_with_context_and_requests(folder: Path) -> None:
     found = language.examine(folder / "genai_config.json")
     usual = found.needed_mb(LanguageSettings())

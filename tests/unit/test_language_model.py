@@ -18,6 +18,7 @@ from edged.backends.language.registry import NAMES
 from edged.errors import DeadlineExceeded, EngineUnusable, HostLost, InvalidInput, NotReady, Overloaded
 from edged.events import EventLog
 from edged.language import proof
+from edged.language.host import LanguageHost
 from edged.language.model import Box, LanguageState, PlannedLanguageModel
 from edged.language.proof import Proof, Proofs
 from edged.models.entries import ModelEntry, stamp
@@ -229,6 +230,21 @@ async def test_model_that_needs_more_memory_than_the_box_has_is_refused(tmp_path
         assert "100 MiB" in str(box.model.problem)
         with pytest.raises(NotReady):
             await box.ask("x")
+
+
+async def test_requests_do_not_wait_for_a_host_that_dies_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(*_: object) -> LanguageHost:
+        raise HostLost("the host ended while it opened the model")
+
+    monkeypatch.setattr(LanguageHost, "start", dies)
+    box = World(write_genai(tmp_path / "chat" / "1"), tmp_path / "cache")
+    try:
+        with pytest.raises(NotReady, match="the host ended"):
+            await asyncio.wait_for(box.ask("x"), 20)
+    finally:
+        await box.model.stop()
 
 
 async def test_model_that_the_runtime_refuses_names_the_reason(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ from edged.message_mapper import to_message
 from edged.metrics.sources import EventCounts, Sensors, resident_bytes
 from edged.models.entries import ModelEntry
 from edged.models.finding import Finding
-from edged.models.language import examine as language_files
-from edged.models.language import is_language, read_settings
+from edged.models.language import check as check_language
+from edged.models.language import is_language
 from edged.models.repair import short
 from edged.models.settings import merge, validate
 from edged.proto import operations_pb2 as pb
@@ -170,8 +170,7 @@ class OperationsService:
             files = upload.files if repaired is None else repaired.files
             model = next(iter(files.values()))
             if is_language(model.name):
-                read_settings(settings)
-                await asyncio.to_thread(language_files, model)
+                await asyncio.to_thread(check_language, model, settings)
             else:
                 await admit(self._controller.builder, model, settings, installed, pictures)
             await asyncio.to_thread(
@@ -194,7 +193,7 @@ class OperationsService:
         validate(settings)
         if settings != there.settings:
             if there.is_language:
-                read_settings(settings)
+                await asyncio.to_thread(check_language, Path(there.path), settings)
             else:
                 installed, samples = registry.usable(controller.fingerprint.facts), tuple(map(Path, there.samples))
                 await admit(controller.builder, Path(there.path), settings, installed, samples)

@@ -61,7 +61,7 @@ TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("CudaSharedMemoryRegister", _POST, f"{_CUDA}/region/{{region}}/register"),
     ("CudaSharedMemoryUnregister", _POST, f"{_CUDA}[/region/{{region}}]/unregister"),
     ("DetectOne", _POST, "edged/v1/detect[/{model}]"),
-    ("LanguageModels", _GET, "v1/models"),
+    ("LanguageModels", _GET, "v1/models[/{model}]"),
     ("Chat", _POST, "v1/chat/completions"),
     ("Complete", _POST, "v1/completions"),
 )
@@ -111,13 +111,12 @@ def find(method: str, path: str) -> Route | HttpResponse:
             return HttpResponse(HTTPStatus.NO_CONTENT, headers=header)
         if method not in allowed:
             message = f"method {method[:20]} is not allowed; use {methods[-1]}"
-            return error_response(HTTPStatus.METHOD_NOT_ALLOWED, ErrorCode.UNSUPPORTED, message, header)
+            return _refusal(path, HTTPStatus.METHOD_NOT_ALLOWED, ErrorCode.UNSUPPORTED, message, header)
         if rpc == _DOCUMENT:
             return _document()
         return Route(rpc, {name: unquote(part) for name, part in match.groupdict().items() if part is not None})
-    return error_response(
-        HTTPStatus.NOT_FOUND, ErrorCode.NOT_FOUND, f"path {path[:100]!r} does not exist; see docs/http.md"
-    )
+    message = f"path {path[:100]!r} does not exist; see docs/http.md"
+    return _refusal(path, HTTPStatus.NOT_FOUND, ErrorCode.NOT_FOUND, message)
 
 
 @functools.cache
@@ -177,7 +176,7 @@ class Dispatcher:
         if route.method == "ModelInfer":
             return await handlers.infer(self._calls, request, **route.names)
         if route.method == "LanguageModels":
-            return openai.models(self._calls.language)
+            return openai.models(self._calls.language, **route.names)
         if route.method in ("Chat", "Complete"):
             return await openai.answer(self._calls.language, request, _KINDS[route.method])
         if route.method == "DetectOne":
@@ -227,10 +226,16 @@ def _failure(request: HttpRequest, error: Exception) -> HttpResponse:
     found = failure_response(error)
     if not request.path.startswith(_OPENAI):
         return found
-    _, message = describe(error)
-    kind = "invalid_request_error" if found.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-    body = openai.failure(message, error_code(error).value, kind)
-    return json_response(body, found.status, tuple(each for each in found.headers if each[0] != "content-type"))
+    headers = tuple(each for each in found.headers if each[0] != "content-type")
+    return _refusal(request.path, HTTPStatus(found.status), error_code(error), describe(error)[1], headers)
+
+
+def _refusal(path: str, status: HTTPStatus, code: ErrorCode, message: str, headers: Headers = ()) -> HttpResponse:
+    """Return an error in the form of the protocol that the path belongs to."""
+    if not path.startswith(_OPENAI):
+        return error_response(status, code, message, headers)
+    kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return json_response(openai.failure(message, code.value, kind), status, headers)
 
 
 def failure_response(error: Exception) -> HttpResponse:

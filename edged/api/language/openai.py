@@ -24,7 +24,7 @@ from edged.api.language.requests import ChatMessage, ChatRequest
 from edged.api.language.service import LanguageService
 from edged.api.language.tools import HeldText, ToolCall
 from edged.backends.language.contract import Guidance
-from edged.errors import InvalidInput
+from edged.errors import InvalidInput, ModelNotFound
 from edged.ipc.language_messages import Text
 from edged.language.model import PlannedLanguageModel
 
@@ -123,8 +123,8 @@ class CompletionBody(_Body, kw_only=True):
     suffix: str | None = None
 
 
-def models(service: LanguageService) -> HttpResponse:
-    """Return the language models, those that are ready first."""
+def models(service: LanguageService, model: str = "") -> HttpResponse:
+    """Return the language models, those that are ready first, or one of them. Raises ModelNotFound."""
     rows = [
         {
             "id": each.name,
@@ -137,6 +137,11 @@ def models(service: LanguageService) -> HttpResponse:
         for each in service.models()
         if each.state != "refused"
     ]
+    if model:
+        row = next((row for row in rows if row["id"] == model), None)
+        if row is None:
+            raise ModelNotFound(f"no language model {model[:80]!r}; see GET /v1/models")
+        return json_response(row)
     return json_response({"object": "list", "data": rows})
 
 
