@@ -156,5 +156,5 @@ def test_template_and_reference_equal_the_stored_files() -> None:
 
 def test_describe_prompt_with_an_unknown_word_is_refused() -> None:
     assert Describe(camera="gate", model="m", prompt="{camera}: {detections}, as {} JSON")
-    with pytest.raises(ValueError, match="prompt has {cam}"):
+    with pytest.raises(ValueError, match=r"prompt has \{cam\}"):
         Describe(camera="gate", model="m", prompt="{cam}: {detections}")
