@@ -22,6 +22,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from edged.client.aio import AsyncClient
 from edged.errors import Forbidden, InvalidInput, NotFound
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration.daemon import Daemon, wait_for
@@ -315,6 +316,15 @@ def test_edged_client_chats(daemon: LanguageDaemon) -> None:
             list(client.chat("missing", "x"))
         with pytest.raises(InvalidInput):
             list(client.infer("chat", _picture("red")))  # type: ignore[call-overload]
+
+
+async def test_asynchronous_edged_client_chats(daemon: LanguageDaemon) -> None:
+    async with AsyncClient(daemon.unix) as client:
+        texts = [each async for each in client.chat("chat", "a green door")]
+        assert "".join(each.text for each in texts) == ANSWER.format("green")
+        assert texts[-1].finish_reason == "stop"
+        with pytest.raises(NotFound):
+            [each async for each in client.chat("missing", "x")]
 
 
 def test_command_line_lists_shows_and_chats(daemon: LanguageDaemon) -> None:
