@@ -51,7 +51,7 @@ class AlarmKind(str, enum.Enum):
     CAMERA_DARK = "camera_dark"  # the picture of a configured camera is black
     CAMERA_FROZEN = "camera_frozen"  # the picture of a configured camera does not change
     ANSWERS_DRIFT = "answers_drift"  # answers differ from the reference's, or a camera's pictures from the usual ones
-    FALLBACK = "fallback"  # some nodes of a model do not run on the engine's device
+    FALLBACK = "fallback"  # a model does not run entirely on its engine's or its configuration's device
     FLEET = "fleet"  # the shared store of engines, or an engine in it, cannot be used
 
 
@@ -131,6 +131,8 @@ def of_language(models: LanguageModels, describer: Describer) -> Iterator[Alarm]
     """Yield an alarm for each language model, and each rule of descriptions, that does not work."""
     for name, message in models.troubles():
         yield Alarm(AlarmKind.UNSERVED, message, name)
+    for name, message in models.fallbacks():
+        yield Alarm(AlarmKind.FALLBACK, message, name)
     for camera, message in describer.troubles():
         yield Alarm(AlarmKind.UNSERVED, message, camera=camera)
 

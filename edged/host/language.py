@@ -160,6 +160,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             model.has_tools,
             model.takes_pictures,
             time.monotonic() - began,
+            model.fallback,
         )
         answers.write(pipe_messages.pack(opened))
         answers.flush()

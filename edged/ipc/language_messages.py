@@ -47,6 +47,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     has_tools: bool
     takes_pictures: bool
     seconds: float
+    fallback: str = ""
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):

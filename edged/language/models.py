@@ -85,6 +85,12 @@ class LanguageModels:
             )
             yield name, f"model {name} {word}: {planned.problem}"
 
+    def fallbacks(self) -> Iterator[tuple[str, str]]:
+        """Yield (model, what is wrong) for each model that runs on the CPU although its files name another device."""
+        for name, planned in self.models.items():
+            if planned.host is not None and (why := planned.host.opened.fallback):
+                yield name, f"model {name} runs on the CPU instead of the device in genai_config.json: {why}"
+
     @property
     def are_ready(self) -> bool:
         """Whether every model except the refused ones is ready."""

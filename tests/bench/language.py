@@ -98,8 +98,8 @@ def main() -> None:
 def measure(daemon: Daemon, client: Any, file: Path, rounds: int, tokens: int) -> None:
     (served,) = client.language_models()
     threads = max(1, (os.cpu_count() or 1) - 1)
-    told = json.dumps([served.runtime, str(file), threads, tokens, _STORIES])
-    command = [sys.executable, "-c", _BARE, told]
+    given = json.dumps([served.runtime, str(file), threads, tokens, _STORIES])
+    command = [sys.executable, "-c", _BARE, given]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as bare:
         assert bare.stdin is not None
         assert bare.stdout is not None
@@ -159,7 +159,7 @@ def closed(daemon: Daemon, client: Any) -> float:
     return max(0.0, first() - usual) / token
 
 
-def frames(daemon: Daemon, rounds: int) -> list[float]:
+def frames(daemon: Daemon, rounds: int, model: str = "chat") -> list[float]:
     """Return the p99 of frames while a chat runs, over that without one, for each round."""
     picture, stop = Scene(3).frame(0)[0], threading.Event()
     daemon.ready("shapes")
@@ -167,7 +167,7 @@ def frames(daemon: Daemon, rounds: int) -> list[float]:
     def chat() -> None:
         with daemon.client() as client:
             while not stop.is_set():
-                with client.chat("chat", _STORIES[0], max_tokens=200) as texts:
+                with client.chat(model, _STORIES[0], max_tokens=200) as texts:
                     for _ in texts:
                         if stop.is_set():
                             return

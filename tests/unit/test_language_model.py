@@ -15,14 +15,18 @@ import pytest
 
 from edged.backends.language.contract import Generation, Sampling
 from edged.backends.language.registry import NAMES
+from edged.engines import alarms
 from edged.errors import DeadlineExceeded, EngineUnusable, HostLost, InvalidInput, NotReady, Overloaded
 from edged.events import EventLog
 from edged.language import proof
+from edged.language.describe import Describer
 from edged.language.host import LanguageHost
 from edged.language.model import Box, LanguageState, PlannedLanguageModel
+from edged.language.models import LanguageModels
 from edged.language.proof import Proof, Proofs
 from edged.models.entries import ModelEntry, stamp
 from edged.store import sealed
+from edged.tasks import TaskGroup
 from tests.tiny_language import ANSWER, write_genai, write_gguf
 
 pytest.importorskip("onnxruntime_genai", reason="ONNX Runtime GenAI has no wheel for this Python")
@@ -41,8 +45,8 @@ class World:
         self.events = EventLog()
         self.proofs = Proofs(cache, sealed.at_once)
         self.folder, self.settings = folder, {key.replace("__", "."): value for key, value in settings.items()}
-        box = Box(lambda: self.facts, self.proofs, self.events, lambda: self.available_mb, lambda: None)
-        self.model = PlannedLanguageModel(self.entry(), box)
+        self.box = Box(lambda: self.facts, self.proofs, self.events, lambda: self.available_mb, lambda: None)
+        self.model = PlannedLanguageModel(self.entry(), self.box)
 
     def entry(self, **changes: Any) -> ModelEntry:
         names = sorted(os.listdir(self.folder))
@@ -243,6 +247,25 @@ async def test_requests_do_not_wait_for_a_host_that_dies_again_and_again(
     try:
         with pytest.raises(NotReady, match="the host ended"):
             await asyncio.wait_for(box.ask("x"), 20)
+    finally:
+        await box.model.stop()
+
+
+async def test_model_that_cannot_use_its_device_says_that_it_runs_on_the_cpu(tmp_path: Path) -> None:
+    folder = write_genai(tmp_path / "chat" / "1")
+    config = json.loads((folder / "genai_config.json").read_text())
+    config["model"]["decoder"]["session_options"] = {"provider_options": [{"cuda": {}}]}
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    box = World(folder, tmp_path / "cache")
+    models = LanguageModels(box.box)
+    models.models["chat"] = box.model
+    try:
+        await box.ready()
+        assert await box.ask("a red door") == ANSWER.format("red")
+        describer = Describer(models.require, lambda what, model: None, TaskGroup(lambda: None))
+        (alarm,) = alarms.of_language(models, describer)
+        assert (alarm.kind, alarm.model) == (alarms.AlarmKind.FALLBACK, "chat")
+        assert "runs on the CPU instead of the device in genai_config.json: Cuda" in alarm.message
     finally:
         await box.model.stop()
 

@@ -74,6 +74,8 @@ class LanguageModel(Protocol):
     has_tools: bool
     """Whether its template takes tools."""
     takes_pictures: bool
+    fallback: str
+    """Why it does not run on the devices of its configuration; empty if it does."""
 
     def begin(self, number: int, wanted: Generation) -> int:
         """Add a request and return the tokens of its prompt. Raises InvalidInput if it cannot be generated."""

@@ -83,6 +83,7 @@ class OpenvinoLanguageModel:
         self.context = how.context
         self.has_template = bool(template)
         self.has_tools = "tools" in template
+        self.fallback = ""
         self._requests: dict[int, _Request] = {}
 
     def begin(self, number: int, wanted: Generation) -> int:

@@ -113,7 +113,7 @@ class OrtLanguageModel:
         folder = Path(how.file).parent
         options = {"intra_op_num_threads": how.threads, "inter_op_num_threads": 1}
         overlay = {"model": {"decoder": {"session_options": options}}}
-        self._model = _opened(str(folder), json.dumps(overlay))
+        self._model, self.fallback = _opened(str(folder), json.dumps(overlay))
         described = json.loads(Path(how.file).read_bytes())["model"]
         self.context = min(how.context, int(described.get("context_length", how.context)))
         self._kind = str(self._model.type)
@@ -405,17 +405,18 @@ def _compact(sampling: Sampling) -> str:
     return json.dumps({**schema, "x-guidance": {"whitespace_flexible": False}}) if isinstance(schema, dict) else "{}"
 
 
-def _opened(folder: str, overlay: str) -> Any:
-    """Open a model on the devices of its configuration, or on the CPU if the package has no code for them."""
+def _opened(folder: str, overlay: str) -> tuple[Any, str]:
+    """Open a model on the devices of its configuration, or on the CPU if that fails. Return it, and why it is not on
+    those devices."""
     config = og.Config(folder)
     config.overlay(overlay)
     try:
-        return og.Model(config)
-    except RuntimeError:
+        return og.Model(config), ""
+    except RuntimeError as error:
         config = og.Config(folder)
         config.clear_providers()
         config.overlay(overlay)
-        return og.Model(config)
+        return og.Model(config), one_line(error)
 
 
 def _templates(folder: Path) -> list[str]:
