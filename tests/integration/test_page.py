@@ -235,7 +235,7 @@ def test_page_closed_connections_leave_no_descriptors(box: PageBox, operator: st
         for each in open_:
             each.close()
     wait_for("the files are closed", lambda: len(os.listdir(f"/proc/{box.pid}/fd")) <= before + 1, 20)
-    assert not list((box.state / "models").glob(".adding-*"))
+    wait_for("the unfinished models are removed", lambda: not list((box.state / "models").glob(".adding-*")), 20)
     assert events(box, 1)["summary"]
 
 

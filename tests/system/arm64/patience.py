@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import http.client
 import importlib
 import inspect
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from edged.engines import child
 
 # Modules with wait functions of the tests; each such function has a parameter `seconds`.
-_MODULES = ("tests.waiting", "tests.integration.daemon")
+_MODULES = ("tests.waiting", "tests.integration.daemon", "tests.integration.shape_world", "tests.unit.http_world")
 _GRPC_CALLS = tuple(f"_{kind}MultiCallable" for kind in ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream"))
 _ADMISSION_SECONDS = 18.0  # the daemon's default limit of the examination of a model
 _BOUND = 10.0  # seconds; a shorter timeout of a call or child is itself under test
@@ -37,6 +38,8 @@ def lengthen_waits(factor: float) -> None:
     for call in _GRPC_CALLS:
         kind = getattr(importlib.import_module("grpc._channel"), call)
         kind.__call__ = _longer(kind.__call__, "timeout", factor, least=_BOUND)
+    opening: Any = http.client.HTTPConnection
+    opening.__init__ = _longer(opening.__init__, "timeout", factor, least=_BOUND)
     starting: Any = child.OneShotChild
     starting.__init__ = _longer(child.OneShotChild.__init__, "limits", factor, least=_BOUND)
 
@@ -70,7 +73,7 @@ def _longer(function: Callable[..., Any], parameter: str, factor: float, least: 
         if isinstance(given, child.Limits):
             seconds = given.seconds * (factor if given.seconds >= least else 1)
             call.arguments[parameter] = msgspec.structs.replace(given, seconds=min(seconds, 1e6))
-        elif given is not None and given >= least:
+        elif isinstance(given, int | float) and given >= least:
             call.arguments[parameter] = given * factor
         return function(*call.args, **call.kwargs)
 

@@ -18,7 +18,9 @@ class Suite:
 
 # The slowest first, so that no processor is idle at the end.
 SUITES = {
-    "integration": Suite(("tests/integration/test_commands.py", "tests/integration/test_*.py"), 1),
+    "integration": Suite(
+        tuple(f"tests/integration/test_{name}.py" for name in ("engine_life", "models", "open_shapes", "page", "*")), 1
+    ),
     "system": Suite(
         ("tests/system/test_command_line.py",), 1
     ),  # without the demo: its timings mean nothing on an emulator
