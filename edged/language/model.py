@@ -308,13 +308,14 @@ class PlannedLanguageModel:
         self._swap(host, wanted, known)
 
     def _usable(self, files: LanguageFiles, settings: LanguageSettings) -> dict[Form, str]:
-        """Return the forms that this box can open, with the version of their runtimes. Raises Unsupported if none."""
+        """Return the forms that this box can open, with the version of their runtimes. Raises ConfigError if the
+        settings do not fit the files, Unsupported without a runtime."""
+        language.check_fits(files, settings)
         facts = self._box.facts()
         found = {form: version for form in files.forms if (version := registry.version(form.runtime, facts))}
         if settings.runtime:
             found = {form: version for form, version in found.items() if form.runtime == settings.runtime}
         if not found:
-            language.check_runtime(files, settings)
             names = " or ".join(
                 registry.TITLES[form.runtime] for form in files.forms if settings.runtime in ("", form.runtime)
             )

@@ -32,7 +32,7 @@ GENAI, OPENVINO, GGUF = "genai_config.json", "openvino_model.xml", ".gguf"
 _PICTURES = "openvino_language_model.xml"
 ORT_RUNTIME, OPENVINO_RUNTIME = "onnxruntime_genai", "openvino_genai"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-_TOKENIZER_CONFIG, _GENERATION = "tokenizer_config.json", "generation_config.json"
+_CONFIG, _TOKENIZER_CONFIG, _GENERATION = "config.json", "tokenizer_config.json", "generation_config.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", _TOKENIZER_CONFIG)
 _LARGEST_JSON = 8 << 20
 _MOST_COUNTED = 1 << 30
@@ -140,8 +140,11 @@ class LanguageFiles(msgspec.Struct, frozen=True):
         return _BASE_MB + round(self.weights_mb * _WEIGHTS_SHARE) + self.cache_mb(settings)
 
 
-def check_runtime(files: LanguageFiles, settings: LanguageSettings) -> None:
-    """Raise ConfigError if no form is for the runtime in the settings."""
+def check_fits(files: LanguageFiles, settings: LanguageSettings) -> None:
+    """Raise ConfigError if no form is for the runtime in the settings, or if the model was made for a shorter context
+    than they want."""
+    if files.context and settings.context > files.context:
+        raise ConfigError(f"setting {CONTEXT} is {settings.context}, but the model was made for {files.context} tokens")
     runtimes = [form.runtime for form in files.forms]
     if settings.runtime and settings.runtime not in runtimes:
         raise ConfigError(f"setting {RUNTIME} is {settings.runtime}, but the files are for {' and '.join(runtimes)}")
@@ -150,12 +153,12 @@ def check_runtime(files: LanguageFiles, settings: LanguageSettings) -> None:
 def check(path: Path, settings: Mapping[str, str]) -> LanguageFiles:
     """Examine a language model and its settings. Raises ModelRefused or ConfigError."""
     files = examine(path)
-    check_runtime(files, read_settings(settings))
+    check_fits(files, read_settings(settings))
     return files
 
 
 def language_file(folder: Path) -> str:
-    """Return the name of the file that makes a folder a language model; empty if it is none. Raises OSError."""
+    """Return the name of the file that makes a folder a language model; empty without such a file. Raises OSError."""
     names = sorted(os.listdir(folder))
     for name in (GENAI, OPENVINO, _PICTURES):
         if name in names:
@@ -164,14 +167,34 @@ def language_file(folder: Path) -> str:
 
 
 def main_file(path: Path) -> Path | None:
-    """Return the file that makes a folder or file a language model; None if it is none."""
+    """Return the file that makes a folder or file a language model; None for anything else. Raises ModelRefused for a
+    language model that must be exported first."""
     try:
         if path.is_dir():
             name = language_file(path)
+            if not name:
+                _check_exported(path)
             return path / name if name else None
     except OSError:
         return None
     return path if is_language(str(path)) else None
+
+
+def _check_exported(folder: Path) -> None:
+    """Raise ModelRefused for a folder with a language model of Hugging Face's transformers. Raises OSError."""
+    names = os.listdir(folder)
+    if _CONFIG not in names or any(name.endswith(".onnx") for name in names):
+        return
+    try:
+        found = _json(folder / _CONFIG, _Transformer).architectures
+    except ModelRefused:
+        return
+    kind = next((each for each in found if each.endswith(("ForCausalLM", "LMHeadModel"))), "")
+    if kind:
+        raise ModelRefused(
+            f"{folder.name} is a {kind[:60]} for Hugging Face's transformers, which edged does not run;"
+            f" export it first: optimum-cli export openvino --model {folder} NEW_FOLDER"
+        )
 
 
 def is_language(path: str) -> bool:
@@ -320,6 +343,7 @@ class _Transformer(msgspec.Struct):
     """The part of config.json of Hugging Face that is read."""
 
     model_type: str = ""
+    architectures: tuple[str, ...] = ()
     max_position_embeddings: _Count = 0
     num_hidden_layers: _Count = 0
     num_attention_heads: _Count = 0
@@ -335,7 +359,7 @@ def _openvino(folder: Path, names: Sequence[str]) -> LanguageFiles:
             raise ModelRefused(
                 f"the model has no {what}: {name} is missing; export it with optimum-cli export openvino"
             )
-    config = _json(folder / "config.json", _Transformer) if "config.json" in names else _Transformer()
+    config = _json(folder / _CONFIG, _Transformer) if _CONFIG in names else _Transformer()
     heads = config.num_key_value_heads or config.num_attention_heads
     usual = _json(folder / _GENERATION, _Sampling) if _GENERATION in names else _Sampling()
     size = config.head_dim or (config.hidden_size // config.num_attention_heads if config.num_attention_heads else 0)

@@ -8,7 +8,7 @@ from edged.backends.artefact import Artefact
 from edged.backends.contract import ONE_INSTANCE, Effort, Order, Parallelism, Recipe, Signature
 from edged.backends.profile import Profile
 from edged.errors import ConfigError, ModelRefused, Unsuitable
-from edged.models import limits, sequencing, shapes, triton_check, triton_config
+from edged.models import language, limits, sequencing, shapes, triton_check, triton_config
 from edged.models.collected import Collected
 from edged.models.entries import ModelEntry
 from edged.models.inspection import Inspection
@@ -46,6 +46,8 @@ class Model(msgspec.Struct, frozen=True):
         """
         if entry.problem:
             raise ConfigError(entry.problem)
+        if wrong := next((key for key in entry.settings if key.startswith(language.PREFIX)), ""):
+            raise ConfigError(f"setting {wrong} is only for language models; remove it")
         if inspection.finding is not None:
             raise inspection.finding.refusal()
         signature = inspection.signature

@@ -17,7 +17,7 @@ from edged.client.upload import Package
 from edged.config.child_limits import Limits
 from edged.engines.admission import admit, examine
 from edged.engines.builder import Builder
-from edged.errors import ModelRefused
+from edged.errors import ConfigError, ModelRefused
 from edged.jobs.inspect import inspect
 from edged.models.entries import plain_entry
 from edged.models.finding import Finding, Stage
@@ -210,6 +210,12 @@ def test_package_and_model_of_an_unservable_file_are_refused(tmp_path: Path) -> 
         Package.of("mine", path, None)
     with pytest.raises(ModelRefused, match=r"weights\.bin"):
         Model.of(plain_entry("m", path, {}), inspect(path))
+
+
+def test_settings_of_language_models_are_refused_for_others(tmp_path: Path) -> None:
+    path = models.save(models.identity(), tmp_path / "m.onnx")
+    with pytest.raises(ConfigError, match=r"language\.context"):
+        Model.of(plain_entry("m", path, {"language.context": "64"}), inspect(path))
 
 
 def test_examine_refused_model_has_facts_and_a_reason_for_each_backend(tmp_path: Path) -> None:

@@ -166,6 +166,35 @@ def test_runtime_that_the_files_are_not_for_is_refused(folder: Path) -> None:
         language.check(path, {language.RUNTIME: "openvino_genai"})
 
 
+def test_longer_context_than_the_model_has_is_refused(folder: Path) -> None:
+    main = folder / "genai_config.json"
+    assert language.check(main, {language.CONTEXT: str(CONTEXT)}).context == CONTEXT
+    with pytest.raises(ConfigError, match=f"made for {CONTEXT} tokens"):
+        language.check(main, {language.CONTEXT: str(CONTEXT + 1)})
+
+
+@pytest.mark.parametrize(
+    ("architectures", "other", "is_refused"),
+    [
+        (["LlamaForCausalLM"], "model.safetensors", True),
+        (["GPT2LMHeadModel"], "pytorch_model.bin", True),
+        (["RTDetrForObjectDetection"], "model.safetensors", False),
+        (["LlamaForCausalLM"], "model.onnx", False),
+        ([7], "model.safetensors", False),
+    ],
+)
+def test_main_file_of_a_model_that_must_be_exported_says_how(
+    tmp_path: Path, architectures: list[object], other: str, is_refused: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+    (tmp_path / other).write_bytes(b"")
+    if not is_refused:
+        assert language.main_file(tmp_path) is None
+        return
+    with pytest.raises(ModelRefused, match="optimum-cli export openvino"):
+        language.main_file(tmp_path)
+
+
 def test_memory_estimate_grows_with_context_and_requests(folder: Path) -> None:
     found = language.examine(folder / "genai_config.json")
     usual = found.needed_mb(LanguageSettings())
