@@ -124,7 +124,8 @@ class Describer:
         except EdgedError as error:
             if self.problems.get(name) != str(error):
                 _LOG.warning("describe.%s: no description: %s", name, error)
-            self.problems[name] = str(error)
+            if name in self._watches:  # the rule may have been removed meanwhile
+                self.problems[name] = str(error)
             return
         finally:
             self._busy.discard(name)

@@ -40,10 +40,6 @@ def wait_for(what: str, probe: Callable[[], T], seconds: float = 60.0) -> T:
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
-# Environment variables of every daemon; a much slower box sets longer limits here.
-ENVIRONMENT: dict[str, str] = {}
-
-
 class Daemon:
     """`edged serve` in its own folders. Use it in a `with`; it may be started again after it was stopped or killed."""
 
@@ -75,7 +71,7 @@ class Daemon:
         self._arguments, self._python, self.folder = arguments, python, folder
         self._listen = [word for each in listen for word in ("--listen", each.replace("HOME", str(self.home)))]
         self._endpoints = endpoints
-        self._environment = {**({**ENVIRONMENT, **os.environ} if environment is None else environment)}
+        self._environment = {**(os.environ if environment is None else environment)}
         self._environment["XDG_CONFIG_HOME"] = str(self.home)  # not the configuration of the user who runs the tests
         self._builds = builds
         # Operators use the socket; tests of the protocols need every role over TCP as well.

@@ -16,7 +16,7 @@ import pytest
 
 from edged.shapes import MODEL_PATH
 from tests.integration import onnx_files
-from tests.integration.daemon import ENVIRONMENT, Daemon, wait_for
+from tests.integration.daemon import Daemon, wait_for
 from tests.integration.test_engine_life import Cameras
 from tests.integration.test_models import edged_command, scaled
 from tests.waiting import is_running
@@ -144,8 +144,7 @@ def test_modules_in_the_callers_folder_are_not_imported(tmp_path: Path) -> None:
     (tmp_path / "statistics.py").write_text("raise SystemExit('imported from the working directory')\n")
     edged = Path(sys.executable).with_name("edged")
     command = [str(edged), "inspect", str(MODEL_PATH), "--json"]
-    environment = os.environ | ENVIRONMENT
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=tmp_path, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -6,15 +6,17 @@ import functools
 import http.client
 import importlib
 import inspect
+import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from edged.config.child_limits import Limits
 from edged.engines import child
 
 # Modules with wait functions of the tests; each such function has a parameter `seconds`.
@@ -30,9 +32,8 @@ def lengthen_waits(factor: float) -> None:
         module = importlib.import_module(name)
         for function in _waiting(module):
             setattr(module, function.__name__, _longer(function, "seconds", factor))
-    daemon = importlib.import_module("tests.integration.daemon")
-    daemon.ENVIRONMENT["EDGED_ADMISSION_SECONDS"] = f"{_ADMISSION_SECONDS * factor:g}"
-    _ask_less_often(daemon, factor)
+    _admit_longer(factor)
+    _ask_less_often(importlib.import_module("tests.integration.daemon"), factor)
     for name in ("communicate", "wait"):
         setattr(subprocess.Popen, name, _longer(getattr(subprocess.Popen, name), "timeout", factor))
     for call in _GRPC_CALLS:
@@ -42,6 +43,19 @@ def lengthen_waits(factor: float) -> None:
     opening.__init__ = _longer(opening.__init__, "timeout", factor, least=_BOUND)
     starting: Any = child.OneShotChild
     starting.__init__ = _longer(child.OneShotChild.__init__, "limits", factor, least=_BOUND)
+
+
+def _admit_longer(factor: float) -> None:
+    """Give every program that a test starts more time to examine a model, unless the test itself sets that time."""
+    starting: Any = subprocess.Popen
+    original = starting.__init__
+
+    @functools.wraps(original)
+    def start(*args: Any, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        seconds = {"EDGED_ADMISSION_SECONDS": f"{_ADMISSION_SECONDS * factor:g}"}
+        original(*args, env={**seconds, **(os.environ if env is None else env)}, **kwargs)
+
+    starting.__init__ = start
 
 
 def _ask_less_often(module: Any, factor: float) -> None:
@@ -70,7 +84,7 @@ def _longer(function: Callable[..., Any], parameter: str, factor: float, least: 
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
         given = call.arguments[parameter]
-        if isinstance(given, child.Limits):
+        if isinstance(given, Limits):
             seconds = given.seconds * (factor if given.seconds >= least else 1)
             call.arguments[parameter] = msgspec.structs.replace(given, seconds=min(seconds, 1e6))
         elif isinstance(given, int | float) and given >= least:
