@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from edged.api.auth import policy
 from edged.api.http import handlers, tensors
 from edged.api.http.exchange import JSON
-from edged.api.language import openai
+from edged.api.language.openai_requests import ChatBody, CompletionBody
 from edged.errors import ErrorCode
 from edged.proto import model_config_pb2 as config_pb
 from edged.proto import open_inference_pb2 as pb
@@ -157,10 +157,8 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     "CudaSharedMemoryUnregister": _Operation("Unregister one region of CUDA memory, or all"),
     "DetectOne": _Operation("Detections in a JPEG or PNG", DetectAnswer),
     "LanguageModels": _Operation("The language models, as in OpenAI's protocol", _OBJECT),
-    "Chat": _Operation(
-        "An answer to messages, as in OpenAI's protocol; events with `stream`", _OBJECT, openai.ChatBody
-    ),
-    "Complete": _Operation("The continuation of a prompt, as in OpenAI's protocol", _OBJECT, openai.CompletionBody),
+    "Chat": _Operation("An answer to messages, as in OpenAI's protocol; events with `stream`", _OBJECT, ChatBody),
+    "Complete": _Operation("The continuation of a prompt, as in OpenAI's protocol", _OBJECT, CompletionBody),
 }
 _TAGS = {"DetectOne": "Detection", "LanguageModels": "Language", "Chat": "Language", "Complete": "Language"}
 

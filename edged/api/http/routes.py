@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -29,7 +29,7 @@ from edged.api.http.exchange import (
 )
 from edged.api.http.handlers import Calls
 from edged.api.http.streamed import Send
-from edged.api.language import openai
+from edged.api.language import openai, openai_requests
 from edged.errors import ClientLimited, EdgedError, ErrorCode, Unauthenticated
 from edged.files import NOT_JSON
 
@@ -163,7 +163,7 @@ class Dispatcher:
     async def _call(self, route: Route, request: HttpRequest) -> HttpResponse:
         """Run the handler within the client's limits, and record it if it is a command. Raises ClientLimited, and the
         errors of `_admit` and the handler."""
-        if route.method in ("Chat", "Complete") and openai.is_streamed(request):
+        if route.method in ("Chat", "Complete") and openai_requests.is_streamed(request):
             return await self._stream(route, request)
         who, about = self._admit(route, request), {}
         if policy.is_audited(route.rpc):
@@ -206,7 +206,7 @@ def _authorization(request: HttpRequest) -> str | None:
 
 
 _OPENAI = "/v1/"  # where clients of OpenAI's protocol call
-_KINDS: Mapping[str, Literal["chat", "completion"]] = {"Chat": "chat", "Complete": "completion"}
+_KINDS: Mapping[str, openai_requests.Kind] = {"Chat": "chat", "Complete": "completion"}
 
 
 def _settings(route: Route, body: bytes) -> dict[str, str]:

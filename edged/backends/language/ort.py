@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 # Read when the library is loaded; without it the library writes into the home folder.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -22,15 +21,12 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import onnxruntime_genai as og
 
 from edged.backends.contract import one_line
-from edged.backends.language.contract import Generation, Opening, Prompt, Reason, Sampling, Step
+from edged.backends.language.contract import Generation, Opening, Step
+from edged.backends.language.ort_groups import Alone, Batch, Group, Kept, Request, set_sampling
 from edged.errors import EngineUnusable, InvalidInput
 
-_CHUNK = 128  # tokens of a prompt that are read at once, so that other requests continue in between
-_SHORT_PROMPT = 512  # tokens; a longer prompt is not read in a batch
 _LEAST_SHARE = 0.5  # of a prompt that must be known; otherwise the generator is kept for a request that fits better
 _KEPT = 2  # generators that have ended
-_WORTH = 4  # a request is moved if it has read at most this many times the tokens that it may still generate
-_FAR = 256  # tokens that a request is expected to generate at most
 _PROBE = json.dumps([{"role": "user", "content": "x"}])
 # What stands for a picture in a prompt, by the model's type. {} is the picture's number.
 _MARKS = {
@@ -67,45 +63,6 @@ class _Runtime:
 RUNTIME = _Runtime()
 
 
-class _Request:
-    """A request and the tokens that it has read and made."""
-
-    def __init__(self, number: int, ids: list[int], wanted: Generation, stream: Any, inputs: Any = None) -> None:
-        self.number, self.ids, self.wanted, self.inputs = number, ids, wanted, inputs
-        self.made: list[int] = []
-        self.prompt: Prompt | None = None  # until it is reported with the first token
-        self._stream = stream
-
-    @property
-    def left(self) -> int:
-        return self.wanted.most_tokens - len(self.made)
-
-    @property
-    def may_share(self) -> bool:
-        """Whether it can be in a batch."""
-        sampling = self.wanted.sampling
-        is_plain = sampling.seed is None and not sampling.guidance and self.inputs is None
-        return is_plain and len(self.ids) <= _SHORT_PROMPT
-
-    def is_worth_moving(self) -> bool:
-        return len(self.ids) + len(self.made) <= _WORTH * min(self.left, _FAR)
-
-    def took(self, token: int, ends: Sequence[int], reason: Reason = "") -> Step:
-        """Return the step for a new token; `ends` are the tokens that end a text."""
-        self.made.append(token)
-        reason = "stop" if token in ends else reason or ("length" if self.left <= 0 else "")
-        text = "" if token in ends else self._stream.decode(token)
-        prompt, self.prompt = self.prompt, None
-        return Step(self.number, text, 1, reason, prompt=prompt)
-
-
-class _Group(Protocol):
-    requests: list[_Request]
-
-    def step(self) -> list[Step]: ...
-    def cancel(self, request: _Request) -> None: ...
-
-
 class OrtLanguageModel:
     """A model of ONNX Runtime GenAI."""
 
@@ -124,9 +81,9 @@ class OrtLanguageModel:
         self.has_template = self._has_template()
         self.has_tools = self.has_template and any("tools" in text for text in _templates(folder))
         self._most = how.most
-        self._waiting: list[_Request] = []
-        self._groups: list[_Group] = []
-        self._kept: list[_Kept] = []
+        self._waiting: list[Request] = []
+        self._groups: list[Group] = []
+        self._kept: list[Kept] = []
 
     def _has_template(self) -> bool:
         try:
@@ -155,7 +112,7 @@ class OrtLanguageModel:
                 f"the prompt has {len(ids)} tokens, and prompt and answer may have {self.context} together; shorten it,"
                 " or raise the model's setting language.context"
             )
-        request = _Request(number, ids, wanted, self._tokenizer.create_stream(), inputs)
+        request = Request(number, ids, wanted, self._tokenizer.create_stream(), inputs)
         if wanted.sampling.guidance:  # an invalid grammar must be refused now
             self._groups.append(self._alone(request))
         else:
@@ -222,17 +179,17 @@ class OrtLanguageModel:
         movable = [
             each
             for group in self._groups
-            if isinstance(group, _Batch) or (isinstance(group, _Alone) and group.is_reading_done)
+            if isinstance(group, Batch) or (isinstance(group, Alone) and group.is_reading_done)
             for each in group.requests
             if each.may_share
         ]
         # A batch moves as a whole, or not at all.
         free = self._most - len(joining)
-        moved = movable if joining and len(movable) <= free and all(map(_Request.is_worth_moving, movable)) else []
+        moved = movable if joining and len(movable) <= free and all(map(Request.is_worth_moving, movable)) else []
         together = [*moved, *joining]
         try:
             if len(together) > 1:
-                batch = _Batch(self._model, together, self._ends, self.context)
+                batch = Batch(self._model, together, self._ends, self.context)
                 for group in self._groups:
                     for each in [each for each in group.requests if each in moved]:
                         group.cancel(each)
@@ -249,19 +206,19 @@ class OrtLanguageModel:
             return [Step(each.number, error=one_line(error)) for each in together if each not in moved]
         return []
 
-    def _alone(self, request: _Request) -> _Alone:
+    def _alone(self, request: Request) -> Alone:
         if request.inputs is None and request.wanted.sampling.seed is None:
             found = max(self._kept, key=lambda kept: kept.shared(request), default=None)
             if found is not None and found.shared(request) >= _LEAST_SHARE * len(request.ids):
                 self._kept.remove(found)
                 try:
-                    return _Alone(found.generator, request, self._ends, found.rewound(request))
+                    return Alone(found.generator, request, self._ends, found.rewound(request))
                 except RuntimeError:  # not every model can go back
                     pass
         parameters = og.GeneratorParams(self._model)
-        _set(parameters, request.wanted.sampling, self.context)
+        set_sampling(parameters, request.wanted.sampling, self.context)
         try:
-            return _Alone(og.Generator(self._model, parameters), request, self._ends)
+            return Alone(og.Generator(self._model, parameters), request, self._ends)
         except RuntimeError as error:
             if request.wanted.sampling.guidance:
                 raise InvalidInput(
@@ -269,140 +226,15 @@ class OrtLanguageModel:
                 ) from None
             raise
 
-    def _keep(self, group: _Group, ended: set[int]) -> None:
+    def _keep(self, group: Group, ended: set[int]) -> None:
         """Keep the generator of an ended request, within the number of requests whose memory is planned for."""
-        if not isinstance(group, _Alone) or not any(each.number in ended for each in group.requests):
+        if not isinstance(group, Alone) or not any(each.number in ended for each in group.requests):
             return
         (request,) = group.requests
         if request.inputs is None and request.wanted.sampling.seed is None and group.is_reading_done:
-            self._kept.append(_Kept(group.generator, [*request.ids, *request.made[:-1]], request.wanted.sampling))
+            self._kept.append(Kept(group.generator, [*request.ids, *request.made[:-1]], request.wanted.sampling))
         running = sum(len(each.requests) for each in self._groups)
         del self._kept[: max(0, len(self._kept) - min(_KEPT, max(1, self._most - running)))]
-
-
-class _Kept:
-    """The generator of an ended request, and the tokens that it knows."""
-
-    def __init__(self, generator: Any, ids: list[int], sampling: Sampling) -> None:
-        self.generator, self._ids, self._sampling = generator, ids, sampling
-
-    def shared(self, request: _Request) -> int:
-        """Return how many tokens of a request it knows. The last one is always read again, which gives the scores."""
-        if request.wanted.sampling != self._sampling:
-            return 0
-        most = min(len(self._ids), len(request.ids) - 1)
-        return next((i for i in range(most) if self._ids[i] != request.ids[i]), most)
-
-    def rewound(self, request: _Request) -> int:
-        known = self.shared(request)
-        self.generator.rewind_to(known)
-        return known
-
-
-class _Alone:
-    """A request with a generator of its own."""
-
-    def __init__(self, generator: Any, request: _Request, ends: Sequence[int], known: int = 0) -> None:
-        self.generator, self.requests, self._ends, self._read = generator, [request], ends, known
-        request.prompt = Prompt(len(request.ids), known)
-
-    @property
-    def is_reading_done(self) -> bool:
-        request = self.requests[0]
-        return request.inputs is None and self._read == len(request.ids)
-
-    def step(self) -> list[Step]:
-        (request,) = self.requests
-        if request.inputs is not None and not self._read:
-            self.generator.set_inputs(request.inputs)
-            self._read = len(request.ids) or 1
-            request.prompt = Prompt(self.generator.token_count())
-        elif self._read < len(request.ids):
-            end = min(self._read + _CHUNK, len(request.ids))
-            self.generator.append_tokens(request.ids[self._read : end])
-            self._read = end
-            if end < len(request.ids):
-                return []
-        self.generator.generate_next_token()
-        token = int(self.generator.get_next_tokens()[0])
-        return [request.took(token, self._ends, "length" if self.generator.is_done() else "")]
-
-    def cancel(self, request: _Request) -> None:
-        """Nothing to do: a generator works only when it is asked to."""
-
-
-class _Batch:
-    """Requests that are computed together."""
-
-    def __init__(self, model: Any, requests: list[_Request], ends: Sequence[int], context: int) -> None:
-        self.requests, self._ends = list(requests), ends
-        self._engine = og.Engine(model)
-        self._events = self._engine.create_event_buffer(64)
-        self._turns: list[tuple[Any, int, _Request]] = []
-        for request in requests:
-            options = og.RequestOptions()
-            options.set_max_session_tokens(context)
-            turn_of = self._engine.create_request(options=options)
-            turn = og.TurnOptions(turn_of)
-            turn.set_max_generated_tokens(request.left)
-            sampling = request.wanted.sampling
-            turn.set_do_sample(sampling.temperature > 0)
-            if sampling.temperature > 0:
-                turn.set_temperature(sampling.temperature)
-                turn.set_top_p(sampling.top_p)
-                turn.set_top_k(0)
-            self._turns.append((turn_of, turn_of.begin_turn([*request.ids, *request.made], turn), request))
-            if not request.made:
-                request.prompt = Prompt(len(request.ids))
-
-    def step(self) -> list[Step]:
-        if not self._engine.has_pending_requests():
-            return [Step(each.number, error="the engine has lost the request") for each in self.requests]
-        steps = []
-        for event in self._engine.run(self._events):
-            request = next((request for turn, _, request in self._turns if turn == event.request), None)
-            if request is None or request not in self.requests:
-                continue
-            flags, reason = int(event.flags.value), _REASONS.get(event.finish_reason.name, "")
-            if flags & int(og.EngineEventFlags.FAILED.value):
-                steps.append(Step(request.number, error=f"the engine failed: {event.error_code.name}"))
-            elif flags & int(og.EngineEventFlags.TOKEN.value):
-                steps.append(request.took(int(event.token), self._ends, reason))
-            elif reason:
-                steps.append(Step(request.number, reason=reason))
-        return steps
-
-    def cancel(self, request: _Request) -> None:
-        for turn_of, turn, other in self._turns:
-            if other is request:
-                turn_of.cancel_turn(turn)
-
-
-_REASONS: dict[str, Reason] = {
-    "EOS": "stop",
-    "STOP_STRING": "stop",
-    "MAX_GENERATED_TOKENS": "length",
-    "MAX_SESSION_TOKENS": "length",
-}
-
-
-def _set(parameters: Any, sampling: Sampling, context: int) -> None:
-    options: dict[str, Any] = {"max_length": context, "do_sample": sampling.temperature > 0}
-    if sampling.temperature > 0:
-        options |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-    if sampling.seed is not None:
-        options["random_seed"] = sampling.seed
-    parameters.set_search_options(**options)
-    if sampling.guidance:
-        parameters.set_guidance(sampling.guidance, _compact(sampling))
-
-
-def _compact(sampling: Sampling) -> str:
-    """Return the grammar. In JSON no spaces may be generated, of which a model could make any number."""
-    if sampling.guidance != "json_schema":
-        return sampling.grammar
-    schema = json.loads(sampling.grammar)
-    return json.dumps({**schema, "x-guidance": {"whitespace_flexible": False}}) if isinstance(schema, dict) else "{}"
 
 
 def _opened(folder: str, overlay: str) -> tuple[Any, str]:
