@@ -22,6 +22,7 @@ def test_configuration_options_override_variables_override_the_file(tmp_path: Pa
     environment = CLEAN | {
         "EDGED_STATE": "/proc/nowhere",
         "EDGED_LISTEN": "nonsense",
+        "EDGED_ADMISSION_SECONDS": "20",
         "EDGED_ENGINES_BUDGET_MB": "7",
         "EDGED_LISTN": "x",
     }
@@ -38,8 +39,8 @@ def test_configuration_options_override_variables_override_the_file(tmp_path: Pa
         log = daemon.log.read_text()
         assert "EDGED_LISTN in the environment is unknown to edged; did you mean EDGED_LISTEN?" in log
         assert (
-            f"configuration: {file}; environment: EDGED_ACCESS_LOOPBACK, EDGED_ENGINES_BUDGET_MB, EDGED_LISTEN,"
-            " EDGED_STATE; command line: --cache, --listen, --state" in log
+            f"configuration: {file}; environment: EDGED_ACCESS_LOOPBACK, EDGED_ADMISSION_SECONDS,"
+            " EDGED_ENGINES_BUDGET_MB, EDGED_LISTEN, EDGED_STATE; command line: --cache, --listen, --state" in log
         )
 
 
