@@ -25,7 +25,7 @@ from edged.config import Config
 from edged.daemon import main as composition
 from edged.proto import open_inference_pb2 as pb
 from tests.fake_call import FakeCall
-from tests.fuzz import goods
+from tests.fuzz import PATIENCE, goods
 from tests.fuzz.goods import Method
 from tests.fuzz.messages import Writer, smaller
 from tests.fuzz.statuses import ALLOWED
@@ -33,7 +33,6 @@ from tests.fuzz.tally import Figures, Tally
 from tests.waiting import until
 
 _AT_ONCE = 8
-_PATIENCE = 60.0  # seconds for any call
 _LISTENS = 0.02  # seconds to listen to an endless stream
 _MOST_PARTS = 8  # messages of one stream
 
@@ -113,7 +112,7 @@ class World:
     async def answer(self, name: str, request: Message) -> bytes:
         """Return the answer of a method of the inference protocol; empty if the call fails."""
         call = FakeCall(INFERENCE + name, [request.SerializeToString()], seconds=30.0)
-        await asyncio.wait_for(self._guard.run(cast(Call, call)), _PATIENCE)
+        await asyncio.wait_for(self._guard.run(cast(Call, call)), PATIENCE)
         return b"".join(call.written)
 
     async def _ask(
@@ -128,9 +127,9 @@ class World:
         # A feed continues for as long as it has a client.
         is_endless = method.gives_many and not method.takes_many
         try:
-            await asyncio.wait_for(self._guard.run(cast(Call, call)), _LISTENS if is_endless else _PATIENCE)
+            await asyncio.wait_for(self._guard.run(cast(Call, call)), _LISTENS if is_endless else PATIENCE)
         except asyncio.TimeoutError:
-            return ("OK", "") if is_endless else ("hung", f"no answer within {_PATIENCE:g} s")
+            return ("OK", "") if is_endless else ("hung", f"no answer within {PATIENCE:g} s")
         except Exception as error:
             return type(error).__name__, str(error)
         if call.ended is None:
@@ -222,7 +221,7 @@ async def world(tally: Tally) -> AsyncIterator[World]:
             await _until_all_serve(found)
             yield found
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(serving, _PATIENCE)
+            await asyncio.wait_for(serving, PATIENCE)
         finally:
             composition.GrpcServers = original  # type: ignore[attr-defined]
             logging.getLogger().removeHandler(forwarded)
@@ -234,9 +233,9 @@ async def _until_all_serve(found: World) -> None:
         return pb.ModelReadyResponse.FromString(data).ready
 
     for name in (goods.NUMBERS, goods.TEXTS, goods.SHAPES, goods.VICTIM):
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while not await is_ready(name):
-            assert time.monotonic() < end, f"{name} is not served within {_PATIENCE:g} s"
+            assert time.monotonic() < end, f"{name} is not served within {PATIENCE:g} s"
             await asyncio.sleep(0.1)
 
 

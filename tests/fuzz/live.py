@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from edged.proto import open_inference_pb2 as pb
-from tests.fuzz import goods
+from tests.fuzz import PATIENCE, goods
 from tests.fuzz.goods import Method
 from tests.fuzz.messages import Writer
 from tests.fuzz.spoiling import spoiled
@@ -23,7 +23,6 @@ from tests.integration.daemon import Daemon, wait_for
 
 Phase: TypeAlias = "Callable[[FuzzedDaemon, Random, int, Tally], None]"
 
-_PATIENCE = 30.0
 _CHANNELS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -65,9 +64,9 @@ class FuzzedDaemon(Daemon):
         """Return True if the daemon is live and an inference has the right answer."""
         request = goods.truth(rows)
         with self.channel(address) as channel:
-            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=_PATIENCE)
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=PATIENCE)
             infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            reported = pb.ModelInferResponse.FromString(infer(request.SerializeToString(), timeout=_PATIENCE))
+            reported = pb.ModelInferResponse.FromString(infer(request.SerializeToString(), timeout=PATIENCE))
         return bool(live) and list(reported.raw_output_contents) == list(request.raw_input_contents)
 
 
@@ -211,11 +210,11 @@ def _metadata(random: Random) -> tuple[tuple[str, str | bytes], ...]:
 def _ask_one(channel: grpc.Channel, method: Method, data: bytes, metadata: Any) -> tuple[str, str]:
     try:
         if method.gives_many:
-            call = channel.unary_stream(method.path)(data, timeout=_PATIENCE, metadata=metadata)
+            call = channel.unary_stream(method.path)(data, timeout=PATIENCE, metadata=metadata)
             next(call, None)  # the rest may take long
             call.cancel()
         else:
-            channel.unary_unary(method.path)(data, timeout=_PATIENCE, metadata=metadata)
+            channel.unary_unary(method.path)(data, timeout=PATIENCE, metadata=metadata)
     except grpc.RpcError as error:
         return error.code().name, error.details() or ""
     except ValueError as error:  # metadata that no client sends
@@ -226,9 +225,9 @@ def _ask_one(channel: grpc.Channel, method: Method, data: bytes, metadata: Any) 
 def _ask_many(channel: grpc.Channel, method: Method, parts: Sequence[bytes], leaves: bool) -> tuple[str, str]:
     try:
         if not method.gives_many:
-            channel.stream_unary(method.path)(iter(parts), timeout=_PATIENCE)
+            channel.stream_unary(method.path)(iter(parts), timeout=PATIENCE)
         else:
-            call = channel.stream_stream(method.path)(iter(parts), timeout=_PATIENCE)
+            call = channel.stream_stream(method.path)(iter(parts), timeout=PATIENCE)
             for _ in call:
                 if leaves:
                     call.cancel()

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from tests.fuzz import goods
+from tests.fuzz import PATIENCE, goods
 from tests.fuzz.spoiling import spoiled
 from tests.fuzz.tally import Tally
 
 if TYPE_CHECKING:
     from tests.fuzz.live import FuzzedDaemon
 
-_PATIENCE_MS = 30_000
+_PATIENCE_MS = int(PATIENCE * 1000)
 _DEEP = b'{"other":' + b"[" * 4000
 _VALUES: tuple[Any, ...] = (
     None,
