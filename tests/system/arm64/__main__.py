@@ -24,7 +24,7 @@ _EPILOGUE = """environment:
   ARM64_RELEASE   the release of Debian whose Python runs (bookworm)
   ARM64_PATIENCE  how many times longer than usual a test may take (10)
   ARM64_JOBS      parts of the suites to run at a time (one per processor and 4 GiB)
-  ARM64_LIMIT     time limit for all suites, in seconds (5400)
+  ARM64_LIMIT     time limit for all suites, in seconds (14400)
   QEMU_CPU        the emulated processor (cortex-a76, as good as an Orin's)
 
 exit status: 0 success, 1 a failure, 77 not possible here; the reason is printed
@@ -74,7 +74,7 @@ def _test(arguments: argparse.Namespace) -> int:
     manner = suites.Manner(
         jobs=int(setting("ARM64_JOBS") or _jobs()),
         patience=float(setting("ARM64_PATIENCE") or 10),
-        seconds=float(setting("ARM64_LIMIT") or 5400),
+        seconds=float(setting("ARM64_LIMIT") or 14400),
         named=bool(arguments.tests),
         options=arguments.options,
     )
