@@ -17,7 +17,11 @@ from tests.system.arm64.machine import Machine, Running
 from tests.system.arm64.suites import Manner
 from tests.system.arm64.sysroot import Sysroot
 
-_TREE = ("tests", "tools", "deploy", "pyproject.toml")  # without the package: the tests run against the installed one
+# What tests read of the repository, without the package: they run against the installed one.
+_TREE = (
+    *("tests", "tools", "client", "deploy", "docs", "jetson", "packaging", "protos", "systemd"),
+    *("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "LICENSE", "Makefile", "constraints.txt", "pyproject.toml"),
+)
 _HOME = "/venv"
 _PYTHON = f"{_HOME}/bin/python"
 _PREPARING = 1200.0  # time limit for one step of the preparation, in seconds
