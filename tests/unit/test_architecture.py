@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import edged
+
+ROOT, PACKAGE = Path(__file__).parents[2], Path(edged.__file__).parent
 
 
 def test_architecture_names_only_paths_that_exist() -> None:
@@ -13,7 +15,7 @@ def test_architecture_names_only_paths_that_exist() -> None:
     paths = set(re.findall(r"[\w./-]+/[\w.-]*|\w+\.(?:py|toml|md)", text)) - {"w/"}
     missing = []
     for path in sorted(paths):
-        homes = (ROOT, ROOT / "edged", ROOT / "edged" / "api", ROOT / "edged" / "client" / "sources")
+        homes = (ROOT, PACKAGE.parent, PACKAGE, PACKAGE / "api", PACKAGE / "client" / "sources")
         if not any((home / path).exists() for home in homes):
             missing.append(path)
     assert not missing, f"ARCHITECTURE.md names {missing}"

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
+import edged
 from edged.config import Frigate, load
 from edged.config.describe import Describe
 from edged.config.keys import NAME, Key, all_keys, allowed, tables, toml
@@ -75,7 +76,7 @@ def test_variables_are_unique_and_known_to_the_sources() -> None:
     assert variables()["EDGED_ENGINES_BUDGET_MB"][0] == ("engines", "budget_mb")
     assert all(re.fullmatch("EDGED_[A-Z0-9_]+", name) for name in named)
     found = set()
-    for path in (ROOT / "edged").rglob("*.py"):
+    for path in Path(edged.__file__).parent.rglob("*.py"):
         if path.parent.name != "proto" and path.name != "formats.py":  # formats.py has fields of the journal
             found |= set(re.findall(r'"(EDGED_[A-Z0-9_]+)"', path.read_text()))
     assert "EDGED_TARGET" in found

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import edged
 from edged import packages
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,7 @@ def test_install_in_the_debian_package_names_the_package_instead_of_pip(monkeypa
 def test_install_is_the_only_source_of_pip_commands() -> None:
     # `edged family new` writes a project, which its author installs in another environment; a training framework is
     # installed in the user's own Python.
-    others = {ROOT / "edged/cli/family.py", ROOT / "edged/export/run.py", *(ROOT / "edged/shapes").rglob("*.py")}
-    sources = {*(ROOT / "edged").rglob("*.py")} - others
+    package = Path(edged.__file__).parent
+    others = {package / "cli/family.py", package / "export/run.py", *(package / "shapes").rglob("*.py")}
+    sources = {*package.rglob("*.py")} - others
     assert [str(path) for path in sources if "pip install" in path.read_text()] == []

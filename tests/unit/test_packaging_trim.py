@@ -18,6 +18,8 @@ from types import ModuleType
 
 import pytest
 
+import edged
+
 ROOT = Path(__file__).parents[2]
 CALLS = ROOT / "tests/system/packages/opencv_calls.py"
 MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -135,7 +137,7 @@ def test_opencv_with_stubs_video_ends_the_process_with_a_message(opencv: Path) -
 
 
 def test_opencv_names_in_edged_are_those_that_were_tried() -> None:
-    used = set[str]().union(*(_opencv_names(path) for path in (ROOT / "edged").rglob("*.py")))
+    used = set[str]().union(*(_opencv_names(path) for path in Path(edged.__file__).parent.rglob("*.py")))
     untried = used - _opencv_names(CALLS)
     assert not untried, f"call them in {CALLS.relative_to(ROOT)}: the package may lack a library for them"
 
