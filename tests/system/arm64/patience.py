@@ -7,7 +7,9 @@ import http.client
 import importlib
 import inspect
 import os
+import queue
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
@@ -36,6 +38,9 @@ def lengthen_waits(factor: float) -> None:
     _ask_less_often(importlib.import_module("tests.integration.daemon"), factor)
     for name in ("communicate", "wait"):
         setattr(subprocess.Popen, name, _longer(getattr(subprocess.Popen, name), "timeout", factor))
+    waits: tuple[tuple[Any, str], ...] = ((threading.Thread, "join"), (threading.Event, "wait"), (queue.Queue, "get"))
+    for kind, name in waits:
+        setattr(kind, name, _longer(getattr(kind, name), "timeout", factor, least=_BOUND))
     for call in _GRPC_CALLS:
         kind = getattr(importlib.import_module("grpc._channel"), call)
         kind.__call__ = _longer(kind.__call__, "timeout", factor, least=_BOUND)
