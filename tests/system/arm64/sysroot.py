@@ -23,6 +23,7 @@ _EMULATOR_RELEASE, _EMULATOR_PACKAGE, _EMULATOR = "trixie", "qemu-user", "./usr/
 _PACKAGES = (
     *("base-files", "coreutils", "dash", "mount", "python3", "libgomp1", "libstdc++6"),
     *("gcc", "libc6-dev"),  # some tests compile a library
+    "openssl",  # makes certificates
 )
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _NEEDED = {"apt-get": "apt", "dpkg-deb": "dpkg", "dpkg": "dpkg", "tar": "tar"}
