@@ -24,6 +24,7 @@ _EXPORT = "each export starts three processes that load ONNX; nothing in it depe
 _FRAMES = "it collects frames of cameras in real time and over restarts, ten minutes; other tests have cameras"
 _JUDGED = "it judges engines on frames of cameras: half an hour"
 _LANGUAGE = "it starts dozens of hosts of language models, each of which loads a runtime; the pure parts run"
+_LIMIT = "a limit of a few seconds is under test, which an emulated child needs to start"
 _FLEET = "it builds engines on several boxes at once"
 # Tests that take too long, or need a machine of their own. They run if the user names them.
 SLOW: dict[str, str] = {
@@ -41,6 +42,7 @@ SLOW: dict[str, str] = {
     "tests/integration/test_frame_judgement.py": _JUDGED,
     "tests/integration/test_frames.py": _FRAMES,
     "tests/integration/test_language.py": _LANGUAGE,
+    "tests/unit/test_admission.py::test_examine_endless_loop_is_stopped_with_its_processes": _LIMIT,
     "tests/unit/test_language_model.py": _LANGUAGE,
     "tests/integration/test_engine_life.py::test_swap_fails_no_request_and_every_frame_is_accounted_for": _LIFE,
     "tests/integration/test_engine_life.py::test_engine_altered_on_disk_is_never_served_and_is_rebuilt": _LIFE,
