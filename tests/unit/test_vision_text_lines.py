@@ -206,7 +206,9 @@ def test_parseq_end_may_be_the_last_class() -> None:
         see(head="Add", **{"family": "parseq", "decode.characters": LETTERS, "decode.blank": each})
         for each in ("first", "last")
     )
-    assert read(last, np.roll(logits, -1, axis=2)) == read(first, logits)
+    one, other = read(last, np.roll(logits, -1, axis=2)), read(first, logits)
+    assert one.text == other.text
+    assert one.score == pytest.approx(other.score)  # the order of a sum may differ
 
 
 @pytest.mark.parametrize("seed", range(5))
