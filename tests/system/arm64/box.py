@@ -46,7 +46,7 @@ class Box:
         wheels.copy_tree(_TREE, self._tree)
         wheel = wheels.build(self._cache / "edged")
         needed = ["pip", *map(str, wheels.requirements_of(wheel, self._target, "dev"))]
-        stamp, wanted = self._root / _HOME.strip("/") / "stamp", _digest([*needed, *_alone()])
+        stamp, wanted = self._root / _HOME.strip("/") / "stamp", _digest([*_alone(), *needed])
         if not stamp.exists() or stamp.read_text() != wanted:
             self._fetch(needed)
             stamp.write_text(wanted)
@@ -64,8 +64,8 @@ class Box:
         (home / "bin" / "python").symlink_to(python)
         (home / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
         packages = home / "lib" / f"python{self._target.python}" / "site-packages"
-        wheels.install(self._target, packages, *needed)
         wheels.install(self._target, packages, "--no-deps", *_alone())
+        wheels.install(self._target, packages, *needed)  # last: pip replaces `bin`, where tests need ruff
         _say("compiling them to bytecode")
         library = f"/usr/lib/python{self._target.python}"
         writing = replace(self._machine, writable=(_HOME, library))

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-# By node id of a file, a test, or one case. What an emulator cannot do:
+# What an emulator cannot do:
+_STAT = "QEMU writes /proc/self/stat itself, with processor times of 0"
+_DATA = "QEMU does not pass RLIMIT_DATA on, which would limit itself, so a program may allocate more than its limit"
+_LIMIT = "a limit of a few seconds is under test, which an emulated child needs to start"
+# By node id of a file, a test, or one case.
 IMPOSSIBLE: dict[str, str] = {
-    "tests/unit/test_child_watch.py::test_read_process_matches_its_state": (
-        "QEMU writes /proc/self/stat itself, with processor times of 0"
-    ),
-    "tests/unit/test_host_process.py::test_read_returns_the_state_of_a_process_or_none": (
-        "QEMU writes /proc/self/stat itself, with processor times of 0"
-    ),
-    "tests/unit/test_ort_session.py::test_infer_that_needs_too_much_memory_leaves_it_to_others": (
-        "QEMU does not pass RLIMIT_DATA on, which would limit itself"
-    ),
-    "tests/integration/test_bounds.py::test_allocation_beyond_the_memory_fails_one_request_only": (
-        "QEMU does not pass RLIMIT_DATA on, so that a host may allocate more than its limit"
-    ),
-    "tests/unit/test_process.py::test_restrain_sets_every_limit_and_priority": (
-        "QEMU does not pass RLIMIT_DATA on, which would limit itself"
-    ),
+    "tests/unit/test_child_watch.py::test_read_process_matches_its_state": _STAT,
+    "tests/unit/test_host_process.py::test_read_returns_the_state_of_a_process_or_none": _STAT,
+    "tests/integration/test_bounds.py::test_allocation_beyond_the_memory_fails_one_request_only": _DATA,
+    "tests/unit/test_ort_session.py::test_infer_that_needs_too_much_memory_leaves_it_to_others": _DATA,
+    "tests/unit/test_process.py::test_restrain_sets_every_limit_and_priority": _DATA,
     "tests/unit/test_process.py::test_restrain_covers_every_thread_of_a_build_child": (
         "QEMU has its own thread from the start, which does not yield"
     ),
+    "tests/unit/test_admission.py::test_examine_endless_loop_is_stopped_with_its_processes": _LIMIT,
 }
 _FACES = "one answer of the face detector takes 7 s with emulated floating point, choosing an engine takes 100 answers"
 _LIFE = "it builds all engines of a detector that takes 1 s per answer: ten minutes; a restart test remains"
@@ -30,7 +25,6 @@ _EXPORT = "each export starts three processes that load ONNX; nothing in it depe
 _FRAMES = "it collects frames of cameras in real time and over restarts, ten minutes; other tests have cameras"
 _JUDGED = "it judges engines on frames of cameras: half an hour"
 _LANGUAGE = "it starts dozens of hosts of language models, each of which loads a runtime; the pure parts run"
-_LIMIT = "a limit of a few seconds is under test, which an emulated child needs to start"
 _FLEET = "it builds engines on several boxes at once"
 # Tests that take too long, or need a machine of their own. They run if the user names them.
 SLOW: dict[str, str] = {
@@ -48,7 +42,6 @@ SLOW: dict[str, str] = {
     "tests/integration/test_frame_judgement.py": _JUDGED,
     "tests/integration/test_frames.py": _FRAMES,
     "tests/integration/test_language.py": _LANGUAGE,
-    "tests/unit/test_admission.py::test_examine_endless_loop_is_stopped_with_its_processes": _LIMIT,
     "tests/unit/test_language_model.py": _LANGUAGE,
     "tests/integration/test_engine_life.py::test_swap_fails_no_request_and_every_frame_is_accounted_for": _LIFE,
     "tests/integration/test_engine_life.py::test_engine_altered_on_disk_is_never_served_and_is_rebuilt": _LIFE,
