@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+import edged
 from edged import packages
 
-ROOT = Path(__file__).parents[2]
+ROOT, SOURCES = Path(__file__).parents[2], Path(edged.__file__).parents[1]
 
 
 def requirements(folder: Path) -> set[str]:
@@ -43,7 +44,7 @@ def test_client_optional_packages_are_extras() -> None:
 
 
 def test_modules_are_those_that_the_client_imports(build: Any) -> None:
-    found = build.modules(ROOT)
+    found = build.modules(SOURCES)
     assert {"edged", "edged.client.client", "edged.client.sources.opening", "edged.vision.draw"} <= set(found)
     daemon = {"api", "cli", "daemon", "device", "engines", "host", "library", "serving"}
     assert not [name for name in found if name.partition(".")[2].partition(".")[0] in daemon]
@@ -56,8 +57,8 @@ def test_modules_imported_only_for_types_are_left_out(build: Any) -> None:
 
 
 def test_client_without_optional_packages_works(build: Any, tmp_path: Path) -> None:
-    for path in build.modules(ROOT).values():
-        target = tmp_path / path.relative_to(ROOT)
+    for path in build.modules(SOURCES).values():
+        target = tmp_path / path.relative_to(SOURCES)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
     code = f"""

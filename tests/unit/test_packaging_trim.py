@@ -91,7 +91,8 @@ def test_stub_defines_each_name_with_its_version_and_traps(elf: ModuleType, mach
     assert find(loaded._handle, b"two", b"TWO_2")
     assert not find(loaded._handle, b"two", b"THREE_3")
     called = run(tmp_path, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).two()")
-    assert (called.returncode, called.stderr) == (-signal.SIGILL, "not in this package\n")
+    assert called.returncode == -signal.SIGILL
+    assert called.stderr.startswith("not in this package\n")  # an emulator adds a line
 
 
 def test_shared_object_names_what_it_takes(elf: ModuleType) -> None:

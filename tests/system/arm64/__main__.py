@@ -1,4 +1,4 @@
-"""`python -m tests.system.arm64 test|resolve|run`; see --help of each."""
+"""`python -m tests.system.arm64 test|resolve`; see --help of each."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from tests.system.arm64.sysroot import Sysroot
 # What tests read of the repository, without the package: they run against the installed one.
 _TREE = (
     *("tests", "tools", "client", "deploy", "docs", "jetson", "packaging", "protos", "systemd"),
-    *("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "LICENSE", "Makefile", "constraints.txt", "pyproject.toml"),
+    *("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "LICENSE", "Makefile"),
+    *("constraints.in", "constraints.txt", "pyproject.toml"),
 )
 _HOME = "/venv"
 _PYTHON = f"{_HOME}/bin/python"
