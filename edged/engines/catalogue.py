@@ -30,6 +30,7 @@ from edged.errors import (
     NotFound,
     NotReady,
     OutOfSpace,
+    Superseded,
 )
 from edged.errors import ModelRefused as ModelRefusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
@@ -344,7 +345,7 @@ class Catalogue:
         before, times = self._late.get(entry.name, (entry, 0))
         times = times if before == entry else 0
         category = error.finding.get("category") if isinstance(error, ModelRefusal) else None
-        is_passing = isinstance(error, BuildFailed | OutOfSpace) or category in _PASSING
+        is_passing = isinstance(error, BuildFailed | OutOfSpace | Superseded) or category in _PASSING
         if not is_passing or times == len(_AGAIN_SECONDS):
             return
         self._late[entry.name] = entry, times + 1

@@ -31,6 +31,7 @@ from edged.files import read_regular
 from edged.ipc import job_messages as jobs
 from edged.ipc.job_messages import Check, Checked, RuntimeSupport
 from edged.models.finding import Category, Finding, Stage
+from edged.models.identity import require_same
 from edged.models.inspection import Footprint, Inspection
 from edged.store import atomic, sealed
 from edged.version import __version__
@@ -186,7 +187,8 @@ async def read(path: Path, limits: AdmissionLimits) -> Inspection:
 async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> jobs.Checked:
     """Try a model on a runtime.
 
-    Raises Unsupported if the runtime cannot be loaded, and another EdgedError if the model is not the cause.
+    Raises Unsupported if the runtime cannot be loaded, Superseded if the model was replaced or removed meanwhile, and
+    another EdgedError if the model is not the cause.
     """
     stages, granted = _Stages(Stage.OPSET), limits.of_runtime(size_mb)
     backend = job.order.recipe.backend
@@ -195,6 +197,7 @@ async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> j
     except ChildLost as error:
         if error.how == "killed":
             raise
+        await asyncio.to_thread(require_same, job.order)  # a file that was overwritten may have crashed it
         family = job.recognition.other_family if job.recognition is not None else ""
         finding = lost(error, stages.now, limits, granted.seconds, TITLES.get(backend, backend), family)
         return jobs.Checked(job.support or _UNKNOWN, finding)
@@ -213,7 +216,7 @@ def _size_mb(path: Path) -> float:
         return 0.0
 
 
-_FORMAT = 7  # of these files and of the checks in the stages
+_FORMAT = 8  # of these files and of the checks in the stages
 _MOST = 1000  # outcomes; the oldest belong to models that were refused and removed
 
 

@@ -50,9 +50,6 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         from edged.jobs import families
 
         return families.recognise(job, report) if isinstance(job, jobs.Recognise) else families.load(job, report)
-    if isinstance(job, jobs.Check):
-        require_same(job.order)
-        return trial.attempt(job, registry.load(job.order.recipe.backend), report)
     if isinstance(job, jobs.CheckSamples):
         for sample in map(Path, job.samples):
             if is_tensors(sample.name):
@@ -113,8 +110,10 @@ def _repair(job: Lower | Prove | FreeDims | Simplify) -> msgspec.Struct:
 
 
 def _on_model(
-    job: jobs.MakeGolden | jobs.CompareLevels | jobs.Shadow | jobs.Build | jobs.Verify, report: Report
+    job: jobs.Check | jobs.MakeGolden | jobs.CompareLevels | jobs.Shadow | jobs.Build | jobs.Verify, report: Report
 ) -> msgspec.Struct:
+    if isinstance(job, jobs.Check):
+        return trial.attempt(job, registry.load(job.order.recipe.backend), report)
     if isinstance(job, jobs.Shadow):
         from edged.jobs.shadow import shadow  # imports the code that decodes pictures
 

@@ -12,12 +12,22 @@ import msgspec
 import pytest
 
 from edged.config import Engines
+from edged.engines import catalogue
 from edged.engines.catalogue import Catalogue, Prove
 from edged.engines.engine import EngineState
 from edged.engines.plan import PlannedModel, Planner
 from edged.engines.reconcile import Read, Refuse, Replan, reconcile
 from edged.engines.views import actual
-from edged.errors import EdgedError, EngineUnusable, InvalidInput, ModelNotFound, NotFound, NotReady
+from edged.errors import (
+    BuildFailed,
+    EdgedError,
+    EngineUnusable,
+    InvalidInput,
+    ModelNotFound,
+    NotFound,
+    NotReady,
+    Superseded,
+)
 from edged.errors import ModelRefused as Refusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
 from edged.family_packages import Package
@@ -30,6 +40,7 @@ from edged.serving.work import FrameWork, TensorWork
 from edged.store.store import Store
 from edged.tasks import TaskGroup
 from tests.unit.control_room import Clock, Unexpected, box, emitted, entry, inspection, serve, settle, stop_time
+from tests.waiting import until
 
 
 class Readers:
@@ -420,6 +431,20 @@ async def test_look_refused_model_fails_requests_until_it_is_repaired(
     assert emitted(house.events, ModelRefused) == [event]
     await house.holds("m", inspection(), "2")
     assert (planned.problem, len(planned.engines)) == (None, 3)
+    assert await answer(planned) is None
+
+
+@pytest.mark.parametrize(
+    "error", [BuildFailed("killed"), Superseded("m.onnx was replaced")], ids=["child killed", "file put back"]
+)
+async def test_look_failure_that_is_not_the_models_is_followed_by_another_attempt(
+    house: House, monkeypatch: pytest.MonkeyPatch, error: EdgedError
+) -> None:
+    monkeypatch.setattr(catalogue, "_AGAIN_SECONDS", (0.01,))
+    planned = await house.holds("m", error, "1")
+    assert planned.problem is error
+    house.readers.files["m"] = inspection()
+    await until(lambda: planned.problem is None, "the model to be read again")
     assert await answer(planned) is None
 
 

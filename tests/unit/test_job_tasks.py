@@ -1,4 +1,4 @@
-"""Disk errors in children, which runtimes often report as errors of the model."""
+"""Disk errors in children, which runtimes often report as errors of the model, and models that change meanwhile."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from edged.backends.contract import UNOPTIMISED, Order
-from edged.errors import EngineUnusable, ModelRefused, OutOfSpace
+from edged.backends.contract import REFERENCE, UNOPTIMISED, Order
+from edged.errors import EngineUnusable, ModelRefused, OutOfSpace, Superseded
 from edged.ipc import job_messages as jobs
-from edged.jobs import tasks
+from edged.jobs import tasks, trial
+from edged.models.identity import file_digest
 from edged.vision.family import Recognition, Thresholds
 from tests.unit.control_room import inspection
 
@@ -73,3 +74,21 @@ def test_require_disk_model_that_cannot_be_read_is_a_disk_error(
     monkeypatch.setattr(Path, "open", lambda *_, **__: Failing())
     with pytest.raises(OutOfSpace, match="fails: Input/output error"):
         tasks.require_disk(jobs.Inspect(job.order.model))
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"other")], ids=["removed", "replaced"])
+def test_do_trial_of_a_model_that_changes_meanwhile_has_no_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    """The outcome would be cached for the model's digest, so another file with that content would be refused."""
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"model")
+    order = Order(str(model), inspection().signature, REFERENCE, digest=file_digest(model))
+
+    def attempt(*_: object) -> jobs.Checked:
+        change(model)
+        return jobs.Checked(jobs.RuntimeSupport("1.0", 6, 26, 13))
+
+    monkeypatch.setattr(trial, "attempt", attempt)
+    with pytest.raises(Superseded, match=r"model\.onnx was (removed|replaced)"):
+        tasks.do(jobs.Check(order, {}, 10, {}, None), lambda progress: None)

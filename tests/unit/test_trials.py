@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
+from edged.backends.contract import REFERENCE, Order, Signature
 from edged.config.child_limits import AdmissionLimits, admission_limits
 from edged.engines import trials
 from edged.engines.child import ChildLost, How
 from edged.engines.trials import Outcomes, Unread
-from edged.errors import ConfigError, EdgedError, ModelRefused, NotFound
-from edged.ipc.job_messages import Checked, RuntimeSupport
+from edged.errors import ConfigError, EdgedError, ModelRefused, NotFound, Superseded
+from edged.ipc.job_messages import Check, Checked, RuntimeSupport
 from edged.models.finding import Category, Finding, Stage
+from edged.models.identity import file_digest
 from edged.models.inspection import Footprint
 from tests.waiting import ends_despite_fifo
 
@@ -129,6 +132,26 @@ def test_outcome_names_the_limits_that_were_exceeded() -> None:
     assert trials.completed(reported, AdmissionLimits(memory_mb=64)) is reported
     other = found(Stage.SESSION, Category.REFUSED)
     assert trials.completed(other, LIMITS) is other
+
+
+def test_attempt_crash_on_an_overwritten_file_is_no_finding_about_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"model")
+    order = Order(str(model), Signature((), ()), REFERENCE, digest=file_digest(model))
+
+    async def crash(*_: object, **__: object) -> None:
+        raise ChildLost("the child crashed (SIGBUS)", "crashed")
+
+    monkeypatch.setattr(trials, "run", crash)
+    job = Check(order, {}, 10, {}, None)
+    crashed = asyncio.run(trials.attempt(job, LIMITS, 1.0)).finding
+    assert crashed is not None
+    assert crashed.category is Category.CRASHED
+    model.write_bytes(b"mod")
+    with pytest.raises(Superseded, match="replaced"):
+        asyncio.run(trials.attempt(job, LIMITS, 1.0))
 
 
 def test_finding_is_part_of_its_error() -> None:
