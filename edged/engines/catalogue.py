@@ -52,7 +52,7 @@ _READERS = 2  # children that inspect models at the same time
 # Delays before the next attempts after failures that may be temporary: exceeded limits, kills, missing files.
 _AGAIN_SECONDS = (60.0, 600.0, 3600.0)
 _PASSING = ("timed_out", "too_much_memory", "missing")
-_BACK_SECONDS = 1.0  # before the first new attempt to read a missing file
+_BACK_SECONDS = 1.0  # before the first new attempt to read a file that is missing or was replaced meanwhile
 
 
 # Tries a model. The number is the most attempts in a row that may exceed the limits.
@@ -300,7 +300,7 @@ class Catalogue:
             planned.reading.cancel()
         planned.reading = self._tasks.start(self._inspect(planned, tries))
 
-    async def _inspect(self, planned: PlannedModel, tries: int) -> None:
+    async def _inspect(self, planned: PlannedModel, tries: int, *, is_repeated: bool = False) -> None:
         entry = planned.entry
         before = await asyncio.to_thread(stamp, planned.weights) if planned.weights else ""
         external = planned.weights
@@ -332,6 +332,9 @@ class Catalogue:
             self._events.emit(ModelRead(inspection.digest), entry.name)
             self._log_notes(planned)
         except EdgedError as error:
+            if isinstance(error, Superseded) and not is_repeated:
+                await asyncio.sleep(_BACK_SECONDS)  # a scan that finds another file meanwhile cancels this
+                return await self._inspect(planned, tries, is_repeated=True)
             planned.weights = external
             planned.weights_changed(before)  # a later change of the external data may fix the error
             self._refuse(planned, error)

@@ -435,17 +435,34 @@ async def test_look_refused_model_fails_requests_until_it_is_repaired(
 
 
 @pytest.mark.parametrize(
-    "error", [BuildFailed("killed"), Superseded("m.onnx was replaced")], ids=["child killed", "file put back"]
+    "error", [BuildFailed("killed"), Superseded("m.onnx was replaced")], ids=["killed", "replaced"]
 )
 async def test_look_failure_that_is_not_the_models_is_followed_by_another_attempt(
     house: House, monkeypatch: pytest.MonkeyPatch, error: EdgedError
 ) -> None:
+    monkeypatch.setattr(catalogue, "_BACK_SECONDS", 0.0)
     monkeypatch.setattr(catalogue, "_AGAIN_SECONDS", (0.01,))
     planned = await house.holds("m", error, "1")
     assert planned.problem is error
     house.readers.files["m"] = inspection()
     await until(lambda: planned.problem is None, "the model to be read again")
     assert await answer(planned) is None
+
+
+async def test_look_model_replaced_during_its_trial_is_read_again_before_it_is_refused(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "_BACK_SECONDS", 0.05)
+    house.readers.files["m"], house.shelf.models["m"] = Superseded("m.onnx was replaced"), entry("m")
+    house.catalogue.look()
+    planned = house.catalogue.models["m"]
+    await until(lambda: house.readers.reads == 1)
+    assert await answer(planned) is None, "requests wait"
+    house.readers.files["m"] = inspection()
+    assert planned.reading is not None
+    await planned.reading
+    assert planned.model is not None
+    assert emitted(house.events, ModelRefused) == []
 
 
 async def test_look_model_replaced_by_a_broken_one_serves_until_its_host_is_lost(house: House) -> None:
