@@ -8,6 +8,9 @@ _DATA = "QEMU does not pass RLIMIT_DATA on, which would limit itself, so a progr
 _LIMIT = "a limit of a few seconds is under test, which an emulated child needs to start"
 # By node id of a file, a test, or one case.
 IMPOSSIBLE: dict[str, str] = {
+    "tests/unit/test_child.py::test_run_child_killed_by_a_signal_is_reported_by_its_name": (
+        "QEMU adds a line of its own to what a program prints that a signal ends"
+    ),
     "tests/unit/test_child_watch.py::test_read_process_matches_its_state": _STAT,
     "tests/unit/test_host_process.py::test_read_returns_the_state_of_a_process_or_none": _STAT,
     "tests/integration/test_bounds.py::test_allocation_beyond_the_memory_fails_one_request_only": _DATA,
@@ -17,6 +20,9 @@ IMPOSSIBLE: dict[str, str] = {
         "QEMU has its own thread from the start, which does not yield"
     ),
     "tests/unit/test_admission.py::test_examine_endless_loop_is_stopped_with_its_processes": _LIMIT,
+    "tests/unit/test_families.py::test_recognise_one_failing_family_leaves_the_others[import time; time.sleep(100)]": (
+        _LIMIT
+    ),
 }
 _FACES = "one answer of the face detector takes 7 s with emulated floating point, choosing an engine takes 100 answers"
 _LIFE = "it builds all engines of a detector that takes 1 s per answer: ten minutes; a restart test remains"
