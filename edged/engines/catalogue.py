@@ -49,7 +49,7 @@ _LOG = logging.getLogger("edged.engines")
 _DRAIN_SECONDS = 10.0  # for requests that wait for a removed model
 _DRAIN_STEP = 0.02
 _READERS = 2  # children that inspect models at the same time
-# Delays before the next attempts after failures that may be temporary: exceeded limits, kills, missing files.
+# Delays before the next attempts after failures that may pass: exceeded limits, kills, missing or replaced files.
 _AGAIN_SECONDS = (60.0, 600.0, 3600.0)
 _PASSING = ("timed_out", "too_much_memory", "missing")
 _BACK_SECONDS = 1.0  # before the first new attempt to read a file that is missing or was replaced meanwhile
