@@ -109,12 +109,36 @@ def ends_despite_fifo(function: Callable[[], object], fifo: Path, seconds: float
 
 
 def children(pid: int | None = None) -> set[int]:
-    """Return the children of a process, including those that have exited but are not reaped."""
-    found: set[int] = set()
-    for task in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread ended while it was listed.
-            found.update(int(child) for child in (task / "children").read_text().split())
+    """Return the children of a process, including those that have exited but are not reaped. Its job server does not
+    count, because it stays for a while; the job server's children do."""
+    found = _children(pid or os.getpid())
+    for server in filter(is_job_server, list(found)):
+        found = found - {server} | _children(server)
     return found
+
+
+def _children(pid: int) -> set[int]:
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError):  # the process has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread ended while it was listed.
+                found.update(int(child) for child in (task / "children").read_text().split())
+    return found
+
+
+def workers(pid: int | None = None) -> set[int]:
+    """Return the one-shot children of a process: those of its job server."""
+    return set().union(*map(_children, filter(is_job_server, _children(pid or os.getpid()))))
+
+
+def is_job_server(pid: int) -> bool:
+    """Whether a process is a job server. Its children have the same command line, but it is the parent of them."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    except (OSError, IndexError):
+        return False
+    return b"edged.jobs.server" in words and parent.encode() in words
 
 
 def is_running(pid: int) -> bool:
@@ -127,7 +151,8 @@ def is_running(pid: int) -> bool:
 
 def descriptors() -> int:
     """Count this process's open descriptors, without those that threads of libraries (gRPC, obstore) open and close at
-    any time: TCP sockets, event polls and event counters. Objects of earlier tests are collected first."""
+    any time: TCP sockets, event polls and event counters, and without the socket to the job server, which starts and
+    ends at any time. Objects of earlier tests are collected first."""
     gc.collect()
     return sum(not _is_of_a_library(int(number)) for number in os.listdir("/proc/self/fd"))
 
@@ -138,6 +163,6 @@ def _is_of_a_library(descriptor: int) -> bool:
         if not kind.startswith("socket:"):
             return kind in ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
         with socket.socket(fileno=os.dup(descriptor)) as found:
-            return found.family in (socket.AF_INET, socket.AF_INET6)
+            return found.family in (socket.AF_INET, socket.AF_INET6) or found.type == socket.SOCK_SEQPACKET
     except OSError:  # it was closed meanwhile, such as that of the folder itself
         return False

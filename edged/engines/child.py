@@ -1,8 +1,8 @@
-"""The parent's end of a one-shot child: starts it, reads its messages, enforces its limits, and finds how it ended.
+"""The daemon's end of a one-shot child: starts it, reads its messages, enforces its limits, and finds how it ended.
 
-A child leads its own session: Ctrl-C in a terminal reaches only the parent, which then stops the child. Processes that
-the child started are found and killed with it. Only this module reaps the child, and only after stopping it, so that
-its process number cannot be reused before.
+A child leads its own session: Ctrl-C in a terminal reaches only the daemon, which then stops the child. Processes that
+the child started are found and killed with it. The child is reaped only after this module has stopped it, so that its
+process number cannot be reused before.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -32,6 +30,7 @@ from edged.confinement.rules import Reach
 from edged.decoding import ready
 from edged.engines import child_watch as watch
 from edged.engines.child_watch import NO_PATIENCE, Patience
+from edged.engines.job_server import SERVER, JobProcess
 from edged.errors import BuildFailed, EdgedError, ModelRefused
 from edged.ipc import job_channel as channel
 from edged.ipc import job_messages as jobs
@@ -47,7 +46,6 @@ _REST_SECONDS = 1.0  # to read the rest of a dead child's pipes, if another proc
 _MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # progress messages; `channel.JobReporter` sends far fewer
 _NOISE_BYTES = 1 << 16  # how much of standard error is kept; the last lines say why the child failed
 _CRASH = "Fatal Python error: "  # the first words of a crash's traceback, which is only logged
-_WORKER = (sys.executable, "-m", "edged.jobs.main")
 _EXAMINATIONS = (jobs.Inspect, jobs.Recognise, jobs.LoadFamilies, jobs.Check, jobs.AskPicture, jobs.TryFamilies)
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -72,21 +70,24 @@ async def run(
     *,
     on_progress: OnProgress | None = None,
     patience: Patience = NO_PATIENCE,
-    command: Sequence[str] = _WORKER,
+    command: Sequence[str] = (),
 ) -> Answer:
-    """Run a job in a new child. `on_progress` is called in the event loop with each progress message.
+    """Run a job in a new child. `on_progress` is called in the event loop with each progress message. `command`: a
+    program to run instead of edged's child; empty for none.
 
     Raises the error that the child reports, ChildLost if it crashes or exceeds a limit, and BuildFailed if it cannot be
     started or its answer cannot be read. If the caller is cancelled, the child is killed.
     """
-    what = f"{type(job).__name__.lower()} child"
+    what = type(job).__name__.lower()
     async with contextlib.AsyncExitStack() as stack:
         try:
             reach = await stack.enter_async_context(in_thread(partial(_reach, job)))
-            child = OneShotChild(command, job, limits, on_progress, patience, reach)
+            started = partial(SERVER.child, msgspec.json.encode(job), _arguments(job, limits, reach), command)
+            process = await stack.enter_async_context(in_thread(started))
+            child = OneShotChild(process, what, limits, on_progress, patience)
         except OSError as error:
             raise BuildFailed(
-                f"cannot start the {what}: {error.strerror or error}; check processes, memory and disk space"
+                f"cannot start the {what} child: {error.strerror or error}; check processes, memory and disk space"
             ) from error
         try:
             last = await child.last_word()
@@ -94,13 +95,13 @@ async def run(
             child.stop()
             await despite_cancelling(child.gone())
     if last is None:
-        raise ChildLost(f"{what} {child.how_it_ended()}", child.how())
+        raise ChildLost(f"{what} child {child.how_it_ended()}", child.how())
     try:
         if last.kind == channel.ANSWER:
             return msgspec.json.decode(last.payload, type=ready(answer))
         failure = msgspec.json.decode(last.payload, type=ready(jobs.Failure))
     except channel.UNREADABLE as error:
-        raise BuildFailed(f"cannot parse the answer of the {what}: {error}") from error
+        raise BuildFailed(f"cannot parse the answer of the {what} child: {error}") from error
     raise _error(failure)
 
 
@@ -125,38 +126,25 @@ def sweep_scratch() -> None:
 
 
 class OneShotChild:
-    """One running child. Create it in the event loop. Raises OSError if the process cannot be started."""
+    """One running child. `what` is the kind of its job. Create it in the event loop."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        job: jobs.Job,
-        limits: Limits,
-        on_progress: OnProgress | None,
-        patience: Patience,
-        reach: Reach,
+        self, process: JobProcess, what: str, limits: Limits, on_progress: OnProgress | None, patience: Patience
     ) -> None:
+        self._process, self._what = process, what
         self._limits, self._on_progress, self._patience = limits, on_progress, patience
-        self._what = type(job).__name__.lower()
         self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds, patience.quiet_seconds)
         self._frames, self._noise = channel.Frames(), bytearray()
         # Logged below warning, because only the child's end shows whether a line matters.
-        self._log = ChildLogForwarder(f"child {self._what}", logging.INFO)
+        self._log = ChildLogForwarder(f"child {what}", logging.INFO)
         self._last: channel.Frame | None = None
         self._messages_left, self._counted_at = _MESSAGE_BURST, time.monotonic()
         self._family: set[int] = set()  # killed with the child
         self._starved = 0.0  # seconds spent waiting for a processor
         self._granted = 0.0  # extra seconds for phases that the child began
         self._extra_seconds = 0.0  # granted once the child reports a fraction
-        niceness = process.EXAMINE if isinstance(job, _EXAMINATIONS) else process.BUILD
-        if isinstance(job, jobs.Time | jobs.Sift | jobs.Shadow):
-            niceness = process.MEASURE if isinstance(job, jobs.Time) else process.IDLE
-        numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
-        self._process = _start([*command, *map(str, numbers), reach.argument()], job)
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._channel = PipeReader(self._process.stdout, self._receive)
-        self._stderr = PipeReader(self._process.stderr, self._collect)
+        self._channel = PipeReader(process.stdout, self._receive)
+        self._stderr = PipeReader(process.stderr, self._collect)
         self._watching = asyncio.create_task(self._watch_over())
 
     def _stopped(self, why: str, how: How) -> ChildLost:
@@ -178,7 +166,7 @@ class OneShotChild:
                 if error := end.result():
                     raise error
             # Usually the channel is closed because the child ended; then its exit status says more.
-            if not await _happens(self._has_ended, _CLOSED_SECONDS):
+            if not await _happens(self._process.has_ended, _CLOSED_SECONDS):
                 raise self._stopped("closed its channel without an answer", "crashed")
             # Kill other processes that hold the channel, so that the rest of it can be read.
             self._family |= watch.kill(self._process.pid)
@@ -254,7 +242,7 @@ class OneShotChild:
         """Watch the child. Return why it must be stopped, or None once it has ended."""
         family = watch.Family(self._process.pid, self._limits.memory_mb)
         then, cpu_seconds = time.monotonic(), 0.0
-        while not self._has_ended():
+        while not self._process.has_ended():
             await asyncio.sleep(_POLL_SECONDS)
             usage = await asyncio.to_thread(family.measure)
             now = time.monotonic()
@@ -267,32 +255,17 @@ class OneShotChild:
             then = now
         return None
 
-    def _has_ended(self) -> bool:
-        """Whether the child has ended. Does not reap it, so that its process number is not reused."""
-        try:
-            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
-            return True
-
     def _is_gone(self) -> bool:
-        """Whether child and family have ended. Reaps the child, so call it only after `stop`."""
-        return self._process.poll() is not None and not watch.any_lives(self._family)
+        """Whether child and family have ended."""
+        return self._process.has_ended() and not watch.any_lives(self._family)
 
 
-def _start(command: list[str], job: jobs.Job) -> subprocess.Popen[bytes]:
-    # A file in memory holds the whole job: the parent never blocks on a child that does not read.
-    with os.fdopen(os.memfd_create("edged-job", os.MFD_CLOEXEC), "w+b") as order:
-        order.write(msgspec.json.encode(job))
-        order.seek(0)
-        return subprocess.Popen(
-            command,
-            stdin=order,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            **process.ISOLATED,
-        )
+def _arguments(job: jobs.Job, limits: Limits, reach: Reach) -> tuple[str, ...]:
+    """Return the arguments of `edged.jobs.main.run` after the first."""
+    niceness = process.EXAMINE if isinstance(job, _EXAMINATIONS) else process.BUILD
+    if isinstance(job, jobs.Time | jobs.Sift | jobs.Shadow):
+        niceness = process.MEASURE if isinstance(job, jobs.Time) else process.IDLE
+    return (str(limits.memory_mb), str(limits.disk_mb), str(niceness), reach.argument())
 
 
 async def _happens(condition: Callable[[], bool], seconds: float) -> bool:

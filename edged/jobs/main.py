@@ -1,4 +1,5 @@
-"""The one-shot child: reads one job from standard input, does it, reports to its parent, and ends.
+"""The one-shot child: reads one job from standard input, does it, reports to the daemon, and ends. The job server
+(`edged.jobs.server`) forks it.
 
 Runtimes print to standard output. So the real standard output is kept as the channel to the parent, and file descriptor
 1 is redirected to standard error before a runtime is imported.
@@ -12,6 +13,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
@@ -27,14 +29,14 @@ _ANSWERED, _FAILED = 0, 3
 _LINGER_SECONDS = 10.0  # after the last message; a living parent kills this process much earlier
 
 
-def main() -> int:
-    """Run `python -m edged.jobs.main PARENT_PID MEMORY_MB DISK_MB NICENESS REACH`, with the job on standard input.
+def main(arguments: Sequence[str]) -> int:
+    """Do the job on standard input. The arguments are PARENT_PID MEMORY_MB DISK_MB NICENESS REACH.
 
     Returns 0 after an answer on the channel, 3 after a failure message. Any other exit status is a crash."""
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
-    *numbers, reach = sys.argv[1:]
+    *numbers, reach = arguments
     parent, memory_mb, disk_mb, niceness = map(int, numbers)
     if not process.die_with_parent(parent):
         return 1
@@ -43,15 +45,15 @@ def main() -> int:
     return _work(channel, disk_mb)
 
 
-def run() -> NoReturn:
-    """Run `main`, and exit without unloading libraries, in which runtimes may crash or hang.
+def run(arguments: Sequence[str]) -> NoReturn:
+    """Run `main` with these arguments, and exit without unloading libraries, in which runtimes may crash or hang.
 
     After the answer this process waits to be killed, because the parent finds the children of this process only while
     this process lives.
     """
     status = 1
     try:
-        status = main()
+        status = main(arguments)
         if status in (_ANSWERED, _FAILED):
             time.sleep(_LINGER_SECONDS)
     except BaseException:
@@ -62,8 +64,8 @@ def run() -> NoReturn:
 
 
 def _work(pipe: BinaryIO, disk_mb: int) -> int:
-    # Imported after the limits are set: libraries start threads while they are imported, and a thread keeps the limits
-    # with which it started.
+    # The job server has imported these, without starting threads. Libraries that start threads while they are imported
+    # are imported after the limits are set, because a thread keeps the limits with which it started.
     import msgspec
 
     from edged import family_packages
@@ -116,7 +118,3 @@ def _was_cut_off(job: jobs.Job, disk_mb: int) -> bool:
     if not disk_mb or not folder.is_dir():
         return False
     return any(path.stat().st_size >= disk_mb << 20 for path in folder.rglob("*") if path.is_file())
-
-
-if __name__ == "__main__":
-    run()

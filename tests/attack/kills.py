@@ -26,7 +26,7 @@ from edged.client import AsyncClient
 from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration import onnx_files
-from tests.integration.daemon import Daemon, children
+from tests.integration.daemon import Daemon, children, job_server
 from tests.integration.inference_calls import method, request
 from tests.waiting import is_running
 
@@ -36,7 +36,8 @@ _PERIOD = 0.075  # between two requests for a model
 _FPS = 5
 # The shared host, and a host for suspects after two kills in a row, of which an old and a new one may overlap.
 _MOST_HOSTS = 3
-_VICTIMS = {"edged.host.main": 12, "edged.tracker.main": 3, "edged.jobs.main": 4, "stopped host": 1}
+_CHILD, _JOB_SERVER = "edged.jobs.server", "job server"  # a child has the command line of its job server
+_VICTIMS = {"edged.host.main": 12, "edged.tracker.main": 3, _CHILD: 3, _JOB_SERVER: 1, "stopped host": 1}
 
 
 class Seen(msgspec.Struct):
@@ -144,7 +145,7 @@ async def _kill(daemon: Daemon, built: str, rounds: int, period: float, dice: ra
         for _ in range(rounds):
             victim = dice.choices([*_VICTIMS], [*_VICTIMS.values()])[0]
             until = time.monotonic() + period * dice.uniform(0.3, 1.7)
-            if victim == "edged.jobs.main":
+            if victim in (_CHILD, _JOB_SERVER):
                 with contextlib.suppress(EdgedError):  # a build is under way
                     await (await client.rebuild(built, force=True, follow=False)).aclose()
             while time.monotonic() < until and is_running(daemon.pid):
@@ -162,6 +163,9 @@ async def _kill(daemon: Daemon, built: str, rounds: int, period: float, dice: ra
 
 
 def _found(daemon: Daemon, victim: str) -> list[int]:
+    if victim == _JOB_SERVER:
+        server = job_server(daemon.pid)
+        return [] if server is None else [server]
     wanted = "edged.host.main" if victim == "stopped host" else victim
     return [pid for pid, line in children(daemon.pid).items() if wanted in line]
 

@@ -21,7 +21,7 @@ from edged.vision.family import open_family, recognise
 from edged.vision.image import decode_reduced
 from edged.vision.prepare import Preparer
 from tests.bench.table import Figures
-from tests.integration.daemon import Daemon
+from tests.integration.daemon import Daemon, job_server
 
 Picture = bytes | np.ndarray
 _PATIENCE = 60.0  # seconds without a result after which a camera gives up
@@ -48,13 +48,13 @@ def processor_seconds(pids: Sequence[int]) -> float:
 
 def seconds_with_children(daemon: Daemon) -> float:
     """Return the processor time that a daemon and its children have used so far, also those that have ended."""
-    fields = Path(f"/proc/{daemon.pid}/stat").read_text().rpartition(")")[2].split()
-    ended = (int(fields[13]) + int(fields[14])) / 100
-    living = 0.0
-    for pid in (daemon.pid, *daemon.children()):
+    used = 0
+    server = job_server(daemon.pid)
+    for pid in (daemon.pid, *daemon.children(), *([] if server is None else [server])):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
-            living += processor_seconds([pid])
-    return living + ended
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            used += sum(map(int, fields[11:15]))
+    return used / 100
 
 
 def pss_mb(pid: int) -> float:

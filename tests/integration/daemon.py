@@ -20,6 +20,7 @@ from edged.api.auth.policy import parse_roles
 from edged.api.auth.tokens import TokenFile, make
 from edged.engines.views import EXACT, LEAST_GAIN
 from edged.errors import NotFound
+from tests.waiting import is_job_server
 from tests.waiting import is_running as is_running
 
 if TYPE_CHECKING:
@@ -235,7 +236,21 @@ def _best_serves(engines: list[edged.api_types.EngineInfo]) -> bool:
 
 
 def children(pid: int) -> dict[int, str]:
-    """Return the command lines of a process's children by pid."""
+    """Return the command lines of a process's children by pid. Its job server does not count, because it stays for a
+    while; the job server's children do, and have its command line."""
+    found = _children(pid)
+    for server in filter(is_job_server, list(found)):
+        del found[server]
+        found |= _children(server)
+    return found
+
+
+def job_server(pid: int) -> int | None:
+    """Return the pid of a process's job server; None if none runs."""
+    return next(filter(is_job_server, _children(pid)), None)
+
+
+def _children(pid: int) -> dict[int, str]:
     found: dict[int, str] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):

@@ -16,7 +16,7 @@ from edged.errors import InvalidInput
 from tests import models
 from tests.integration.daemon import Daemon, wait_for
 from tests.unit.test_admission import ENDLESS
-from tests.waiting import children, wait
+from tests.waiting import wait, workers
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -76,8 +76,8 @@ def test_inspect_failure_is_one_line(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as asked:
-        wait(lambda: bool(children(asked.pid)), "the child", seconds=60)
-        for child in children(asked.pid):
+        wait(lambda: bool(workers(asked.pid)), "the child", seconds=60)
+        for child in workers(asked.pid):
             os.kill(child, signal.SIGKILL)
         out, reported = asked.communicate(timeout=120)
     assert (asked.returncode, json.loads(out)["code"]) == (1, "BUILD_FAILED")

@@ -186,7 +186,7 @@ def test_faults_show_in_the_report_and_the_next_checks_go_on(daemon: Daemon) -> 
 
             def killed() -> bool:
                 for pid, line in children(daemon.pid).items():
-                    if "edged.jobs.main" in line:
+                    if "edged.jobs.server" in line:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
                 return drift(daemon).failed > before

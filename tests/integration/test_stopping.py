@@ -19,7 +19,8 @@ import pytest
 import edged
 from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH
-from tests.integration.daemon import Daemon, wait_for
+from tests import models
+from tests.integration.daemon import Daemon, job_server, wait_for
 from tests.waiting import is_running
 
 _PICTURE = Path(__file__).parents[2] / "docs" / "demo.jpg"
@@ -47,7 +48,7 @@ def test_stop_with_a_hung_host_a_mute_client_and_a_build_is_in_time(config: Path
         daemon.ready("shapes")
 
         def builds() -> list[int]:
-            return [pid for pid, line in daemon.children().items() if "edged.jobs.main" in line]
+            return [pid for pid, line in daemon.children().items() if "edged.jobs.server" in line]
 
         building, hosts = wait_for("a build runs", builds), daemon.hosts()
         for pid in hosts:
@@ -59,6 +60,30 @@ def test_stop_with_a_hung_host_a_mute_client_and_a_build_is_in_time(config: Path
             assert daemon.stop(_GRACE + 2 * _CLOSING) == 0
             events.close()
         wait_for("no child process runs", lambda: not any(is_running(pid) for pid in (*building, *hosts)), 10)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_job_server_ends_with_its_daemon(killed: bool) -> None:
+    with Daemon("--model", f"shapes={MODEL_PATH}", builds=False) as daemon:
+        daemon.ready("shapes")
+        server = job_server(daemon.pid)
+        assert server is not None
+        daemon.kill() if killed else daemon.stop()
+        # After SIGKILL the kernel ends it, which takes a moment.
+        wait_for("the job server has ended", lambda: not is_running(server), 5.0 if killed else 0.1)
+
+
+def test_killed_job_server_costs_no_model_and_is_started_again() -> None:
+    with Daemon("--model", f"shapes={MODEL_PATH}", builds=False) as daemon:
+        daemon.ready("shapes")
+        for name in ("one", "two"):
+            server = job_server(daemon.pid)
+            assert server is not None
+            models.save(models.matmul(5, 4), daemon.models / f"{name}.onnx")
+            wait_for("a child reads the model", lambda: set(daemon.children()) - set(daemon.hosts()))
+            os.kill(server, signal.SIGKILL)
+            daemon.ready(name)
+        assert "unexpected" not in daemon.log.read_text()
 
 
 def test_second_signal_stops_at_once(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration.daemon import Daemon, wait_for
 from tests.onnx_backend.served import REFERENCE_ONLY
+from tests.waiting import descriptors
 from tests.zoo import measure, runtime
 from tests.zoo.exhibit import MODEL, SERVED, Exhibit
 from tests.zoo.judged import judge
@@ -107,7 +108,7 @@ def test_judge_ends_as_in_the_manifest(
 ) -> None:
     exhibit = zoo[name]
     path = _made(exhibit, tmp_path)
-    files, opened = sorted(tmp_path.rglob("*")), measure.descriptors(os.getpid())
+    files, opened = sorted(tmp_path.rglob("*")), descriptors()
     began = time.monotonic()
     with measure.Tree(os.getpid()) as tree:
         verdict = judge(box, path)
@@ -123,7 +124,7 @@ def test_judge_ends_as_in_the_manifest(
     assert took < _patience()
     assert tree.peak < _MOST
     assert not tree.started()
-    assert measure.descriptors(os.getpid()) <= opened
+    assert descriptors() <= opened
     assert left == files
 
 

@@ -69,7 +69,7 @@ class Box(Daemon):
 
     def victims(self, kind: str) -> list[int]:
         """Return the child processes that may be killed: of kind `host`, or `worker` for builds."""
-        module = {"host": "edged.host.main", "worker": "edged.jobs.main"}[kind]
+        module = {"host": "edged.host.main", "worker": "edged.jobs.server"}[kind]
         return [pid for pid, line in self.children().items() if module in line]
 
     def at(self, name: str) -> Path:

@@ -104,7 +104,7 @@ def test_trace_covers_hosts_children_and_tracker(followed: Followed) -> None:
     """Otherwise the other tests would prove nothing."""
     assert len({line.split()[0] for line in followed.trace.splitlines()}) > 10
     modules = {line.split()[0] for line in followed.imports}
-    assert {"edged.host.main", "edged.jobs.main"} <= modules
+    assert {"edged.host.main", "edged.jobs.server"} <= modules
     for library in ("openvino", "supervision"):
         assert f"site-packages/{library}/" in followed.trace
     assert "socket(AF_UNIX" in followed.trace

@@ -206,12 +206,12 @@ def test_store_power_cut_leaves_a_valid_store(peer: Peer, tmp_path: Path, rounds
 
 
 def _children_of(pid: int) -> list[str]:
-    """Return build children that have the process as their parent on their command line."""
+    """Return the job servers with the process on their command line, and their children, which have the same one."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = place.read_bytes().split(b"\0")
-            if b"edged.jobs.main" in words and str(pid).encode() in words:
+            if b"edged.jobs.server" in words and str(pid).encode() in words:
                 found.append(place.parent.name)
     return found
 

@@ -17,7 +17,7 @@ import pytest
 from edged.backends import registry
 from edged.backends.contract import REFERENCE, Order
 from edged.config.child_limits import AdmissionLimits, Limits
-from edged.engines import trials
+from edged.engines import job_server, trials
 from edged.engines.admission import Proven, admit, examine, prove, try_families
 from edged.engines.builder import Builder
 from edged.errors import BuildFailed, ConfigError, ModelRefused
@@ -278,6 +278,7 @@ def test_examine_child_that_cannot_be_started_is_a_failed_build(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
+    job_server.SERVER.close()
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(BuildFailed, match="cannot start"):
         run(examine(builder_in(cache), path, {}, ["onnxruntime"]))

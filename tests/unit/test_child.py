@@ -23,6 +23,8 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact, FileRecord
 from edged.backends.contract import Order, Recipe, Signature
 from edged.config.child_limits import Limits
+from edged.confinement.rules import Reach
+from edged.engines import job_server
 from edged.engines.child import ChildLost, sweep_scratch
 from edged.engines.child import run as do
 from edged.engines.child_watch import Patience
@@ -45,7 +47,7 @@ from edged.verification.golden import Sample
 from edged.verification.standard import TOLERANCES
 from edged.vision.family import Recognition, Thresholds
 from tests import models
-from tests.waiting import children, descriptors, is_running, run, until, wait
+from tests.waiting import children, descriptors, is_running, run, until, wait, workers
 
 ENOUGH = Limits(seconds=30, memory_mb=4096)
 SLOW = 60_000  # the null backend reads `threads` as milliseconds per inference
@@ -55,6 +57,8 @@ import asyncio, sys
 import msgspec
 from edged.ipc import job_messages as jobs
 from edged.config.child_limits import Limits
+from edged.confinement.rules import Reach
+from edged.engines import job_server
 from edged.engines.child import run
 job = msgspec.json.decode(sys.argv[1], type=jobs.Job)
 asyncio.run(run(job, jobs.Verified, Limits()))
@@ -87,8 +91,8 @@ async def running(job: jobs.Job, answer: type[msgspec.Struct]) -> AsyncIterator[
     """Run a job. Yield its task and the pid of its child; check that the child has ended."""
     before = children()
     task = asyncio.create_task(do(job, answer, ENOUGH))
-    await until(lambda: len(children() - before) == 1, "the child")
-    (pid,) = children() - before
+    await until(lambda: len(workers()) == 1, "the child")
+    (pid,) = workers()
     yield task, pid
     assert task.done()
     assert children() == before
@@ -213,7 +217,7 @@ def test_run_cancelled_twice_or_early_leaves_nothing(tmp_path: Path, pause: floa
         before, tasks = children(), asyncio.all_tasks()
         task = asyncio.create_task(do(job, jobs.Verified, ENOUGH))
         if pause is None:
-            await until(lambda: children() != before, "the child")
+            await until(lambda: bool(workers()), "the child")
         else:
             await asyncio.sleep(pause)
         for _ in range(3):
@@ -243,6 +247,7 @@ def test_run_process_that_cannot_be_started_is_a_failed_build(tmp_path: Path, mo
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
+    job_server.SERVER.close()
     monkeypatch.setattr(subprocess, "Popen", refuse)
     before = descriptors()
     with pytest.raises(BuildFailed, match="cannot start the verify child: Resource temporarily unavailable"):
@@ -256,8 +261,8 @@ def parent_of(job: jobs.Job, **more: Any) -> Iterator[tuple[subprocess.Popen[byt
     command = [sys.executable, "-c", _PARENT, msgspec.json.encode(job).decode()]
     with subprocess.Popen(command, **more) as parent:
         try:
-            wait(lambda: bool(children(parent.pid)), "the child")
-            (child,) = children(parent.pid)
+            wait(lambda: bool(workers(parent.pid)), "the child")
+            (child,) = workers(parent.pid)
             yield parent, child
         finally:
             parent.kill()
@@ -292,12 +297,11 @@ def test_run_unexpected_error_is_a_failed_build_with_the_last_line_of_its_output
         run(do(jobs.MakeGolden(unknown, str(tmp_path / "out"), TENSORS), jobs.Done, ENOUGH))
 
 
-def test_worker_with_an_invalid_job_ends_without_an_answer() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "edged.jobs.main", "0"], input=b"nonsense", capture_output=True, check=False
-    )
-    assert ended.returncode not in (0, 3)
-    assert ended.stdout == b""
+def test_child_with_an_invalid_job_ends_without_an_answer() -> None:
+    with job_server.SERVER.child(b"nonsense", ("1024", "1024", "0", Reach("off").argument())) as child:
+        assert child.stdout.read() == b""
+        assert b"DecodeError" in child.stderr.read()
+    assert child.returncode not in (0, 3)
 
 
 @pytest.mark.parametrize(

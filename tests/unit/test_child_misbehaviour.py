@@ -44,7 +44,7 @@ def do(asked, tell):
     job = asked
     return work(tell) or jobs.Done()
 tasks.do = do
-worker.run()
+worker.run(sys.argv[1:])
 """
 
 
@@ -315,7 +315,7 @@ async def test_run_leaves_no_process_that_the_child_started(
 def test_run_child_that_crashes_logs_a_traceback_and_raises_its_last_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "edged")
     command = [sys.executable, "-c", f"{_BEGIN}tasks.do = lambda *job: (os.write(2, b'last words\\n'), crash())\n"]
-    command[2] += "def crash(): os.kill(os.getpid(), signal.SIGSEGV)\nworker.run()"
+    command[2] += "def crash(): os.kill(os.getpid(), signal.SIGSEGV)\nworker.run(sys.argv[1:])"
     assert failure(command).endswith("was killed by SIGSEGV: last words")
     reported = [record.getMessage() for record in caplog.records]
     assert "Fatal Python error: Segmentation fault" in reported

@@ -18,8 +18,9 @@ from edged import process
 from edged.config.child_limits import Limits
 from edged.engines.child import run as do
 from edged.ipc import job_messages as jobs
-from tests.unit.test_child import SLOW, verification
-from tests.waiting import children, run, until
+from tests.unit.test_child import verification
+from tests.unit.test_child_misbehaviour import working
+from tests.waiting import run, until, workers
 
 _IOPRIO_GET = {"x86_64": 252, "aarch64": 31}
 _SETTLE = """
@@ -100,15 +101,14 @@ def test_restrain_unknown_machine_keeps_its_disk_priority(monkeypatch: pytest.Mo
 
 
 def test_restrain_covers_every_thread_of_a_build_child(tmp_path: Path) -> None:
-    """This includes threads that libraries start while they are imported."""
+    command = working("threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); time.sleep(60)")
 
     async def work() -> None:
-        before = children()
-        job = verification(tmp_path, milliseconds=SLOW)
-        task = asyncio.create_task(do(job, jobs.Verified, Limits(seconds=30, memory_mb=4096)))
-        await until(lambda: len(children() - before) == 1, "the child")
-        (pid,) = children() - before
-        await until(lambda: len(os.listdir(f"/proc/{pid}/task")) > 1, "a library's threads")
+        job = verification(tmp_path)
+        task = asyncio.create_task(do(job, jobs.Verified, Limits(seconds=30, memory_mb=4096), command=command))
+        await until(lambda: len(workers()) == 1, "the child")
+        (pid,) = workers()
+        await until(lambda: len(os.listdir(f"/proc/{pid}/task")) > 1, "its second thread")
         check(pid)
         for thread in os.listdir(f"/proc/{pid}/task"):
             assert os.getpriority(os.PRIO_PROCESS, int(thread)) >= 10

@@ -9,6 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
+from tests.waiting import is_job_server
+
 _PAUSE = 0.05  # seconds between two measurements
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -20,7 +22,7 @@ class Tree:
 
     def __init__(self, root: int) -> None:
         self.root, self.peak = root, 0
-        self._others = descendants(root)
+        self._others = _without_job_server(descendants(root))
         self._command = _command(root)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -41,8 +43,12 @@ class Tree:
             self.peak = max(self.peak, sum(map(own_bytes, started)))
 
     def started(self) -> set[int]:
-        """Return the processes that were started since and still run."""
-        return descendants(self.root, self._others) - self._others
+        """Return the processes that were started since and still run. The job server does not count."""
+        return _without_job_server(descendants(self.root, self._others) - self._others)
+
+
+def _without_job_server(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if not is_job_server(pid)}
 
 
 def descendants(root: int, without: Collection[int] = ()) -> set[int]:
