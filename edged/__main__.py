@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+
+# Children start in "/", and Python may have been found through a relative folder in PATH.
+if sys.executable:
+    sys.executable = os.path.abspath(sys.executable)
 
 # The daemon starts children by exec, so gRPC's fork handlers are not needed; they would only log warnings.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -38,10 +38,14 @@ def require_same(order: Order) -> None:
         digest = model_digest(Path(order.model), order.external)
     except ModelRefused as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise Superseded(f"{Path(order.model).name} was removed while it was in use") from error
+            raise Superseded(
+                f"{Path(order.model).name} was removed while it was in use; put it back and try again"
+            ) from error
         raise
     if digest != order.digest:
-        raise Superseded(f"{Path(order.model).name} was replaced on disk while it was in use")
+        raise Superseded(
+            f"{Path(order.model).name} was replaced on disk while it was in use; try again once the file is complete"
+        )
 
 
 def model_digest(model: Path, external: Iterable[str], *, graph_digest: str | None = None) -> str:

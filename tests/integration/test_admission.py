@@ -69,6 +69,22 @@ def test_inspect_reports_problems_as_text_and_json(tmp_path: Path) -> None:
     assert set(reported) == set(missing)
 
 
+def test_inspect_works_if_python_is_found_through_a_relative_folder(tmp_path: Path) -> None:
+    path = models.save(models.conv(), tmp_path / "good.onnx")
+    (tmp_path / "home").mkdir()
+    python = Path(sys.executable)
+    asked = subprocess.run(
+        [python.name, "-m", "edged", "inspect", str(path)],
+        env=environment(tmp_path, PATH=python.parent.name),
+        cwd=python.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (asked.returncode, asked.stderr) == (0, "")
+
+
 def test_inspect_failure_is_one_line(tmp_path: Path) -> None:
     path = models.save(models.conv(), tmp_path / "good.onnx")
     (tmp_path / "home").mkdir()
