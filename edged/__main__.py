@@ -9,7 +9,7 @@ import sys
 if sys.executable:
     sys.executable = os.path.abspath(sys.executable)
 
-# The daemon starts children by exec, so gRPC's fork handlers are not needed; they would only log warnings.
+# This process starts others by exec, so gRPC's fork handlers are not needed; they would only log warnings.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # edged reports errors itself; without this gRPC would print its own messages too.

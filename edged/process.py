@@ -92,6 +92,13 @@ def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> Non
     _limit(resource.RLIMIT_FSIZE, disk_mb)
 
 
+def yield_resources(niceness: int) -> None:
+    """Lower the priorities of this process's session and of its disk accesses, but not of the processes that it starts
+    in other sessions."""
+    _yield_as_a_session(niceness)
+    _yield_the_disk()
+
+
 def go_before_the_daemon(memory_mb: int = 0) -> None:
     """If memory runs out, let the kernel kill this serving child before the daemon, but after children that build.
 

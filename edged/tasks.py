@@ -4,10 +4,11 @@ Otherwise its work would stop silently, because no code awaits the task."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeAlias, TypeVar
 
 from edged.backoff import Backoff
 
@@ -17,6 +18,7 @@ _PROVEN_SECONDS = 60.0  # a task that ran for this time before it failed is star
 
 FAILURES: Counter[str] = Counter()  # number of unexpected ends, by the task's name
 
+_T = TypeVar("_T")
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -45,6 +47,17 @@ async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
             cancelled = error
     if cancelled is not None:
         raise cancelled
+
+
+@contextlib.asynccontextmanager
+async def in_thread(make: Callable[[], contextlib.AbstractContextManager[_T]]) -> AsyncIterator[_T]:
+    """Enter and leave, in a thread, a context that waits for the disk; leave it even if this task is cancelled."""
+    entered, given = contextlib.ExitStack(), list[_T]()
+    try:
+        await despite_cancelling(asyncio.to_thread(lambda: given.append(entered.enter_context(make()))))
+        yield given[0]
+    finally:
+        await despite_cancelling(asyncio.to_thread(entered.close))
 
 
 def failed(name: str, error: BaseException) -> None:

@@ -19,7 +19,7 @@ from edged.backends.artefact import Artefact
 from edged.backends.contract import REFERENCE, Composition, Effort, Recipe
 from edged.config.child_limits import AdmissionLimits, Limits
 from edged.engines import child_watch, judging, trials
-from edged.engines.child import in_thread, run
+from edged.engines.child import run
 from edged.engines.child_watch import Patience
 from edged.engines.families import Families
 from edged.engines.trials import Outcomes, Unread
@@ -47,6 +47,7 @@ from edged.store.key import EngineKey
 from edged.store.record import Blocks, BuildFacts, EngineRecord, Verdict
 from edged.store.sealed import Later, at_once
 from edged.store.store import Store
+from edged.tasks import in_thread
 from edged.verification import user_samples
 from edged.verification.golden import SUFFIX, Sample, is_whole, prune
 from edged.verification.golden import load as load_golden

@@ -1,8 +1,8 @@
 """The daemon's end of a one-shot child: starts it, reads its messages, enforces its limits, and finds how it ended.
 
 A child leads its own session: Ctrl-C in a terminal reaches only the daemon, which then stops the child. Processes that
-the child started are found and killed with it. The child is reaped only after this module has stopped it, so that its
-process number cannot be reused before.
+the child started are found and killed with it. The job server reaps the child only after this module has stopped it,
+so that its process number cannot be reused before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Literal, TypeAlias, TypeVar
@@ -36,7 +36,7 @@ from edged.ipc import job_channel as channel
 from edged.ipc import job_messages as jobs
 from edged.ipc.job_messages import FreeDims, Lower, Prove, Simplify
 from edged.logs.child_output import ChildLogForwarder
-from edged.tasks import despite_cancelling
+from edged.tasks import despite_cancelling, in_thread
 
 _POLL_SECONDS = 0.25
 _LONGEST_PAUSE = 4 * _POLL_SECONDS
@@ -82,8 +82,8 @@ async def run(
     async with contextlib.AsyncExitStack() as stack:
         try:
             reach = await stack.enter_async_context(in_thread(partial(_reach, job)))
-            started = partial(SERVER.child, msgspec.json.encode(job), _arguments(job, limits, reach), command)
-            process = await stack.enter_async_context(in_thread(started))
+            started = SERVER.child(msgspec.json.encode(job), _arguments(job, limits, reach), command)
+            process = await stack.enter_async_context(started)
             child = OneShotChild(process, what, limits, on_progress, patience)
         except OSError as error:
             raise BuildFailed(
@@ -276,17 +276,6 @@ async def _happens(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         await asyncio.sleep(0.005)
     return True
-
-
-@contextlib.asynccontextmanager
-async def in_thread(make: Callable[[], contextlib.AbstractContextManager[_T]]) -> AsyncIterator[_T]:
-    """Enter and leave, in a thread, a context that waits for the disk; leave it even if this task is cancelled."""
-    entered, given = contextlib.ExitStack(), list[_T]()
-    try:
-        await despite_cancelling(asyncio.to_thread(lambda: given.append(entered.enter_context(make()))))
-        yield given[0]
-    finally:
-        await despite_cancelling(asyncio.to_thread(entered.close))
 
 
 def _error(failure: jobs.Failure) -> EdgedError:

@@ -25,7 +25,6 @@ from edged.api_types import DriftInfo
 from edged.config import Drift
 from edged.config.child_limits import AdmissionLimits, Limits
 from edged.engines.alarms import Alarm
-from edged.engines.child import in_thread
 from edged.engines.drift_check import (
     CPU_SECONDS,
     Judged,
@@ -52,7 +51,7 @@ from edged.serving import memory
 from edged.serving.taps import Tapped
 from edged.serving.work import EngineRef
 from edged.store.sealed import Background
-from edged.tasks import TaskGroup
+from edged.tasks import TaskGroup, in_thread
 
 _FIRST_SECONDS = 60.0  # after the start, or the interval if that is shorter
 _SEEN_SECONDS = 30.0  # a camera without a frame for so long is not waited for

@@ -1,23 +1,27 @@
 """The daemon's end of the job server (`edged.jobs.server`), the process that forks one-shot children.
 
-The server starts with the first child and ends by itself after a time without children; the next child starts it again.
+A server starts with the first child and ends by itself after a time without children; the next child starts another
+one. If libraries on disk or this process's environment have changed, the next child gets a new server, and the old one
+stays until its children have ended.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import errno
-import hashlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import IO
 
 import msgspec
@@ -25,19 +29,24 @@ import msgspec
 from edged import process
 from edged.decoding import ready
 from edged.ipc.job_server import Fork, Order, Release, Reply, Request
+from edged.tasks import in_thread
 
-_ANSWER_SECONDS = 120.0  # for the server to import libraries from a slow disk and to answer
-_TRIES = 4  # the server may end, or start again, just when a child is wanted
-_GONE_SECONDS = 10.0  # a killed child must end within this time
+_READY_SECONDS = 300.0  # for a server to import libraries from a slow disk
+_ANSWER_SECONDS = 120.0  # for a server to fork a child, on a machine that swaps
+_LOOK_SECONDS = 0.005
+_TRIES = 4  # the server may end, or become stale, just when a child is wanted
+_GONE_SECONDS = 10.0  # a killed process must end within this time
 _LARGEST = 1 << 12  # bytes of a reply
-# One thread only, so that a fork of the server is safe; NumPy's library would start one for each core.
-_ONE_THREAD = {b"OPENBLAS_NUM_THREADS": b"1"}
+# A fork is safe only in a process with one thread, and NumPy's library starts one for each core. The children inherit
+# this: products of large matrices in NumPy use one core; runtimes have threads of their own.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class JobProcess:
     """A child of the job server: its pid, and this end of its standard output and error.
 
-    The pid is not used for another process before `close`. `close` sets `returncode`, which is as in `subprocess`.
+    While the server lives, the pid is not used for another process before `close`. `close` sets `returncode`, which is
+    as in `subprocess`.
     """
 
     def __init__(self, server: _Server, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
@@ -52,10 +61,12 @@ class JobProcess:
             raise
 
     def has_ended(self) -> bool:
+        """Whether all threads of the process have ended. Format: proc_pid_stat(5), fields 3 and 20."""
         try:
-            return os.pread(self._stat, 4096, 0).rpartition(b")")[2].split()[0] in (b"Z", b"X")
-        except ProcessLookupError:  # the server was killed, and the kernel killed the child and reaped it
+            fields = os.pread(self._stat, 4096, 0).rpartition(b")")[2].split()
+        except ProcessLookupError:  # the server was killed, and the kernel killed the child; another process reaped it
             return True
+        return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
 
     def close(self) -> None:
         """Kill the process if it still runs, and release its pid. Waits for its end: call this in a thread."""
@@ -64,7 +75,7 @@ class JobProcess:
                 os.kill(self.pid, signal.SIGKILL)
                 end = time.monotonic() + _GONE_SECONDS
                 while not self.has_ended() and time.monotonic() < end:
-                    time.sleep(0.005)
+                    time.sleep(_LOOK_SECONDS)
             self.returncode = self._server.release(self.pid)
         finally:
             os.close(self._stat)
@@ -73,109 +84,134 @@ class JobProcess:
 
 
 class JobServer:
-    """Starts children in a server that it starts when needed. Its methods block: call them in threads."""
+    """Starts children, in server processes that it starts when they are needed."""
 
     def __init__(self) -> None:
-        self._server: _Server | None = None
         self._lock = threading.Lock()
+        self._current: _Server | None = None
+        self._former: list[_Server] = []
 
-    @contextlib.contextmanager
-    def child(self, job: bytes, arguments: Sequence[str], command: Sequence[str] = ()) -> Iterator[JobProcess]:
+    @contextlib.asynccontextmanager
+    async def child(
+        self, job: bytes, arguments: Sequence[str], command: Sequence[str] = ()
+    ) -> AsyncIterator[JobProcess]:
         """Start a child with a job and the arguments of an `Order`; kill it after the block. Raises OSError if it
         cannot be started."""
-        with contextlib.ExitStack() as stack:
-            child = self._start(stack, job, arguments, command)
-            stack.callback(child.close)
-            yield child
+        order = msgspec.json.encode(Order(tuple(arguments), tuple(command)))
+        async with contextlib.AsyncExitStack() as stack:
+            yield await self._start(stack, order, job)
+
+    async def _start(self, stack: contextlib.AsyncExitStack, order: bytes, job: bytes) -> JobProcess:
+        for attempt in range(_TRIES):
+            server = await asyncio.to_thread(self._running)
+            try:
+                await self._until_ready(server)
+                start = partial(server.child, order, job, despite_changes=attempt > 0)
+                return await stack.enter_async_context(in_thread(start))
+            except _Stale:
+                await asyncio.to_thread(self._retire, server)
+            except ConnectionError:
+                await asyncio.to_thread(self._retire, server)
+                if attempt == _TRIES - 1:
+                    raise
+        raise OSError(errno.EAGAIN, "libraries change all the time")
+
+    async def _until_ready(self, server: _Server) -> None:
+        """Wait until a server has imported its libraries; a cancellation ends only the waiting."""
+        end = time.monotonic() + _READY_SECONDS
+        while not server.is_ready():
+            if time.monotonic() > end:
+                await asyncio.to_thread(self._retire, server)
+                await asyncio.to_thread(server.close)
+                raise OSError(errno.ETIMEDOUT, f"the job server was not ready within {_READY_SECONDS:g} s")
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
-        """Kill the server; the kernel then kills its children."""
+        """Kill the servers; the kernel then kills their children."""
         with self._lock:
-            if self._server is not None:
-                self._server.close()
-                self._server = None
+            servers = [*self._former, *([] if self._current is None else [self._current])]
+            self._current, self._former = None, []
+        for server in servers:
+            server.close()
+
+    def leave(self) -> None:
+        """Forget the servers, which belong to the process that this one was forked from."""
+        self._lock = threading.Lock()
+        for server in (*self._former, self._current):
+            if server is not None:
+                server.leave()
+        self._current, self._former = None, []
 
     @property
     def pid(self) -> int | None:
-        """The server's process id; None if it does not run."""
-        server = self._server
+        """The process id of the server that starts the next child; None if there is none yet."""
+        server = self._current
         return server.pid if server is not None and not server.has_ended else None
 
-    def _start(
-        self, stack: contextlib.ExitStack, job: bytes, arguments: Sequence[str], command: Sequence[str]
-    ) -> JobProcess:
-        environment = {**os.environb, **_ONE_THREAD}
-        digest = hashlib.sha256(repr(sorted(environment.items())).encode()).hexdigest()
-        order = msgspec.msgpack.encode(Order(environment, digest, tuple(arguments), tuple(command)))
-        with contextlib.ExitStack() as given:
-            file = given.enter_context(os.fdopen(os.memfd_create("edged-job", os.MFD_CLOEXEC), "w+b", buffering=0))
-            file.write(order + job)
-            (stdout, printed), (stderr, reported) = _pipe(stack, given), _pipe(stack, given)
-            files = (file.fileno(), printed.fileno(), reported.fileno())
-            for attempt in range(_TRIES):
-                server = self._running(environment, digest)
-                try:
-                    reply = server.ask(Fork(len(order), despite_changes=attempt > 0), files)
-                except ConnectionError:
-                    self._forget(server)
-                    if attempt == _TRIES - 1:
-                        raise
-                    continue
-                if reply.error:
-                    raise OSError(reply.error, os.strerror(reply.error))
-                if not reply.is_stale:
-                    return JobProcess(server, reply.pid, stdout, stderr)
-        raise OSError(errno.EAGAIN, "the job server starts again and again, because the environment changes")
-
-    def _running(self, environment: dict[bytes, bytes], digest: str) -> _Server:
+    def _running(self) -> _Server:
+        environment = {**os.environ, **_ONE_THREAD}
         with self._lock:
-            if self._server is None:
-                self._server = _Server(environment, digest)
-            return self._server
+            for server in [each for each in self._former if each.has_ended]:
+                server.close()
+                self._former.remove(server)
+            if self._current is not None and self._current.environment != environment:
+                self._former.append(self._current)
+                self._current = None
+            if self._current is None:
+                self._current = _Server(environment)
+            return self._current
 
-    def _forget(self, server: _Server) -> None:
+    def _retire(self, server: _Server) -> None:
         with self._lock:
-            if self._server is server:
-                self._server = None
+            if self._current is server:
+                self._former.append(server)
+                self._current = None
+
+
+class _Stale(Exception):
+    """Libraries have changed since the server imported them."""
 
 
 class _Server:
-    """One process of the job server, and the socket to it."""
+    """One process of the job server, and the socket to it. Raises OSError if it cannot be started."""
 
-    def __init__(self, environment: dict[bytes, bytes], digest: str) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self._lock, self._is_ready = threading.Lock(), False
         self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_ANSWER_SECONDS)
-        command = [sys.executable, "-m", "edged.jobs.server", str(os.getpid()), str(there.fileno()), digest]
         started: Future[subprocess.Popen[bytes]] = Future()
-
-        def live() -> None:
-            # The kernel kills the server when the thread that started it ends. So that thread waits for the server.
-            try:
-                child = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(there.fileno(),),
-                    env=environment,
-                    start_new_session=True,
-                    **process.ISOLATED,
-                )
-            except BaseException as error:
-                started.set_exception(error)
-                return
-            started.set_result(child)
-            child.wait()
-
-        self._waiting = threading.Thread(target=live, name="job server", daemon=True)
+        self._errors = os.fdopen(os.memfd_create("edged-job-server", os.MFD_CLOEXEC), "rb")
+        self._waiting = threading.Thread(target=self._live, args=(there, started), name="job server", daemon=True)
         try:
             with there:
                 self._waiting.start()
                 self._process = started.result()
-        except BaseException:
+        except BaseException as error:
             self._socket.close()
+            self._errors.close()
+            if isinstance(error, RuntimeError):  # no further thread is allowed
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
             raise
+
+    def _live(self, there: socket.socket, started: Future[subprocess.Popen[bytes]]) -> None:
+        # The kernel kills the server when the thread that started it ends. So that thread waits for the server.
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "edged.jobs.server", str(os.getpid()), str(there.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                pass_fds=(there.fileno(),),
+                env=self.environment,
+                start_new_session=True,
+                **process.ISOLATED,
+            )
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(child)
+        child.wait()
 
     @property
     def pid(self) -> int:
@@ -185,31 +221,80 @@ class _Server:
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
-    def ask(self, request: Request, files: Sequence[int] = ()) -> Reply:
-        """Send a request and wait for the reply. Raises ConnectionError if the server has ended or does not answer."""
-        with self._lock:
-            try:
-                socket.send_fds(self._socket, [msgspec.json.encode(request)], files)
-                data = self._socket.recv(_LARGEST)
-            except OSError:  # it has ended, or has not answered in time: a late answer would be taken for the next one
-                data = b""
-        if not data:
-            self.close()
-            raise ConnectionResetError(errno.ECONNRESET, f"the job server ended with status {self._process.returncode}")
-        return msgspec.json.decode(data, type=ready(Reply))
+    def is_ready(self) -> bool:
+        """Whether the server has sent its first message, or has ended. Does not block."""
+        if self._is_ready:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    @contextlib.contextmanager
+    def child(self, order: bytes, job: bytes, *, despite_changes: bool) -> Iterator[JobProcess]:
+        """Start a child; kill it after the block. Call this in a thread. Raises _Stale, ConnectionError if the server
+        has ended, and OSError if it cannot start the child."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.ExitStack() as given:
+                file = given.enter_context(os.fdopen(os.memfd_create("edged-job", os.MFD_CLOEXEC), "w+b"))
+                file.write(order + job)
+                file.flush()
+                (stdout, printed), (stderr, reported) = _pipe(stack, given), _pipe(stack, given)
+                files = (file.fileno(), printed.fileno(), reported.fileno())
+                reply = self._ask(Fork(len(order), despite_changes), files)
+            if reply.is_stale:
+                raise _Stale
+            if reply.error:
+                raise OSError(reply.error, os.strerror(reply.error))
+            child = JobProcess(self, reply.pid, stdout, stderr)
+            stack.callback(child.close)
+            yield child
 
     def release(self, pid: int) -> int | None:
         """Let the server reap a child once it has ended. Returns its exit status; None if it has not ended yet."""
         try:
-            return self.ask(Release(pid)).status
-        except ConnectionError:
-            return -signal.SIGKILL  # the kernel killed the child with the server
+            return self._ask(Release(pid)).status
+        except ConnectionError:  # the kernel killed the child with the server
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)  # in a container this process may be the init process, which inherits it
+            return -signal.SIGKILL
 
     def close(self) -> None:
         """Kill the process, and wait until it is reaped."""
         self._process.kill()
         self._waiting.join(_GONE_SECONDS)
         self._socket.close()
+        self._errors.close()
+
+    def leave(self) -> None:
+        """Close this process's copies of the descriptors."""
+        self._socket.close()
+        self._errors.close()
+
+    def _ask(self, request: Request, files: Sequence[int] = ()) -> Reply:
+        """Send a request and wait for the reply. Raises ConnectionError if the server has ended or does not answer."""
+        with self._lock:
+            try:
+                if not self._is_ready:
+                    self._is_ready = bool(self._socket.recv(_LARGEST))
+                socket.send_fds(self._socket, [msgspec.json.encode(request)], files)
+                data = self._socket.recv(_LARGEST)
+            except OSError:  # it has ended, or has not answered in time: a late answer would be taken for the next one
+                data = b""
+            if not data:
+                raise self._ended()
+        return msgspec.json.decode(data, type=ready(Reply))
+
+    def _ended(self) -> ConnectionError:
+        """Kill the process. Return an error with its exit status and its last line."""
+        self._process.kill()
+        self._waiting.join(_GONE_SECONDS)
+        last = ""
+        with contextlib.suppress(ValueError):  # it was closed
+            lines = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").split("\n")
+            last = next((f": {line.strip()[:300]}" for line in reversed(lines) if line.strip()), "")
+        return ConnectionResetError(
+            errno.ECONNRESET, f"the job server ended with status {self._process.returncode}{last}"
+        )
 
 
 def _pipe(mine: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
@@ -220,3 +305,4 @@ def _pipe(mine: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[IO[b
 
 SERVER = JobServer()
 atexit.register(SERVER.close)
+os.register_at_fork(after_in_child=SERVER.leave)

@@ -1,11 +1,11 @@
-"""Messages from a child to its parent: frames on one pipe, which nothing else may write to.
+"""Messages from a child to the daemon: frames on one pipe, which nothing else may write to.
 
 A frame is one byte for its kind, four bytes of length (little-endian) and that many bytes of JSON. A child sends any
 number of `PROGRESS` frames, then one `ANSWER` or `FAILURE`. Each kind has a largest length; a larger frame is refused
-before memory is allocated, so that a child cannot fill its parent's memory.
+before memory is allocated, so that a child cannot fill the daemon's memory.
 
 Children send no heartbeat. A runtime may hold the GIL for half an hour while it compiles, so a heartbeat would stop in
-a healthy child, and a heartbeat would prove nothing about the thread that works. Instead the parent observes the
+a healthy child, and a heartbeat would prove nothing about the thread that works. Instead the daemon observes the
 processor time that a child uses (`edged.engines.child_watch`)."""
 
 from __future__ import annotations

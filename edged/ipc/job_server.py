@@ -1,5 +1,6 @@
-"""Messages between the daemon and its job server, and a child's arguments. Each message is one packet of JSON on a
-socket of type SOCK_SEQPACKET; the server answers every request with a `Reply`, in order.
+"""Messages between the daemon and its job server. Each is one packet of JSON on a socket of type SOCK_SEQPACKET.
+
+The server sends one `Reply` when it is ready, and then answers every request with a `Reply`, in order.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import msgspec
 class Fork(msgspec.Struct, frozen=True, tag=True):
     """Start a child. Three descriptors come with this message: a file, and the child's standard output and error.
 
-    The file holds `size` bytes of MessagePack, an `Order`, and after them the job, which the child reads as its
-    standard input. The order is in a file because its size has no limit. `despite_changes`: start the child even if
-    libraries have changed meanwhile.
+    The file holds `size` bytes of JSON, an `Order`, and after them the job, which the child reads as its standard
+    input. The order is in a file because its size has no limit. `despite_changes`: start the child even if libraries
+    have changed meanwhile.
     """
 
     size: int
@@ -22,14 +23,9 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """How to start a child. `environment`: all variables of its environment, and `digest` their digest.
+    """How to start a child. `arguments` are those of `edged.jobs.main.run` after the first. `command`: a program that
+    runs instead of it and gets all its arguments; empty for none."""
 
-    `arguments` are those of `edged.jobs.main.run` after the first. `command`: a program that runs instead of it and
-    gets all its arguments; empty for none.
-    """
-
-    environment: dict[bytes, bytes]
-    digest: str
     arguments: tuple[str, ...]
     command: tuple[str, ...] = ()
 
@@ -45,7 +41,7 @@ Request: TypeAlias = Fork | Release
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to a `Fork`: the child's `pid`; or the `error` number of the system call that failed; or `is_stale`,
-    if the server starts again because libraries or the environment have changed: send the request again.
+    if libraries on disk have changed since the server imported them: start another server.
 
     The answer to a `Release`: the child's exit `status`, negative for a signal; None if it has not ended yet.
     """

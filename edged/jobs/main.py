@@ -1,7 +1,7 @@
 """The one-shot child: reads one job from standard input, does it, reports to the daemon, and ends. The job server
 (`edged.jobs.server`) forks it.
 
-Runtimes print to standard output. So the real standard output is kept as the channel to the parent, and file descriptor
+Runtimes print to standard output. So the real standard output is kept as the channel to the daemon, and file descriptor
 1 is redirected to standard error before a runtime is imported.
 """
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 _ANSWERED, _FAILED = 0, 3
-_LINGER_SECONDS = 10.0  # after the last message; a living parent kills this process much earlier
+_LINGER_SECONDS = 10.0  # after the last message; a living daemon kills this process much earlier
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do the job on standard input. The arguments are PARENT_PID MEMORY_MB DISK_MB NICENESS REACH.
+    """Do the job on standard input. The arguments are SERVER_PID MEMORY_MB DISK_MB NICENESS REACH.
 
     Returns 0 after an answer on the channel, 3 after a failure message. Any other exit status is a crash."""
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     *numbers, reach = arguments
-    parent, memory_mb, disk_mb, niceness = map(int, numbers)
-    if not process.die_with_parent(parent):
+    server, memory_mb, disk_mb, niceness = map(int, numbers)
+    if not process.die_with_parent(server):
         return 1
     process.restrain(memory_mb, disk_mb, niceness)
     confine.everything(Reach.parsed(reach))
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 def run(arguments: Sequence[str]) -> NoReturn:
     """Run `main` with these arguments, and exit without unloading libraries, in which runtimes may crash or hang.
 
-    After the answer this process waits to be killed, because the parent finds the children of this process only while
+    After the answer this process waits to be killed, because the daemon finds the children of this process only while
     this process lives.
     """
     status = 1
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> NoReturn:
         if status in (_ANSWERED, _FAILED):
             time.sleep(_LINGER_SECONDS)
     except BaseException:
-        traceback.print_exc()  # the parent reports the last line of this
+        traceback.print_exc()  # the daemon reports the last line of this
     finally:
         sys.stderr.flush()
         os._exit(status)

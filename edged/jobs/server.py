@@ -1,19 +1,20 @@
 """The job server: forks a one-shot child for each job, so that a child need not import libraries again.
 
-Imports take most of the processor time of a short job: a third of a second on a fast box, seconds on a slow one. This
-process has imported what most jobs need. It has one thread, so that a fork is safe. It imports no runtime: a child
-imports those that are installed when it starts. If other libraries or the daemon's environment change, this process
-starts again. It ends if no child is wanted for a while.
+Imports take most of the processor time of a short job: a quarter of a second on a fast box, seconds on a slow one. This
+process has imported what most jobs need. It has one thread, so that a fork is safe. It does not import runtimes: each
+child imports the one that is installed at that time. If a library on disk changes, this process is stale, and the
+daemon starts another one. It ends after a while without children.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import gc
 import importlib
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -21,41 +22,47 @@ import msgspec
 from edged import process
 from edged.decoding import ready
 from edged.ipc import job_messages
-from edged.ipc.job_server import Order, Release, Reply, Request
+from edged.ipc.job_server import Fork, Order, Release, Reply, Request
 from edged.jobs import main as child
 
 _IDLE_SECONDS = 30.0
 _LARGEST = 1 << 16  # bytes of a request
 _DESCRIPTORS = 3
-# `tasks` imports NumPy. `inspect` imports the onnx package, which most jobs of a new model need.
+# `tasks` imports NumPy. `inspect` imports the onnx package, which the jobs of a new model need.
 _IMPORTED = ("edged.family_packages", "edged.ipc.job_channel", "edged.jobs.tasks", "edged.jobs.inspect")
 
 
 def main() -> None:
-    """`python -m edged.jobs.server PARENT_PID SOCKET_FD DIGEST [PID ...]`
-
-    DIGEST is that of the environment, see `Order`. PIDs are released children that have not ended yet."""
-    parent, number, digest, *released = sys.argv[1:]
-    if not process.die_with_parent(int(parent)):
+    """`python -m edged.jobs.server PARENT_PID SOCKET_FD`"""
+    parent, number = map(int, sys.argv[1:])
+    if not process.die_with_parent(parent):
         sys.exit(1)
     process.go_before_the_daemon()
+    process.yield_resources(process.EXAMINE)
+    before, failed = _stamps(_folders()), False
     for name in _IMPORTED:
-        with contextlib.suppress(Exception):  # a library is being replaced: the child that needs it reports the error
+        try:
             importlib.import_module(name)
+        except Exception:  # perhaps it is being replaced: the child that needs it reports the error
+            failed = True
     ready(job_messages.Job)
+    # After a failed import the next child gets a server that tries again.
+    stamps = {"": -1} if failed else {**_stamps(_folders()), **before}
     gc.collect()
     gc.freeze()  # the collector of a child would copy the memory that it shares with this process
-    _Server(socket.socket(fileno=int(number)), int(parent), digest, set(map(int, released))).serve()
+    _Server(socket.socket(fileno=number), stamps).serve()
 
 
 class _Server:
-    def __init__(self, parent: socket.socket, parent_pid: int, digest: str, released: set[int]) -> None:
-        self._socket, self._parent_pid, self._digest, self._released = parent, parent_pid, digest, released
-        self._stamps = _stamps(_folders())
-        parent.settimeout(_IDLE_SECONDS)
+    def __init__(self, daemon: socket.socket, stamps: dict[str, int]) -> None:
+        """`stamps`: the times of all folders with imported modules, from before their import."""
+        self._socket, self._stamps = daemon, stamps
+        self._released: set[int] = set()
+        daemon.settimeout(_IDLE_SECONDS)
 
     def serve(self) -> None:
-        """Answer requests until the parent closes the socket, or until none comes for a while and no child is left."""
+        """Answer requests until the daemon closes the socket, or until none comes for a while and no child is left."""
+        self._send(Reply())
         while True:
             try:
                 data, files, _, _ = socket.recv_fds(self._socket, _LARGEST, _DESCRIPTORS)
@@ -66,46 +73,35 @@ class _Server:
                 continue
             if not data:
                 return
-            stale = None
             try:
-                stale = self._answer(msgspec.json.decode(data, type=ready(Request)), files)
+                self._send(self._answer(data, files))
             finally:
                 for file in files:
                     os.close(file)
-            if stale is not None:
-                self._start_again(stale)
 
-    def _answer(self, request: Request, files: Sequence[int]) -> Order | None:
-        """Answer a request. Return the order that this process is stale for, if it is."""
+    def _answer(self, data: bytes, files: Sequence[int]) -> Reply:
+        request = msgspec.json.decode(data, type=ready(Request))
         if isinstance(request, Release):
             self._released.add(request.pid)
-            self._send(Reply(status=self._reap().get(request.pid)))
-            return None
-        order = msgspec.msgpack.decode(os.pread(files[0], request.size, 0), type=ready(Order))
-        has_changed = not request.despite_changes and _stamps(self._stamps) != self._stamps
-        if order.digest != self._digest or has_changed:
-            self._send(Reply(is_stale=True))
-            return order
-        os.lseek(files[0], request.size, os.SEEK_SET)
+            return Reply(status=self._reap().get(request.pid))
+        if not request.despite_changes and _stamps(self._stamps) != self._stamps:
+            return Reply(is_stale=True)
         try:
-            self._send(Reply(pid=self._fork(order, files)))
+            return Reply(pid=self._fork(request, files))
         except OSError as error:
-            self._send(Reply(error=error.errno or 0))
-        return None
+            return Reply(error=error.errno or errno.EIO)
+        except Exception as error:  # an order or descriptors that did not arrive: this server's children live on
+            traceback.print_exc()
+            return Reply(error=errno.ENOMEM if isinstance(error, MemoryError) else errno.EIO)
 
     def _send(self, reply: Reply) -> None:
         self._socket.sendall(msgspec.json.encode(reply))
 
-    def _start_again(self, order: Order) -> None:
-        """Replace this program by a new one, which has this process's children and reads the next request."""
-        os.set_inheritable(self._socket.fileno(), True)
-        numbers = (self._parent_pid, self._socket.fileno(), order.digest, *self._released)
-        command = [sys.executable, "-m", "edged.jobs.server", *map(str, numbers)]
-        os.execve(sys.executable, command, order.environment)  # noqa: S606 - no shell is wanted
-
-    def _fork(self, order: Order, files: Sequence[int]) -> int:
+    def _fork(self, request: Fork, files: Sequence[int]) -> int:
         """Start a child and return its pid, once the child leads its own session: then its whole group can be killed.
         Raises OSError."""
+        order = msgspec.json.decode(os.pread(files[0], request.size, 0), type=ready(Order))
+        os.lseek(files[0], request.size, os.SEEK_SET)
         arguments = (str(os.getpid()), *order.arguments)
         has_begun, begins = os.pipe()
         try:
@@ -137,7 +133,7 @@ class _Server:
 
 
 def _begin(files: Sequence[int], others: Sequence[int], arguments: Sequence[str], command: Sequence[str]) -> None:
-    """The first steps of a child after the fork. Does not return. `others` are descriptors of its parent."""
+    """The first steps of a child after the fork. Does not return. `others` are descriptors of the server."""
     try:
         os.setsid()
         for target, file in enumerate(files):

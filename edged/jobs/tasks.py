@@ -38,7 +38,7 @@ _PROBE = 64 << 10  # bytes written to test whether the disk is full
 def do(job: jobs.Job, report: Report) -> msgspec.Struct:
     """Do one job in this process, and return its answer."""
     if isinstance(job, jobs.Inspect):
-        from edged.jobs.inspect import inspect  # imports the onnx package, which the other jobs do not need
+        from edged.jobs.inspect import inspect  # imports the onnx package
 
         return inspect(Path(job.path), lambda stage: report(jobs.Progress(stage.value)))
     if isinstance(job, jobs.Tokenize):

@@ -57,8 +57,6 @@ import asyncio, sys
 import msgspec
 from edged.ipc import job_messages as jobs
 from edged.config.child_limits import Limits
-from edged.confinement.rules import Reach
-from edged.engines import job_server
 from edged.engines.child import run
 job = msgspec.json.decode(sys.argv[1], type=jobs.Job)
 asyncio.run(run(job, jobs.Verified, Limits()))
@@ -297,8 +295,9 @@ def test_run_unexpected_error_is_a_failed_build_with_the_last_line_of_its_output
         run(do(jobs.MakeGolden(unknown, str(tmp_path / "out"), TENSORS), jobs.Done, ENOUGH))
 
 
-def test_child_with_an_invalid_job_ends_without_an_answer() -> None:
-    with job_server.SERVER.child(b"nonsense", ("1024", "1024", "0", Reach("off").argument())) as child:
+async def test_child_with_an_invalid_job_ends_without_an_answer() -> None:
+    arguments = ("1024", "1024", "0", Reach("off").argument())
+    async with job_server.SERVER.child(b"nonsense", arguments) as child:
         assert child.stdout.read() == b""
         assert b"DecodeError" in child.stderr.read()
     assert child.returncode not in (0, 3)
