@@ -150,22 +150,24 @@ class JobServer:
 
     def _running(self) -> _Server:
         environment = {**os.environ, **_ONE_THREAD}
+        current = self._current
+        if current is not None and current.environment != environment:
+            self._retire(current)
         with self._lock:
             for server in [each for each in self._former if each.has_ended]:
                 server.close()
                 self._former.remove(server)
-            if self._current is not None and self._current.environment != environment:
-                self._former.append(self._current)
-                self._current = None
             if self._current is None:
                 self._current = _Server(environment)
             return self._current
 
     def _retire(self, server: _Server) -> None:
+        """Start no further child in a server; it ends with its last child."""
         with self._lock:
             if self._current is server:
                 self._former.append(server)
                 self._current = None
+        server.retire()
 
 
 class _Stale(Exception):
@@ -178,6 +180,7 @@ class _Server:
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
         self._lock, self._is_ready = threading.Lock(), False
+        self._children, self._is_retired = 0, False
         self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_ANSWER_SECONDS)
         started: Future[subprocess.Popen[bytes]] = Future()
@@ -233,7 +236,7 @@ class _Server:
     def child(self, order: bytes, job: bytes, *, despite_changes: bool) -> Iterator[JobProcess]:
         """Start a child; kill it after the block. Call this in a thread. Raises _Stale, ConnectionError if the server
         has ended, and OSError if it cannot start the child."""
-        with contextlib.ExitStack() as stack:
+        with self._counted(), contextlib.ExitStack() as stack:
             with contextlib.ExitStack() as given:
                 file = given.enter_context(os.fdopen(os.memfd_create("edged-job", os.MFD_CLOEXEC), "w+b"))
                 file.write(order + job)
@@ -248,6 +251,28 @@ class _Server:
             child = JobProcess(self, reply.pid, stdout, stderr)
             stack.callback(child.close)
             yield child
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a child during the block. After the last one, end the process if it is retired."""
+        with self._lock:
+            self._children += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._children -= 1
+                is_over = self._is_retired and not self._children
+            if is_over:
+                self.close()
+
+    def retire(self) -> None:
+        """End the process after its last child, or now if it has none."""
+        with self._lock:
+            self._is_retired = True
+            is_over = not self._children
+        if is_over:
+            self.close()
 
     def release(self, pid: int) -> int | None:
         """Let the server reap a child once it has ended. Returns its exit status; None if it has not ended yet."""

@@ -142,6 +142,7 @@ def _begin(files: Sequence[int], others: Sequence[int], arguments: Sequence[str]
             os.close(descriptor)
         if command:
             os.execv(command[0], [*command, *arguments])  # noqa: S606 - no shell is wanted
+        importlib.invalidate_caches()  # folders of libraries that were missing when the server started
         child.run(arguments)
     finally:
         os._exit(1)
@@ -156,9 +157,9 @@ def _has_children() -> bool:
 
 
 def _folders() -> set[str]:
-    """Return the folders of all imported modules, and those in which modules are searched."""
+    """Return the folders of all imported modules."""
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    return {os.path.dirname(file) for file in files if file} | {path for path in sys.path if os.path.isabs(path)}
+    return {os.path.dirname(file) for file in files if file}
 
 
 def _stamps(folders: Iterable[str]) -> dict[str, int]:

@@ -160,15 +160,17 @@ async def test_environment_that_is_not_text_is_kept(server: JobServer, monkeypat
 async def test_changed_library_starts_another_server_and_keeps_the_children_of_the_old_one(
     server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "sitecustomize.py").touch()  # Python imports it
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     async with server.child(b"", (), SLEEP) as child:
         first = pid_of(server)
         await output(server, "pass")
         assert server.pid == first
-        (tmp_path / "new_library.py").touch()
+        (tmp_path / "new.py").touch()
         await output(server, "pass")
         assert server.pid != first
         assert not child.has_ended()
+    await until(lambda: not is_running(first), "the end of the old server, after its last child")
 
 
 async def test_library_that_cannot_be_imported_is_tried_again_by_the_next_server(
