@@ -5,6 +5,7 @@ from __future__ import annotations
 # What an emulator cannot do:
 _STAT = "QEMU writes /proc/self/stat itself, with processor times of 0"
 _DATA = "QEMU does not pass RLIMIT_DATA on, which would limit itself, so a program may allocate more than its limit"
+_THREAD = "QEMU has its own thread from the start, which does not yield"
 _LIMIT = "a limit of a few seconds is under test, which an emulated child needs to start"
 # By node id of a file, a test, or one case.
 IMPOSSIBLE: dict[str, str] = {
@@ -16,9 +17,8 @@ IMPOSSIBLE: dict[str, str] = {
     "tests/integration/test_bounds.py::test_allocation_beyond_the_memory_fails_one_request_only": _DATA,
     "tests/unit/test_ort_session.py::test_infer_that_needs_too_much_memory_leaves_it_to_others": _DATA,
     "tests/unit/test_process.py::test_restrain_sets_every_limit_and_priority": _DATA,
-    "tests/unit/test_process.py::test_restrain_covers_every_thread_of_a_build_child": (
-        "QEMU has its own thread from the start, which does not yield"
-    ),
+    "tests/unit/test_process.py::test_restrain_covers_every_thread_of_a_build_child": _THREAD,
+    "tests/unit/test_job_server.py::test_server_has_one_thread": _THREAD,
     "tests/unit/test_admission.py::test_examine_endless_loop_is_stopped_with_its_processes": _LIMIT,
     "tests/unit/test_families.py::test_recognise_one_failing_family_leaves_the_others[import time; time.sleep(100)]": (
         _LIMIT
