@@ -102,19 +102,18 @@ class JobServer:
             yield await self._start(stack, order, job)
 
     async def _start(self, stack: contextlib.AsyncExitStack, order: bytes, job: bytes) -> JobProcess:
-        for attempt in range(_TRIES):
+        attempt = 0
+        while True:
+            attempt += 1
             server = await asyncio.to_thread(self._running)
             try:
                 await self._until_ready(server)
-                start = partial(server.child, order, job, despite_changes=attempt > 0)
+                start = partial(server.child, order, job, despite_changes=attempt > 1)
                 return await stack.enter_async_context(in_thread(start))
-            except _Stale:
+            except (_Stale, ConnectionError):
                 await asyncio.to_thread(self._retire, server)
-            except ConnectionError:
-                await asyncio.to_thread(self._retire, server)
-                if attempt == _TRIES - 1:
+                if attempt == _TRIES:
                     raise
-        raise OSError(errno.EAGAIN, "libraries change all the time")
 
     async def _until_ready(self, server: _Server) -> None:
         """Wait until a server has imported its libraries; a cancellation ends only the waiting."""
@@ -129,7 +128,7 @@ class JobServer:
     def close(self) -> None:
         """Kill the servers; the kernel then kills their children."""
         with self._lock:
-            servers = [*self._former, *([] if self._current is None else [self._current])]
+            servers = list(filter(None, (*self._former, self._current)))
             self._current, self._former = None, []
         for server in servers:
             server.close()
@@ -137,14 +136,13 @@ class JobServer:
     def leave(self) -> None:
         """Forget the servers, which belong to the process that this one was forked from."""
         self._lock = threading.Lock()
-        for server in (*self._former, self._current):
-            if server is not None:
-                server.leave()
+        for server in filter(None, (*self._former, self._current)):
+            server.leave()
         self._current, self._former = None, []
 
     @property
     def pid(self) -> int | None:
-        """The process id of the server that starts the next child; None if there is none yet."""
+        """The process id of the server that starts the next child; None if none runs."""
         server = self._current
         return server.pid if server is not None and not server.has_ended else None
 
@@ -229,7 +227,10 @@ class _Server:
         if self._is_ready:
             return True
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except ValueError:  # another task has closed it; `child` reports that
+            return True
         return bool(poll.poll(0))
 
     @contextlib.contextmanager
@@ -285,10 +286,8 @@ class _Server:
 
     def close(self) -> None:
         """Kill the process, and wait until it is reaped."""
-        self._process.kill()
-        self._waiting.join(_GONE_SECONDS)
-        self._socket.close()
-        self._errors.close()
+        self._kill()
+        self.leave()
 
     def leave(self) -> None:
         """Close this process's copies of the descriptors."""
@@ -309,10 +308,13 @@ class _Server:
                 raise self._ended()
         return msgspec.json.decode(data, type=ready(Reply))
 
-    def _ended(self) -> ConnectionError:
-        """Kill the process. Return an error with its exit status and its last line."""
+    def _kill(self) -> None:
         self._process.kill()
         self._waiting.join(_GONE_SECONDS)
+
+    def _ended(self) -> ConnectionError:
+        """Kill the process. Return an error with its exit status and its last line."""
+        self._kill()
         last = ""
         with contextlib.suppress(ValueError):  # it was closed
             lines = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").split("\n")

@@ -225,6 +225,19 @@ async def test_slow_start_of_the_server_can_be_cancelled(
     assert await output(server, "print(1)") == "1\n"
 
 
+async def test_child_that_waits_for_a_server_which_is_closed_gets_another_one(
+    server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    waiting = asyncio.ensure_future(output(server, "print(1)"))
+    await until(lambda: server.pid is not None, "the start of the server")
+    await asyncio.sleep(0.05)  # it waits
+    monkeypatch.delenv("PYTHONPATH")
+    server.close()
+    assert await waiting == "1\n"
+
+
 async def test_fork_that_fails_is_the_error_of_the_system_call(server: JobServer) -> None:
     async with server.child(b"", (), SLEEP) as sleeping:
         before = descriptors()
