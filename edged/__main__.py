@@ -15,8 +15,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # edged reports errors itself; without this gRPC would print its own messages too.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-# Threads of NumPy's OpenBLAS spin after their creation and after each product, by default for 2**26 cycles: 40 ms of a
-# processor in each host and child. 2**4 is the minimum; results do not change.
+# A thread of NumPy's OpenBLAS spins after its creation and after each matrix product, by default for 2**26 cycles. This
+# costs each host and child process 40 ms of processor time. "4" means 2**4, the minimum; results do not change.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 from edged.cli.app import app

@@ -27,7 +27,7 @@ class Info(msgspec.Struct, frozen=True):
 
 
 class TensorInfo(Info, frozen=True):
-    """An input or output; -1 is a dynamic dimension."""
+    """An input or output of a model; -1 in `shape` is a dynamic dimension."""
 
     name: str
     datatype: str
@@ -55,9 +55,9 @@ class ShapeRange(Info, frozen=True):
 
 
 class InputShapes(Info, frozen=True):
-    """An input with open dimensions. `dims` are as the model declares them, open ones by name. `serving` are the shapes
-    that the serving engine accepts, None for any; `wanted` is the range that engines are built for, None if unknown;
-    `seen` are the shapes of requests, None before the first."""
+    """An input with open (dynamic) dimensions. `dims` are as the model declares them, open ones by name. `serving` is
+    the range of shapes that the serving engine accepts, None if it accepts any. `wanted` is the range that engines are
+    built for, None if unknown. `seen` is the range of the shapes in requests, None before the first request."""
 
     name: str
     dims: tuple[str, ...]
@@ -68,8 +68,8 @@ class InputShapes(Info, frozen=True):
 
 class Shapes(Info, frozen=True):
     """The shapes of a model with open dimensions. `policy` is any, refuse or learn; `ties` has a line for each
-    dimension that several inputs share; `learning` describes what is being learnt, and `requests` is the number of
-    answered requests that it is learnt from so far."""
+    dimension that several inputs share; `learning` is one line on the state of learning, empty if there is nothing to
+    report; `requests` is the number of answered requests from which the daemon has learnt so far."""
 
     policy: str
     inputs: tuple[InputShapes, ...]
@@ -79,8 +79,8 @@ class Shapes(Info, frozen=True):
 
 
 class CollectedCamera(Info, frozen=True):
-    """The collected frames of one camera: those that calibrate engines, those that judge them, their size, and when the
-    first and the last were taken, in seconds since the epoch."""
+    """The collected frames of one camera: the number of frames that calibrate engines and of those that judge engines,
+    their size in bytes, and when the first and the last were taken, in seconds since the epoch."""
 
     camera: str
     calibrate: int
@@ -106,10 +106,11 @@ class FrameCollection(Info, frozen=True):
     """Frames of live cameras that were or are collected for a model.
 
     `state` is collecting, ending, finished or damaged; `problem` says why nothing is kept now, or why the frames are
-    not used. `asked` are the cameras that were asked for, empty for all. Of `kept` frames, `calibrate` and `judge` have
-    these uses; `waiting` frames are not examined yet. `duplicates` were dropped because they look like a kept frame,
-    `unusable` ones because they cannot be decoded or are too large. `spent_s` is how long the daemon has collected, of
-    `over_s`. `id` is that of a finished collection. `folder` is on the box. `frames` are only there on request."""
+    not used. `asked` are the requested cameras; empty means all. `wanted` is the requested number of frames. Of the
+    `kept` frames, `calibrate` and `judge` are the numbers with these uses; `waiting` frames are not examined yet.
+    `duplicates` were dropped because they look like a kept frame, `unusable` ones because they cannot be decoded or are
+    too large. The daemon has collected for `spent_s` of `over_s` seconds. `id` is the id of a finished collection.
+    `folder` is on the box. `frames` is empty unless the caller requests single frames."""
 
     model: str
     state: str
@@ -133,8 +134,9 @@ class FrameCollection(Info, frozen=True):
 
 
 class DriftInfo(Info, frozen=True):
-    """The checks of a model for drift: the reference answers a live frame as well (docs/drift.md). Checks are counted
-    since the daemon started: those that `differed` beyond the bounds, and those that `failed`, which show nothing.
+    """The drift checks of a model. In a check, the reference also answers a live frame, and the two answers are
+    compared (docs/drift.md). `checks` counts them since the daemon started: in `differed` of them the answers differed
+    beyond the bounds, and `failed` ones show nothing.
     `agreement` is the mean of the last checks of this engine, 0 to 1; None before the first. `every_s` is the present
     interval. `outcome` of the last check is agreed, differed, empty (nothing to compare) or failed, with `reason`.
     `waiting` says why no check is made at present."""
@@ -186,8 +188,9 @@ class ModelInfo(Info, frozen=True):
 
 
 class ChatText(Info, frozen=True):
-    """A part of an answer of a language model. The last one has `finish_reason` (stop or length) and the numbers of
-    tokens of the prompt; `tokens` is that of the answer so far."""
+    """A part of an answer of a language model. Only the last part has `finish_reason` (stop or length) and the number
+    of `prompt_tokens`, of which `cached_tokens` were known from an earlier request. `tokens` is the number of tokens in
+    the answer so far."""
 
     text: str
     finish_reason: str
@@ -270,11 +273,11 @@ class EngineInfo(Info, frozen=True):
     counts; `load` is the share of the processors that this work used, 0 to 1. Each of these is None until it is
     measured. `pinned` engines are never evicted; `used_unix_s` is when the engine was last made or opened, 0 if
     unknown. `adopted_from` is the key of an engine for another driver whose files this one uses; `effort` (full,
-    reduced, least) is how hard the builder tried; `standard` is the digest of the standard that its answers met;
-    `ahead` is the device of another box that it was built for. `speeds` are its speeds in each form that it can be
-    opened in; `instances` is how many inferences it runs at the same time while it serves, otherwise 0. `judgement` is
-    None if it was not judged on frames of cameras. `shared_by` is the box that built it, if it came from a shared
-    store."""
+    reduced, least) is how hard the builder tried; `standard` is the digest of the limits and golden answers with which
+    the engine was verified; `ahead` is the device for which one box built it in advance for another box, otherwise
+    empty. `speeds` are its speeds in each form in which it can be opened; `instances` is the number of inferences that
+    it runs at the same time while it serves, otherwise 0. `judgement` is None if it was not judged on frames of
+    cameras. `shared_by` is the box that built it, if it came from a shared store."""
 
     key: str
     model: str

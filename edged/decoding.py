@@ -52,8 +52,8 @@ _TYPES = {
 def explain(error: Exception, names: Sequence[str] = (), table: str = "an object") -> str:
     """Describe an error of msgspec for users: `shape[0]: expected a whole number, got a text`.
 
-    `names` are the allowed names, from which one is suggested for an unknown name. `table` is the format's word for an
-    object.
+    `names` are the allowed names: for an unknown name, the text suggests the closest one or lists them all. `table` is
+    the format's word for an object.
     """
     message, _, place = str(error).partition(" - at `")
     place = place.rstrip("`").removeprefix("key in ").lstrip("$.")

@@ -146,7 +146,7 @@ class DeadlineExceeded(EdgedError, code=ErrorCode.DEADLINE_EXCEEDED):
 
 
 class FrameSkipped(EdgedError, code=ErrorCode.FRAME_SKIPPED):
-    """A frame that its stream did not answer, but skipped and counted. `reason` is one word."""
+    """A frame that the daemon skipped and counted instead of answering it. `reason` is one word."""
 
     reason = "skipped"
 
@@ -158,7 +158,7 @@ class Stale(FrameSkipped):
 
 
 class Overwritten(FrameSkipped):
-    """A frame in shared memory whose slot the client reused before its turn came."""
+    """A frame in shared memory whose slot the client reused before the frame's turn came."""
 
     reason = "overwritten"
 

@@ -36,7 +36,7 @@ _UNKNOWN = "unknown"
 _DIGITS = 16  # of a package's digest
 _WHOLE = 16 << 20  # bytes; of a larger file, only size and time count
 _SKIPPED = "__pycache__"
-_KNOWN = 1 << 13  # digests of files that are kept: the daemon looks at the packages once a minute
+_KNOWN = 1 << 13  # most file digests in the cache, which exists since the daemon reads the packages once a minute
 
 
 class Package(msgspec.Struct, frozen=True):
@@ -114,8 +114,8 @@ _imported: dict[str, Package] = {}  # by module
 
 
 def failed(family: str, package: Package, error: BaseException | str, what: str = "") -> FamilyFailed:
-    """Return the error that names a family and its package as the cause. `error` is its exception, or a text that says
-    what is wrong."""
+    """Return the error that names a family and its package as the cause. `error` is the family's exception, or a text
+    that describes the problem; `what` names the failed action."""
     reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}".removesuffix(": ")
     text = ": ".join(filter(None, (f"family {family} of package {package}", what, reason)))
     return FamilyFailed(text[:_LONGEST], family)
@@ -144,8 +144,8 @@ def _points() -> tuple[EntryPoint, ...]:
 
 
 def _readable_points() -> Iterator[EntryPoint]:
-    """Yield the entry points of the packages whose metadata can be read. Slower than `entry_points`, which finds none
-    if that of any package is damaged."""
+    """Yield the entry points of the packages whose metadata can be read. This is slower than `entry_points`, which
+    raises if the metadata of any package is damaged."""
     from importlib.metadata import distributions
 
     seen = set[str]()
@@ -183,7 +183,8 @@ def _package(point: EntryPoint) -> Package:
 
 
 def _named(point: EntryPoint, key: str) -> str:
-    """Return a line of the metadata of an entry point's package, printable and not longer than a name."""
+    """Return the value of a key in the metadata of an entry point's package, as one printable line of about 80
+    characters."""
     try:
         found = point.dist.metadata.get_all(key) if point.dist is not None else None
     except Exception:  # the metadata is missing or damaged
@@ -194,7 +195,7 @@ def _named(point: EntryPoint, key: str) -> str:
 
 def _places(target: str) -> list[Path]:
     """Return the folders of a target's top-level package, or the file of its top-level module. Runs no code of the
-    package. A search for a module inside a package would import the package."""
+    package: it searches only for the top level, since a search for a submodule would import the package."""
     top = re.split(r"[.:\s]", target.strip(), maxsplit=1)[0]
     try:
         spec = importlib.util.find_spec(top) if top else None

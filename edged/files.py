@@ -16,7 +16,7 @@ from edged.errors import DiskFailing, EdgedError, InvalidInput, OutOfSpace, Over
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # in this process, or on the box
 DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS)  # of a disk that is full, failing or read-only
-_CHUNK, _MOST_CHUNKS = 1 << 20, 32  # bytes of a file that are read to test its disk
+_CHUNK, _MOST_CHUNKS = 1 << 20, 32  # to test a disk: bytes of one read, and about the most reads of one file
 _LEAST_INODES = 32  # with fewer free inodes a file system counts as full: an engine needs a few files and folders
 # Errors of msgspec for bytes that are not the expected JSON: other JSON, not text, nested too deeply.
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -94,7 +94,8 @@ def read_regular(path: Path) -> bytes:
 
 
 def leads_outside(name: str | PurePath) -> bool:
-    """Whether a path in a (perhaps hostile) package does not name a file inside the package's folder."""
+    """Whether a path in a (perhaps hostile) package is unsafe: absolute, empty, or with `..` or a zero byte. Such a
+    path may lead outside the package's folder."""
     pure = PurePath(name)
     return "\0" in str(pure) or pure.is_absolute() or ".." in pure.parts or not pure.parts
 

@@ -5,7 +5,7 @@
     model = edged.load("model.onnx")
     print(model.infer("street.jpg").json())
 
-`load` builds and verifies missing engines first, unless it is told not to.
+`load` first builds and verifies missing engines, unless `build=False`.
 """
 
 from __future__ import annotations

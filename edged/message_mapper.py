@@ -105,8 +105,8 @@ def _same(value: Any) -> Any:
 
 
 def _converter(hint: Any, kind: Descriptor) -> Convert:
-    """Return a function that converts a field's value to the type `hint` of the struct. `kind` is the type of the
-    value's messages."""
+    """Return a function that converts a field's value to the type `hint` of the struct. `kind` is the descriptor of the
+    field's message type; None for a field of plain values."""
     origin, of = get_origin(hint), get_args(hint)
     if origin is tuple:
         item = _converter(of[0], kind)

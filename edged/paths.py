@@ -56,7 +56,7 @@ def default_cache_dir() -> Path:
 
 
 def user_data_dir() -> Path:
-    """Return the folder for what a command keeps for its user, also for root, whose state is the service's."""
+    """Return the folder for the data that commands keep for their user. Root has one too, apart from the service's."""
     return (_absolute("XDG_DATA_HOME") or Path.home() / ".local/share") / "edged"
 
 

@@ -19,7 +19,7 @@ _MOST_GENERATIONS = 100
 # The system call's number by machine, and its arguments: the C library has no function for ioprio_set(2).
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
-_IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # the idle class would wait forever while a camera is recorded
+_IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # in the idle class, a child would wait forever while a camera is recorded
 # Niceness of children that build; of children for which a model waits before it can answer; and of children that time
 # engines, whose priority must be that of the hosts. IDLE is for children that nothing waits for.
 IDLE, BUILD, EXAMINE, MEASURE = 19, 10, 5, 0
@@ -45,7 +45,7 @@ def adopt_orphans() -> None:
 
 
 def kill_children(but: Collection[int] = ()) -> None:
-    """Kill the children of this process `but` some, and then those that it inherits from them."""
+    """Kill the children of this process except `but`, and then the descendants that it adopts from killed children."""
     for _ in range(_MOST_GENERATIONS):
         found = children() - set(but)
         if not found:

@@ -1,4 +1,4 @@
-"""What a backend must do. All other folders know a runtime only through these types.
+"""The contract of a backend. All other folders know a runtime only through these types.
 
     build(order, out, ...)    one-shot child     model file  ->  files in an empty directory
     open(order)               engine host        those files ->  Session
@@ -30,8 +30,8 @@ UNOPTIMISED = "none"
 Nodes: TypeAlias = dict[str, dict[str, int]]
 
 
-# The option of int8 recipes whose activations have zero points, and, before depthwise convolutions, a scale for each
-# channel.
+# The option of int8 recipes in which activations have zero points. Activations before depthwise convolutions also have
+# a scale for each channel.
 INT8_ASYMMETRIC = "asymmetric"
 
 # How hard a build tries. After a failure for lack of memory or time, less effort is requested. An engine of less effort
@@ -75,7 +75,8 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 class Composition(msgspec.Struct, frozen=True):
-    """What a runtime made of a model, as far as it reports it. It is for people to read; only `fallback` has effects.
+    """What a runtime made of a model, as far as the runtime reports it. Only `fallback` has effects; the other fields
+    are for people to read.
 
     `layers` counts layers by the precision that they compute in; `nodes` counts the model's nodes by execution provider
     and operator. Each line of `fallback` names what does not run on the recipe's device although it should: such an

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _BLOB = "model.onnx"
 _WEIGHTS = "weights.bin"
-# Protobuf cannot hold 2 GiB; weights beyond this are saved next to the graph.
+# Bytes of a model file above which weights are saved next to the graph, because Protobuf cannot hold 2 GiB.
 _LARGE = 1 << 30
 _IR_VERSION_TAG = 0x08  # of ModelProto.ir_version, a varint of one byte up to 127
 _FIRST_WITHOUT = 4  # IR version whose initializers need not be inputs

@@ -271,8 +271,8 @@ def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
 
 
 def _symbol(spec: TensorSpec, axis: int) -> str:
-    """Return a key for an open dimension: its name, which dimensions of equal size share, or its input and axis if
-    unnamed."""
+    """Return a key for an open dimension: its name, because dimensions with one name have one size, or its axis and
+    input if it is unnamed."""
     dim = spec.shape[axis] if spec.shape != ANY_SHAPE else "?"
     return f"={dim}" if isinstance(dim, str) and is_named(dim) else f"@{axis} of {spec.name}"
 

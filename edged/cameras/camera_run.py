@@ -35,7 +35,7 @@ class RunLimits(msgspec.Struct, frozen=True):
     start: float = 60.0  # longest time from the start to the first message
     silent: float = 30.0  # the longest time without a message
     stop: float = 5.0  # longest time to exit after the daemon asks it to stop
-    proven: float = 60.0  # a process that fails after running for so long is started again after the first pause
+    proven: float = 60.0  # a process that ran for this time before it failed is started again after the first pause
     pauses: tuple[float, ...] = (1.0, 5.0, 10.0, 60.0)  # before each further start; the last one repeats
     command: tuple[str, ...] = (sys.executable, "-m", "edged.capture.main")
 
@@ -74,7 +74,8 @@ class CameraRun:
             self._news.notify_all()
 
     async def pictures(self, fps: float, width: int) -> AsyncGenerator[m.Picture, None]:
-        """Yield the newest picture each time, until the camera ends."""
+        """Yield the newest picture whenever another one has arrived, until the camera ends. Request at most `fps`
+        pictures a second of at most `width` pixels for this viewer."""
         watcher = m.Watch(fps, width)
         self._watchers.append(watcher)
         self._tell()
@@ -157,7 +158,7 @@ class CameraRun:
         while True:
             await asyncio.sleep(period)
             now = time.monotonic()
-            # A long pause was in this process and does not count against the camera.
+            # If this task slept much longer than `period`, the daemon was busy: do not count this against the camera.
             silence = silence + min(now - then, 4 * period) if self._heard is None or self._heard < then else 0.0
             limit = self._limits.start if self._heard is None else self._limits.silent
             then = now

@@ -43,7 +43,7 @@ class CameraSupervisor:
         self._limits = limits or RunLimits()
         self._runs: dict[str, CameraRun] = {}
         self._listen: Listen | None = None
-        self._target = ""  # where the processes reach the daemon
+        self._target = ""  # the daemon's address for the processes
         self._changing = asyncio.Lock()
 
     async def start(self, listen: Listen) -> None:

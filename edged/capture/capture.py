@@ -92,7 +92,7 @@ class Capture:
         self._outputs.viewer.watch(watch)
 
     def describe(self, described: Description) -> None:
-        """Publish what a language model said about the camera."""
+        """Publish a language model's description of the camera's picture."""
         self._outputs.publish_description(described.rule, described.text, described.unix_s)
 
     def stop(self) -> None:

@@ -34,7 +34,7 @@ _log = logging.getLogger("edged.capture")
 
 
 class EventFolder:
-    """The files of one camera's events. Only files with names of events are ever removed."""
+    """The files of one camera's events. Only files whose names have the form `_MINE` are ever removed."""
 
     def __init__(self, folder: Path, keep_days: float, keep_mb: int) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ class _Clip:
     """A video that is being written; its name is `NAME.part` until it is complete."""
 
     def __init__(self, path: Path) -> None:
-        """Raises EdgedError or OSError if the video cannot be written."""
+        """Create the file. Raises EdgedError or OSError if the video cannot be written."""
         self.path, self._part = path, Path(f"{path}.part")
         self._video = Mp4(self._part, lossless=True)
 
@@ -115,7 +115,8 @@ class EventRecorder:
             self._put(lambda: self._take(answered, now))
 
     def begin(self, place: str, answered: Answered | None, now: float, unix_s: float) -> str:
-        """Begin an event; return the path of the file that will be written for it, or an empty text."""
+        """Begin an event; return the path of its snapshot, or of its clip if no snapshot is made. An empty text means
+        that no file is wanted or possible. During a clip of an earlier event, no further clip is begun."""
         try:
             picture = self._folder.path(place, ".jpg", unix_s) if self._events.snapshots and answered else None
             video = self._folder.path(place, ".mp4", unix_s) if self._events.clips else None

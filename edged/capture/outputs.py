@@ -27,7 +27,7 @@ from edged.ipc.capture_messages import Begin, FromCapture, Happened, LineState, 
 
 _log = logging.getLogger("edged.camera")
 _ANYTHING = "any"  # the place of events if the camera has no zones
-_ON_SECONDS, _OFF_SECONDS = 0.5, 3.0  # of _ANYTHING, as of a zone: see Presence
+_ON_SECONDS, _OFF_SECONDS = 0.5, 3.0  # for _ANYTHING; zones have settings for this: see Presence
 
 
 class Outputs:
@@ -94,7 +94,7 @@ class Outputs:
             mqtt.sink.publish_places(zones, lines)
 
     def publish_description(self, rule: str, text: str, unix_s: float) -> None:
-        """Publish what a language model said about the camera, if results go to a broker."""
+        """Publish a language model's description of the camera's picture, if the MQTT sink is open."""
         mqtt = self._managed.get("mqtt")
         if mqtt is not None and isinstance(mqtt.sink, Mqtt):
             mqtt.sink.publish_description(rule, text, unix_s)

@@ -15,9 +15,9 @@ _DARK_MEAN, _DARK_SPREAD = 16.0, 6.0  # of 0 to 255: the noise of a covered lens
 
 
 class SceneMonitor:
-    """Checks about one picture a second, at an eighth of its size. `dark_s` is for how many seconds the pictures have
-    been black, `frozen_s` for how many seconds they have been bit-identical, which a working camera's noise
-    prevents."""
+    """Checks about one picture a second, at an eighth of its size. `dark_s` is the time in seconds for which the
+    pictures have been black, `frozen_s` the time for which they have been bit-identical. Pictures of a working camera
+    are never identical, because of noise."""
 
     def __init__(self) -> None:
         self.dark_s = self.frozen_s = 0.0

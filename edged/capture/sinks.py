@@ -32,7 +32,7 @@ class Viewer(Sink):
         self._work = Background("edged-viewer", self._show, lambda: None, depth=1)
 
     def watch(self, watch: Watch) -> None:
-        """Change how many pictures are wanted; 0 a second for none."""
+        """Set the rate, width and quality of pictures; a rate of 0 a second means no pictures."""
         self._watch, self._due = watch, 0.0
 
     def on_answer(self, answered: Answered) -> None:

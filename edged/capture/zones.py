@@ -52,8 +52,8 @@ def standing(result: Result, rotation: int = 0) -> list[Standing]:
 
 
 class Presence:
-    """Whether an object is present, without flapping: `is_on` is set after it was there for `on_seconds`, and cleared
-    after it was absent for `off_seconds`."""
+    """Whether an object is present, without flapping: `is_on` is set after an object was present for `on_seconds`, and
+    cleared after objects were absent for `off_seconds`."""
 
     def __init__(self, on_seconds: float, off_seconds: float) -> None:
         self.is_on = False
@@ -130,7 +130,8 @@ def contains(corners: Points, points: Points) -> npt.NDArray[np.bool_]:
 
 
 class _Track:
-    """A tracked object near a line: the last position where its side was certain."""
+    """A tracked object near a line: `x` and `y` are its last position at which its `side` was certain; `seen` is the
+    time of the last picture with it."""
 
     __slots__ = ("seen", "side", "x", "y")
 
@@ -206,7 +207,7 @@ class Watch:
     """All zones and lines of a camera."""
 
     def __init__(self, zones: Mapping[str, Zone], lines: Mapping[str, Line], rotation: int = 0) -> None:
-        """`rotation` is by how many degrees the picture is rotated clockwise."""
+        """`rotation` is the clockwise rotation of the picture in degrees."""
         self._zones = {name: ZoneWatch(name, zone) for name, zone in zones.items()}
         self._lines = {name: LineWatch(name, line) for name, line in lines.items()}
         self._rotation = rotation

@@ -1,1 +1,1 @@
-"""The command line: argv in, exit status out."""
+"""The command line: runs the command that the arguments name, and sets the exit status."""

@@ -33,7 +33,7 @@ def _command(function: _Command) -> _Command:
 
 
 def _group(name: str, text: str | None, *functions: _Command, callback: _Command | None = None) -> typer.Typer:
-    """Return a group of commands with the names of their functions. `callback` runs for the group's own name."""
+    """Return a group of commands with the names of their functions. `callback` runs if only the group is named."""
     options: dict[str, Any] = {"help": text, "epilog": epilog(name), "invoke_without_command": callback is not None}
     group = typer.Typer(no_args_is_help=callback is None, **options)
     group.callback()(_command(callback) if callback else lambda: None)

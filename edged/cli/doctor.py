@@ -85,7 +85,7 @@ def check_options(
 
     settings = configuration.load(config, os.environ)
     is_named = bool(target or os.environ.get("EDGED_TARGET", "").strip())
-    # Folders without a daemon mean those folders, as for every other command.
+    # If the user names folders and no daemon, no daemon is asked, as in every other command.
     asks = bool(target) or not (state or cache)
     listened = next((each for each in settings.listen if each.startswith("unix:")), None)
     folder = state or _folder(settings.state, paths.default_state_dir())

@@ -159,8 +159,8 @@ def _require_selection(verb: str, model: str | None, engine: str | None, everyth
 def _order(
     order: Callable[[Client], Updates[EngineProgress]], verb: str, done: str, targets: Targets, follow: bool, json: bool
 ) -> None:
-    """Send a command to the daemons; with `follow`, show its progress until the end. Ctrl-C ends only that, not the
-    work.
+    """Send a command to the daemons; with `follow`, show its progress until the end. Ctrl-C ends only the display, not
+    the work.
 
     With `follow`, raises EdgedError if any engine was not `done`, such as "rebuilt". With several boxes, prints a
     summary and exits with status 1 instead.

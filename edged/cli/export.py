@@ -163,7 +163,7 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 
 def _program(python: str | None) -> str | None:
-    """Return an absolute path without following links: the link is what makes a virtual environment."""
+    """Return the absolute path of a program. Links are not followed: the Python of a virtual environment is a link."""
     import shutil
 
     if python is None:
@@ -175,7 +175,8 @@ def _program(python: str | None) -> str | None:
 
 
 def _limits(targets: Targets, new: str, is_pushed: bool) -> Limits:
-    """Return what the boxes take. Raises AlreadyExists if one has a model with the name `new`."""
+    """Return the newest ONNX versions that the boxes take; without boxes, no limits. Raises AlreadyExists if a box has
+    a model with the name `new`."""
 
     def ask(client: Client, report: Callable[[None], None]) -> tuple[RuntimeSupport, ...]:
         if new and any(each.name == new for each in client.models()):
@@ -217,7 +218,8 @@ def _domain(domain: str) -> str:
 
 
 def _serve(done: Exported, push: str, replace: bool, targets: Targets, json: bool) -> bool:
-    """Ask the boxes whether they can serve the file, or add it there and wait until it serves."""
+    """Add the file to the boxes as model `push` and wait until it serves; with an empty `push`, only ask the boxes
+    whether they can serve it."""
     from edged.client.upload import Package
 
     package = Package.of(push or "export", done.file, None, replace=replace)

@@ -21,8 +21,9 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 
 class FamilySheet(msgspec.Struct, frozen=True):
-    """What each family finds, by its settings, the nearest first. `drawn` is the file with a tile for each; it is empty
-    if no family accepts the model with the given settings, and `why` says why then."""
+    """The families that accept a model, the likeliest first: the settings of each and what it finds. `drawn` is the
+    picture file with a tile for each family. It is empty if no family accepts the model with the given settings; `why`
+    then gives the reason."""
 
     families: tuple[tuple[dict[str, str], TriedFamily], ...]
     drawn: str

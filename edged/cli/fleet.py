@@ -1,4 +1,4 @@
-"""`edged fleet`: keys of boxes that share engines, and what is in the shared store."""
+"""`edged fleet`: the keys of boxes that share engines, and the engines in the shared store."""
 
 from __future__ import annotations
 

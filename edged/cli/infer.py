@@ -97,7 +97,7 @@ def _detections(result: Result) -> Table:
 
 
 def _nested(found: Detection) -> str:
-    """Return what a pipeline's second model found in a detection."""
+    """Describe the answer of a pipeline's second model about a detection; empty if the detection got no crop."""
     if found.nested is None:
         return ""
     return found.nested.caption if found.nested.error is None else f"failed: {found.nested.error[1]}"

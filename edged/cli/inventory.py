@@ -74,7 +74,7 @@ class Box(msgspec.Struct, frozen=True):
         own = self.settings
         found = {name: getattr(own, name) for name in (*_FILES, "server_name")} | {"token": ""}
         for together in (("ca",), ("certificate", "key"), ("token_file", "token"), ("server_name",)):
-            if not any(found[name] for name in together):  # all of a group or none
+            if not any(found[name] for name in together):  # otherwise the environment adds nothing to this group
                 found |= {name: given.get(f"EDGED_{name.upper()}", "").strip() for name in together}
         return Credentials.of(**found)
 

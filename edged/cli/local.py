@@ -204,7 +204,7 @@ class LocalBox:
             return str(self.repository.remove(name, delete=delete) or "")
 
     def restore(self, name: str) -> str:
-        """Put back a model that was removed or replaced; return nothing, since it is not read."""
+        """Put back a model that was removed or replaced. Return an empty digest, since the model is not read."""
         with _using(self.repository.root.parent):
             self.repository.restore(name)
         return ""

@@ -51,7 +51,8 @@ def local_file(text: str, state: Path | None = None) -> Local:
 
 def with_exporter_settings(local: Local, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the given settings with those from files next to the model, and lines for the user. The files of Hugging
-    Face and anomalib are not read if `family` is given, and a dictionary only for a text recogniser."""
+    Face and anomalib are not read if `family` is given. A dictionary is read if `family` is a text recogniser's or is
+    not given."""
     file, pin = local
     if language.main_file(file) is not None:
         return settings, ()

@@ -28,10 +28,10 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def wait_until_served(client: Client, name: str, seconds: float = _WAIT_S) -> Served:
-    """Wait until all engines of a model have their outcome and one serves. A daemon that builds only by command leaves
-    engines absent. Raises Refused if none serves in time."""
+    """Wait until all engines of a model have their outcome and one serves. Engines that nothing builds, such as those
+    of a daemon that builds only by command, are not awaited. Raises Refused if no engine serves in time."""
     end = time.monotonic() + seconds
-    settled = time.monotonic()  # since when nothing is made
+    settled = time.monotonic()  # the time since which no engine is under way
     while time.monotonic() < end:
         try:
             engines: list[EngineInfo] = list(client.engines(name))

@@ -76,8 +76,8 @@ class StreamStats:
         return "  ".join(parts)
 
     def summary(self, counts: FrameCounts, source: Source) -> str:
-        """Return the final counts, and the detections by class. Counts that are usually zero are left out if they
-        are."""
+        """Return the final counts, and the detections by class. Rare counts, such as damaged frames, are left out if
+        they are zero."""
         took = time.monotonic() - self._start
         parts = [
             f"{many(counts.sent, 'frame')} sent",

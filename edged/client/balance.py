@@ -1,8 +1,8 @@
 """One client for several daemons, by gRPC's own load balancing and health checks
 (https://github.com/grpc/proposal: A17 health checks, A42 ring hash, A76 hash of a header).
 
-Calls go to the healthy daemons in turn. The stream of a camera goes to the daemon that the hash of its name chooses, so
-that the camera finds the same daemon again, with its tracks, while that daemon is healthy.
+Calls go to the healthy daemons in turn. The hash of a camera's name chooses the daemon for its stream: as long as that
+daemon is healthy, a camera that connects again finds the same daemon and its tracks there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _options(policy: dict[str, object]) -> Options:
     return (("grpc.service_config", json.dumps(config)),)
 
 
-# Without it gRPC ignores the header. It is read when the first channel with this policy is opened.
+# Without this variable gRPC ignores the header. gRPC reads it when the first channel with this policy is opened.
 os.environ.setdefault("GRPC_EXPERIMENTAL_RING_HASH_SET_REQUEST_HASH_KEY", "true")
 IN_TURN = _options({"round_robin": {}})
 BY_CAMERA = _options({"ring_hash_experimental": {"requestHashHeader": HEADER}})
@@ -64,7 +64,7 @@ def together(targets: tuple[str, ...]) -> str:
 
 
 def key_of(camera: str) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that chooses a camera's daemon. Headers are ASCII, names need not be."""
+    """Return the metadata that chooses a camera's daemon: a hash, since headers are ASCII and names need not be."""
     return ((HEADER, hashlib.sha256(camera.encode()).hexdigest()[:16]),)
 
 

@@ -115,7 +115,8 @@ class Method(Protocol[Arguments, Blocking, Asynchronous]):
 def unary(
     describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
 ) -> Method[Arguments, Answer, Coroutine[Any, Any, Answer]]:
-    """Make a method from a description. The method performs the call and returns the only answer."""
+    """Make a client method from `describe`, which returns the call to make. The method performs the call and returns
+    its only answer."""
     return cast("Method[Arguments, Answer, Coroutine[Any, Any, Answer]]", _method(describe, "_ask"))
 
 
@@ -136,13 +137,14 @@ def command(
 
 
 def streaming(describe: Callable[Concatenate[Any, Arguments], StreamCall]) -> Method[Arguments, Stream, AsyncStream]:
-    """Make a method from a description. The method opens the stream."""
+    """Make a client method from `describe`, which returns the stream to open. The method opens the stream."""
     return cast("Method[Arguments, Stream, AsyncStream]", _method(describe, "_stream"))
 
 
 def _method(describe: Callable[..., object], perform: str) -> Callable[..., object]:
     """Make a method of both clients. It passes `describe` with its arguments to the client's method named `perform`.
-    That method calls `describe`; `AsyncClient` does so in a thread, since a description may read files."""
+    That method calls `describe`; `AsyncClient` does so in a thread for calls with one answer, since `describe` may read
+    files."""
 
     @functools.wraps(describe)
     def method(client: Any, *args: Any, **kwargs: Any) -> Any:
@@ -334,10 +336,11 @@ class DaemonCalls:
     def collect_frames(
         self, model: str, cameras: Iterable[str] = (), *, frames: int = 500, over_s: float = 86400.0
     ) -> Call[FrameCollection]:
-        """Begin to keep frames of live cameras for a model, spread over `over_s` seconds; without `cameras`, of all
-        that send frames to the model. They calibrate and judge its engines, and stay on the box.
+        """Begin to keep frames of live cameras for a model, spread over `over_s` seconds. Without `cameras`, all
+        cameras that send frames to the model are used. The frames calibrate and judge the model's engines, and stay on
+        the box.
 
-        Raises Refused if there are frames for the model already, InvalidInput if it takes no pictures."""
+        Raises Refused if there are frames for the model already, InvalidInput if the model takes no pictures."""
         request = pb.CollectFramesRequest(model=model, cameras=cameras, frames=frames, over_s=over_s)
         return Call(_OPERATIONS + "CollectFrames", request, pb.FrameCollection, _one(FrameCollection))
 
@@ -349,8 +352,8 @@ class DaemonCalls:
 
     @unary
     def frames(self, model: str = "", *, each: bool = False) -> Call[list[FrameCollection]]:
-        """Return what was and is collected for a model, or for all models; with `each`, also the name, camera, use and
-        time of each frame."""
+        """Return the past and present frame collections of a model, or of all models; with `each`, also the name,
+        camera, use and time of each frame."""
         request, parse = pb.ListFramesRequest(model=model, each=each), _list_of("collections", FrameCollection)
         return Call(_OPERATIONS + "ListFrames", request, pb.ListFramesResponse, parse)
 
@@ -362,8 +365,8 @@ class DaemonCalls:
 
     @unary
     def device(self, *, runtimes: bool = False) -> Call[DeviceInfo]:
-        """Return the facts of the daemon's device; with `runtimes`, also which ONNX versions each installed runtime
-        takes, which the daemon tests within seconds."""
+        """Return the facts of the daemon's device. With `runtimes`, the daemon also tests which ONNX versions each
+        installed runtime takes; this takes seconds."""
         request = pb.GetDeviceRequest(runtimes=runtimes)
         return Call(_OPERATIONS + "GetDevice", request, pb.GetDeviceResponse, _one(DeviceInfo))
 
@@ -412,7 +415,7 @@ class DaemonCalls:
 
         `messages` is a question, or messages with `role` (system, user or assistant), `content`, and `pictures`: JPEG
         or PNG as bytes or paths, for models that take pictures. With `json_schema` or `regex` the answer follows it.
-        `timeout` is that of the whole answer, in seconds; without it, only the daemon limits the time. Raises
+        `timeout` limits the time of the whole answer, in seconds; without it, only the daemon limits the time. Raises
         InvalidInput, NotFound, NotReady, Overloaded or DeadlineExceeded.
         """
         request = language_pb2.ChatRequest(

@@ -1,4 +1,4 @@
-"""Converts messages to contents of pictures."""
+"""Converts protobuf messages to contents: what a model found in a whole picture (`edged.vision.content`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edged.vision.content import Anomaly, Box, Classes, ClassMap, Content, Depth
 
 
 def content_of(message: pb.Content) -> Content:
-    """Convert a message. Raises InvalidInput if its sizes or numbers are invalid."""
+    """Convert a message to a content. Raises InvalidInput if the message has invalid sizes or numbers."""
     try:
         return _content(message)
     except ValueError as error:

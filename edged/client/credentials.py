@@ -33,8 +33,8 @@ _ALIVE = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_0
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # A flow-control window for the largest usual answers from the start; without it gRPC pings for each answer to
-    # measure the connection.
+    # The flow-control window has room for the largest usual answers from the start. Otherwise gRPC would ping with each
+    # answer to measure the connection.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.http2.max_frame_size", 1 << 20),
@@ -70,8 +70,9 @@ class Credentials(msgspec.Struct, frozen=True):
         token_file: Path_ = None,
         server_name: str = "",
     ) -> Credentials:
-        """Make credentials from paths. `token_file` contains the token in one line. Raises InvalidInput if it cannot be
-        read, if both a token and a token file are given, or a certificate without its key."""
+        """Make credentials from paths. `token_file` contains the token in one line. Raises InvalidInput if this file
+        cannot be read or has no valid token, if both `token` and `token_file` are given, or if only one of
+        `certificate` and `key` is given."""
         if bool(certificate) != bool(key):
             raise InvalidInput("a client certificate needs its key and vice versa; give both or neither")
         if token and token_file:
@@ -99,8 +100,8 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 def read_token(path: str | os.PathLike[str]) -> str:
-    """Read a token from its file; warn once if other users may read that file. Raises InvalidInput if it has no
-    token."""
+    """Read a token from its file; warn once if other users may read that file. Raises InvalidInput if the file cannot
+    be read or has no valid token."""
     place = Path(path).expanduser()
     try:
         text, mode = place.read_text(), place.stat().st_mode
@@ -156,7 +157,7 @@ def channel(
     place: str = "",
 ) -> grpc.Channel:
     """Open a channel to a resolved target. If `credentials` is None, read them from the environment. `more` are further
-    options; `place` is what gRPC connects to, if it is not the target itself.
+    channel options; `place` is the address that gRPC gets, if not the target itself.
 
     Raises InvalidInput if a file cannot be used or a token would be sent unencrypted.
     """
@@ -180,8 +181,8 @@ def channel(
 def shared_by(
     targets: tuple[str, ...], credentials: Credentials | grpc.ChannelCredentials | None
 ) -> Credentials | grpc.ChannelCredentials:
-    """Return the credentials for several daemons. Raises InvalidInput if their certificates have no common name, or a
-    token would be sent unencrypted to one of them."""
+    """Return the credentials for several daemons. Raises InvalidInput if they use TLS and no `server_name` is given
+    (the common name in all certificates), or if a token would be sent unencrypted to one of them."""
     if isinstance(credentials, grpc.ChannelCredentials):
         return credentials
     known = Credentials.from_environment() if credentials is None else credentials

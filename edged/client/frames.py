@@ -125,8 +125,8 @@ Picture: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | n
 
 class Captured(msgspec.Struct, frozen=True, eq=False):
     """A picture and its capture time in nanoseconds: on the wall clock since 1970, and on the monotonic clock. 0 means
-    unknown, as for recordings; the age then counts from the picture's arrival at the daemon. `position_s` is its
-    position in a recording, in seconds from the start; None if it is not from a recording."""
+    unknown, as for recordings; the age then counts from the picture's arrival at the daemon. `position_s` is the
+    picture's position in a recording, in seconds from the start; None without a recording."""
 
     image: Picture
     captured_unix_ns: int = 0
@@ -151,7 +151,7 @@ class FrameMaker:
     def __init__(self, model: str, camera: str, wanted: FrameOptions, sharing: Sharing | None = None) -> None:
         self._model, self._camera, self._options, self._sharing = model, camera, wanted, sharing
         self._sequence = 0
-        self._positions: dict[int, float] = {}  # positions in a recording, of unanswered frames by number
+        self._positions: dict[int, float] = {}  # of unanswered frames in a recording, in seconds, by frame number
 
     def make(self, item: Picture | Captured) -> OutgoingFrame:
         """Make the frame of a picture. A picture that is not a `Captured` gets the current time as capture time. Raises
@@ -246,7 +246,7 @@ def _with_picture(frame: pb.Frame, image: Picture, sharing: Sharing | None = Non
 
 
 def _samples(sound: Samples) -> pb.Samples:
-    """Raises InvalidInput if the samples have another shape or dtype, or an invalid rate."""
+    """Convert samples to a message. Raises InvalidInput for another shape or dtype, or an invalid rate."""
     data = np.asarray(sound.data)
     if data.ndim != 1:
         raise InvalidInput(f"samples of shape {data.shape} are not one channel; give an array [n]")

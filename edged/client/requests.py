@@ -121,8 +121,8 @@ class FrameRequests:
         self._pending: OutgoingFrame | None = None
 
     def new_call(self) -> Iterator[bytes]:
-        """Return the requests of the next call. The previous call has ended, so its frames in flight count as lost. Its
-        sending thread may still wait for the user's next frame, but does not get the frame."""
+        """Return the requests of the next call. The previous call has ended, so its frames in flight count as lost. The
+        sending thread of that call may still wait for the user's next frame; the next call gets this frame."""
         with self._leaving:
             self._call += 1
             self.counts.on_lost()

@@ -63,8 +63,8 @@ class Timings(msgspec.Struct, frozen=True):
 
 class SecondStep(msgspec.Struct, frozen=True):
     """The second step of a pipeline for one frame: its model and engine, and the number of `crops`, which are the
-    detections with `nested`. `left_out` counts the detections of the pipeline's classes without a crop. The times of
-    its engine are sums over the crops."""
+    detections with `nested`. `left_out` counts the detections of the pipeline's classes without a crop. In `timings`,
+    `decode_ms` to `postprocess_ms` are sums over the crops."""
 
     model: str
     engine: str
@@ -78,8 +78,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     """The answer to one frame.
 
     `sequence` is the frame's number in the stream, from 1; 0 for a single picture. `width` and `height` are pixels of
-    the picture as sent. A detector fills `detections`, the best first. A model that says something about the whole
-    picture fills `content`: see `edged.vision.content`; `classes` and `areas` have its labels. A model of unknown
+    the picture as sent. A detector fills `detections`, the best first. A model for the whole picture, such as a
+    classifier, fills `content`: see `edged.vision.content`; `classes` and `areas` have its labels. A model of unknown
     family fills `outputs`: read-only arrays by name (BYTES as object arrays of bytes, BF16 as uint16 with the
     same bits). `age_ms` is from capture to answer.
 

@@ -27,7 +27,8 @@ _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNIMPLEMENTED: Unsupported,
 }
-# The daemon's error code selects a subclass of it, or one of these, whose status stands for another class above.
+# The daemon's error code selects a subclass of the class for the status, or one of these two classes, which are not
+# subclasses: they share their status with Overloaded.
 _OWN_STATUS = (errors.OutOfSpace, TooLarge)
 _CLASSES: dict[ErrorCode, type[EdgedError]] = {
     kind.code: kind
@@ -38,7 +39,7 @@ _DETAILS = "grpc-status-details-bin"
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
-# Texts of gRPC's own UNAVAILABLE errors. A daemon may answer UNAVAILABLE too; only the text tells which it is.
+# Texts of gRPC's own UNAVAILABLE errors. A daemon may answer UNAVAILABLE too; only the text shows the difference.
 _UNREACHABLE = (
     "failed to connect",
     "connections to all backends failing",
@@ -58,7 +59,7 @@ _HANDSHAKE: tuple[tuple[str, str], ...] = (
     ("wrong_version_number", "the server at {} does not speak TLS; leave out tls: and the CA, or use another port"),
 )
 _HUNG_UP = ("socket closed", "connection reset", "recvmsg")
-_LATE = ("deadline exceeded", "stream removed (deadline exceeded)")  # what gRPC says of its own deadline
+_LATE = ("deadline exceeded", "stream removed (deadline exceeded)")  # gRPC's texts for its own deadline
 _GONE = (
     "stream removed",
     "socket closed",

@@ -20,7 +20,8 @@ _ROOT = tables(Camera)
 
 
 def camera_of(name: str, changes: Mapping[str, str], base: Camera | None = None) -> Camera:
-    """Return `base`, or a new camera, with some settings changed. An empty text resets a key or removes a zone.
+    """Return `base`, or a new camera, with the settings in `changes`, which maps dotted keys to texts. An empty text
+    resets a key or removes a zone.
 
     Raises InvalidInput, which suggests the closest known key, if a key or value is wrong.
     """

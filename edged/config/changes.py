@@ -21,7 +21,8 @@ def _reloads(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str
 
 
 RELOADS = dict(_reloads(Config))
-"""When a reload applies each field that changes as a whole, such as `listen`, `engines` and `zmq.frames`."""
+"""The time at which a reload applies a field, by dotted name. Only fields that change as a whole are listed, such as
+`listen`, `engines` and `zmq.frames`."""
 
 
 class Change(msgspec.Struct, frozen=True):

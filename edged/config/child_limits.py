@@ -14,7 +14,7 @@ from edged.device import system
 from edged.device.root import Root
 from edged.errors import ConfigError
 
-_USUAL_MB = 100  # size of a model that gets exactly the configured seconds
+_USUAL_MB = 100  # a model of up to this size gets exactly the configured seconds, a larger one proportionally more
 _TIMES = 3  # most memory per byte of weights: the file, the tensors, and a reordered copy
 _LEFT = 0.1  # share of the box's memory that admission never uses
 ADMISSION_SECONDS: Final = "EDGED_ADMISSION_SECONDS"

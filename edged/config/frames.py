@@ -10,7 +10,7 @@ from msgspec import Meta
 from edged.config.table import Table
 
 MOST_FRAMES = 10_000  # of a model: their index is one file
-MOST_CAMERAS = 256  # that a collection names
+MOST_CAMERAS = 256  # in `cameras` of one `Collect`
 LONGEST_HOURS = 24.0 * 90
 
 

@@ -204,8 +204,8 @@ class Table(msgspec.Struct, frozen=True):
 
     @property
     def field(self) -> str:
-        """The field of the enclosing table that holds this table; for a named table, the field that holds all of its
-        kind by name."""
+        """The field of the enclosing table that holds this table. For a named table, this field holds all tables of
+        the kind, by name."""
         return self.path[-2] if self.is_named else self.path[-1]
 
     @property
@@ -250,7 +250,7 @@ def variable(path: Path) -> str:
 def tables(
     kind: type[msgspec.Struct] = Config, path: Path = (), is_optional: bool = False, reload: Reload = Reload.RESTART
 ) -> Table:
-    """Return a struct's tables and keys, by default the configuration's. `reload` applies to keys without their own."""
+    """Return a struct's tables and keys, by default the configuration's. `reload` is for fields without a `Reload`."""
     keys: list[Key] = []
     inner: list[Table] = []
     for field in msgspec.structs.fields(kind):
@@ -273,7 +273,7 @@ def all_keys() -> tuple[Key, ...]:
 
 
 def reload_of(hint: object) -> Reload | None:
-    """Return when a reload applies a field of this type; None if the enclosing table, or the keys in it, decide."""
+    """Return when a reload applies a field of this type; None if the enclosing table or the field's keys decide."""
     return next((each for each in typing.get_args(hint)[1:] if isinstance(each, Reload)), None)
 
 

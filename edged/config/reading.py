@@ -80,7 +80,7 @@ def read_variables(environment: Mapping[str, str]) -> tuple[Source, list[Problem
     for name in sorted(strangers):
         close = nearest(name, sorted(known))
         meant = f"; did you mean {close}?" if close else ""
-        # Also a table's own name: EDGED_ACCESS would restrict nothing, and its user must learn that.
+        # A table's own name is also a mistake: EDGED_ACCESS would restrict nothing, although its user expects that.
         if any(f"{name}_".startswith(f"{prefix}_") for prefix in _prefixes()):
             problems.append(Problem(Origin("environment", _whole(name)), "", f"unknown variable{meant}"))
         else:
@@ -153,7 +153,7 @@ def key_lines(text: str) -> dict[Path, int]:
     key of an inline table has the line of its statement if it is the table's only key, otherwise no line.
     """
     lines: dict[Path, int] = {}
-    entries: dict[Path, int] = {}  # tables of each array so far
+    entries: dict[Path, int] = {}  # index of the last table of each array so far
     table: Path = ()
     statement, first = "", 1
     for number, line in enumerate(text.split("\n"), 1):
@@ -309,7 +309,7 @@ def read_file(file: File) -> tuple[Source, list[Problem]]:
 
 
 def _not_toml(file: File, message: str) -> Problem:
-    """Return a parser's error as a problem; its message has the line unless the file ended too early."""
+    """Return a parser's error as a problem. The parser's message names the line unless the file ended too early."""
     found = _LINE.search(message)
     origin = Origin("file", str(file), int(found[1]) if found else 0)
     return Problem(origin, "", f"not valid TOML: {_LINE.sub('', message)}")

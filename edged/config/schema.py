@@ -1,9 +1,9 @@
 """Every key of the configuration: name, type, range, default, meaning, and what a reload does with it.
 
-All else is derived from it: the commented file, the reference in docs/configuration.md, the names of environment
-variables, error messages, and what a reload touches. The `Meta` of a field gives its meaning and unit; the docstring of
-a table is its description. A key with an empty default has an example. Keys come before tables, as in TOML. A field
-annotated with a `Reload` changes as a whole, with all keys in it.
+All else is derived from this module: the commented file, the reference in docs/configuration.md, the names of
+environment variables, error messages, and what a reload changes. The `Meta` of a field gives its meaning and unit; the
+docstring of a table is its description. A key with an empty default has an example. Keys come before tables, as in
+TOML. A field annotated with a `Reload` changes as a whole, with all keys in it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Reload(enum.Enum):
     NEXT_CONNECTION = "next connection"
     NEXT_PROCESS = "next process"  # hosts and children that start later
     REOPEN = "reopened"  # a listener or endpoint
-    RESTART = "restart"  # it names folders, would unload models that clients loaded, or would end every running call
+    # The key names folders, or a change would unload models that clients loaded, or would end every running call.
+    RESTART = "restart"
 
 
 class Engines(Table, frozen=True):

@@ -73,7 +73,7 @@ def _described(key: Key) -> str:
 
 
 def _needs_range(key: Key) -> bool:
-    """Whether the meaning does not state the range or the choices of the key."""
+    """Whether a description needs the allowed values: for a number, or if the meaning does not name all choices."""
     return core(key.hint) in (int, float) or any(toml(each) not in key.meaning for each in choices(key.hint))
 
 

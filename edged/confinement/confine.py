@@ -1,4 +1,4 @@
-"""Confine the calling process for its lifetime; report what this kernel supports."""
+"""Confines the calling process for its lifetime; reports the restrictions that this kernel lacks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def lacking() -> tuple[str, ...]:
 
 
 def confine_files(reach: Reach) -> None:
-    """The first step, before any other thread exists and before the job is read: refuse new privileges, capabilities,
-    files other than the job's, TCP, and signals to other processes. Raises Unconfined if that fails in the mode
-    "enforce"."""
+    """Apply the first step, before any other thread exists and before the job is read: refuse new privileges,
+    capabilities, files other than the job's, TCP (unless `reach.network`), and signals to other processes. Raises
+    Unconfined if this fails in the mode "enforce"."""
     if reach.scratch:
         os.environ["TMPDIR"] = reach.scratch
     if reach.mode == "off":
@@ -54,8 +54,8 @@ def confine_files(reach: Reach) -> None:
 
 
 def refuse_calls(reach: Reach) -> None:
-    """The second step, after all sockets are open: refuse new sockets, programs, and other processes' memory. Raises
-    Unconfined if that fails in the mode "enforce"."""
+    """Apply the second step, after all sockets are open: refuse new sockets, programs, and other processes' memory.
+    Raises Unconfined if this fails in the mode "enforce"."""
     if reach.mode == "off":
         return
     try:

@@ -44,8 +44,8 @@ def missing(abi: int) -> tuple[str, ...]:
 
 
 def restrict(abi: int, allowed: Iterable[tuple[str, int]], *, tcp: bool = False) -> None:
-    """Restrict the calling thread, and threads and processes that it starts later, to these paths with these rights at
-    and below each; unless `tcp`, also forbid TCP.
+    """Restrict the calling thread, and threads and processes that it starts later, to the paths in `allowed`. The
+    rights of a path apply to everything below it too. Unless `tcp` is set, also forbid TCP.
 
     Skips paths that do not exist. Needs no-new-privileges or a privilege. Raises OSError if the kernel refuses.
     """

@@ -40,7 +40,7 @@ _NETWORK = (
     *("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/run/systemd/resolve", "/run/resolvconf"),
 )
 CAMERAS = ("video*", "media*", "v4l*", "i2c-*")  # devices of cameras, below /dev
-# Folders that libraries are loaded from, files that are loaded into every process, folders of CUDA.
+# Environment variables that name folders of libraries or of CUDA, and files that processes load or read.
 _FOLDERS_BY_VARIABLE = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "TENSORRT_LIBRARY_PATH", "OCL_ICD_VENDORS")
 _FILES_BY_VARIABLE = ("LD_PRELOAD", "SSL_CERT_FILE")
 

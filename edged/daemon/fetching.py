@@ -1,5 +1,6 @@
-"""References among the models of the configuration. Files that are not kept on this box are fetched by a thread while
-the daemon serves the other models; each fetched file makes the daemon reload its configuration."""
+"""Resolves references (URLs such as https://... or hf://...) among the models of the configuration. A thread fetches
+the files that are not on this box, while the daemon serves the other models. After each fetched file, the daemon
+reloads its configuration."""
 
 from __future__ import annotations
 

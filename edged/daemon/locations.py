@@ -18,12 +18,12 @@ from edged.store import state_format
 
 
 def state_dir(config: Config) -> Path:
-    """Return the folder of models."""
+    """Return the state directory: models, cameras, galleries and other data that the daemon keeps."""
     return Path(config.state).expanduser().absolute() if config.state else paths.default_state_dir()
 
 
 def cache_dir(config: Config) -> Path:
-    """Return the folder of engines."""
+    """Return the cache directory: engines, golden answers, and other results that can be made again."""
     return Path(config.cache).expanduser().absolute() if config.cache else paths.default_cache_dir()
 
 

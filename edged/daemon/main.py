@@ -180,7 +180,8 @@ async def _listen_for_cameras(servers: GrpcServers, cleanup: contextlib.ExitStac
 
 
 def _confine(config: Config) -> Callable[[], None]:
-    """Protect this process from its children, and set how they are confined; return a function that logs it.
+    """Protect this process from its children, and set how they are confined. Return a function that logs the
+    confinement.
 
     Raises ConfigError if the configuration enforces features that the kernel lacks.
     """

@@ -183,7 +183,7 @@ def _no_socket(path: File) -> Iterator[str]:
 
 
 def _is_same(one: _Place, other: _Place) -> bool:
-    """Whether two addresses conflict. Port 0, which the system chooses, never does."""
+    """Whether two addresses conflict. Port 0 never does: the system replaces it with a free port."""
     if one[1] != other[1] or (not one[1] and not one[0].startswith("/")):
         return False
     hosts = {one[0], other[0]}

@@ -15,12 +15,12 @@ from edged.vision.draw import encode_jpeg
 FPS = 15.0
 WIDTH, HEIGHT = 640, 480
 
-_SEED = 2_000_000_000  # the detector was trained on scenes of seeds below half of this
+_SEED = 2_000_000_000  # the detector was trained on scenes whose seeds are below half of this number
 
 
 class Pace:
-    """Paces a camera's frames, beginning `offset` seconds after the start. After a delay of a frame or more it does not
-    catch up."""
+    """Paces a camera's frames, beginning `offset` seconds after the start. After a delay of more than one frame period,
+    missed frames are not made up for."""
 
     def __init__(self, fps: float, offset: float = 0.0) -> None:
         self.stopped = threading.Event()
@@ -83,7 +83,7 @@ class OwnCamera(DemoCamera):
     """The user's source, which begins again at its end. Pictures are sent at the rate of drawn cameras."""
 
     def __init__(self, name: str, source: str, offset: float = 0.0) -> None:
-        """Raises NotFound, InvalidInput or Unsupported if the source cannot be opened."""
+        """Open the source. Raises NotFound, InvalidInput or Unsupported if that fails."""
         super().__init__(name, Pace(FPS, offset))
         self._source = open_source(source, loop=True)
 

@@ -27,7 +27,7 @@ _PORTS = range(8080, 8100)
 
 class DaemonProcess:
     """A daemon in a child process, which is killed if this process dies. `launched` is its start in monotonic seconds,
-    `address` is where it listens, and `log` is the file with its messages."""
+    `address` is the address at which it listens, and `log` is the file with its messages."""
 
     def __init__(
         self, address: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None

@@ -9,15 +9,15 @@ from edged.api_types import EngineInfo, ModelInfo
 
 UNDER_WAY = ("absent", "queued", "building", "verifying")
 _SERVING = "serving"
-_GAIN = 0.95  # an engine takes over if its cost is below this share: see `edged.engines.reconcile`
-_OPENING_S = 60.0  # a faster ready engine is opened within this time; later the serving engine is final
+_GAIN = 0.95  # an engine replaces the serving one if it costs less than this share: see `edged.engines.reconcile`
+_OPENING_S = 60.0  # the daemon opens a faster engine this soon after the last build; later the serving one is final
 
 
 class Life:
     """One run of the daemon, from launch to stop. Times are seconds since the launch."""
 
     def __init__(self) -> None:
-        self.first_by: dict[str, float] = {}  # when each engine first answered, by key, in this order
+        self.first_by: dict[str, float] = {}  # the time of each engine's first answer, by key, the earliest first
         self.engines: tuple[EngineInfo, ...] = ()
         self.model: ModelInfo | None = None
         self.streamed_s = 0.0

@@ -163,8 +163,8 @@ class _Stage:
             await _end(cameras, streams)
 
     async def _open_page(self, client: AsyncClient) -> None:
-        """Show the page's address. The page has pictures only of cameras that the daemon opens itself, so one is
-        added."""
+        """Show the page's address. The page has pictures only of cameras that the daemon opens itself. Therefore a demo
+        with known ground truth also adds such a camera."""
         if address := (await client.status()).page:
             self.view.page(address)
             if self.plan.is_judged:

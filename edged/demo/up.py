@@ -38,8 +38,8 @@ _CALL_S = 60.0
 @dataclass(frozen=True)
 class Plan:
     """The user's arguments. `model` is a file or the name of a model of the daemon; empty means the embedded one. An
-    empty `source` means a drawn scene; an empty `name` names the camera after its source. `settings` are the model's,
-    if it is new."""
+    empty `source` means a drawn scene; an empty `name` names the camera after its source. `settings` apply only to a
+    new model."""
 
     model: str = ""
     source: str = ""

@@ -37,8 +37,8 @@ _NOTABLE = (
 )
 
 
-# Instructions of x86 that add products of 8-bit numbers in 32 bits. Without them, runtimes use one that adds two
-# products in 16 bits and keeps the largest number if the sum does not fit (pmaddubsw).
+# Instructions of x86 that add products of 8-bit numbers in 32 bits. Without them, runtimes use pmaddubsw, which adds
+# two products in 16 bits and saturates if the sum does not fit.
 _INT8_SUMS = frozenset(("avx_vnni", "avx512_vnni", "amx_int8"))
 
 

@@ -95,10 +95,10 @@ _NAME = re.compile(r"(sm|ptx)_([0-9]{1,2})([0-9])(a?)")
 def runs_on(names: str, capability: str) -> bool:
     """Whether a library with this code (`code`, joined with spaces) has kernels for a GPU of this compute capability.
 
-    Machine code runs on GPUs with the same major number and the same or a higher minor number, but code of or for a SoC
-    only on its own capability. PTX runs on its own capability and all later ones. A name that ends in `a` runs only on
-    its own capability. (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".) True if the
-    capability is not known.
+    Machine code runs on GPUs with the same major number and the same or a higher minor number. But if the code or the
+    GPU is of a SoC, both numbers must be the same. PTX runs on its own capability and all later ones. Code whose name
+    ends in `a` runs only on its own capability. (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX
+    Compatibility".) True if the capability is not known.
     """
     known = _CAPABILITY.fullmatch(capability)
     if known is None:

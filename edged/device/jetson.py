@@ -27,8 +27,8 @@ _NVPMODEL_SECONDS = 2.0
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read the facts `jetson.l4t model module soc power_mode` and those of the GPU that they imply; empty on other
-    boxes."""
+    """Read the facts `jetson.l4t model module soc power_mode`, and the facts of the GPU that the SoC implies; empty on
+    other boxes."""
     l4t = _l4t(root)
     compatible = root.strings("proc/device-tree/compatible")
     soc = _soc(root, compatible)

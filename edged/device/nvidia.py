@@ -32,7 +32,8 @@ _JETSON = "usr/lib/aarch64-linux-gnu/nvidia/libnvidia-ptxjitcompiler.so"
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read `nvidia.kernel_module` (loaded), `nvidia.driver` (on disk), `nvidia.state` (if not normal), GPUs."""
+    """Read `nvidia.kernel_module` (loaded), `nvidia.driver` (on disk), `nvidia.state` (if not normal), `cuda.driver`,
+    and the facts `gpu.N.*` of each GPU."""
     match = _MODULE.search(root.read(_MODULE_VERSION) or "")
     module = match[1] if match else ""
     driver = _driver_on_disk(root)

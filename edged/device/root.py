@@ -76,7 +76,8 @@ class Root:
         return self.status(rel) is not None
 
     def real_name(self, rel: str) -> str | None:
-        """Return the file name of the target of links from `rel` (a library's full version), or None."""
+        """Return the name of the file that the links at `rel` lead to; for a library, the name has the full version.
+        None if the file is missing."""
         try:
             return os.path.basename(os.path.realpath(self._locate(rel))) if self.exists(rel) else None
         except _UNREADABLE:

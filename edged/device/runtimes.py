@@ -82,7 +82,7 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def _provider_code(root: Root) -> str:
-    """The architectures of the provider's kernels; empty if they cannot be read."""
+    """Return the architectures of the provider's kernels, joined with spaces; empty if they cannot be read."""
     found = (fatbin.code(root, path) for folder in _directories(root) for path in root.glob(f"{folder}/{_PROVIDER}"))
     return " ".join(next(found, ()))
 

@@ -17,14 +17,14 @@ _CPU = (
     "cpu.arch",  # libraries and packed weights are of one architecture
     "cpu.isa",  # layouts and blob headers follow it (NCHWc block of 8 or 16; OpenVINO: "isa=Intel AVX2")
     "cpu.vendor",  # runtimes pick kernels by vendor, too, and a virtual machine may hide the model
-    "cpu.model",  # latency and verdict were measured on it; a disk moved to another box starts again
+    "cpu.model",  # latency and verdict were measured on it, and are not valid if the disk is moved to another box
     "cpu.signature",  # the generation behind a model name such as "AMD EPYC"
 )
 
 _ONNXRUNTIME = (
     "runtime.onnxruntime",  # an optimised model records no version and may have operators that only this version knows
     "runtime.onnxruntime_gpu",  # the same module from another package
-    "runtime.onnxruntime_openvino",  # likewise
+    "runtime.onnxruntime_openvino",  # the same module from a third package
 )
 
 _OPENVINO = ("runtime.openvino",)  # a blob of another version is refused
@@ -32,10 +32,10 @@ _OPENVINO = ("runtime.openvino",)  # a blob of another version is refused
 _CUDA_DEVICE = (
     "gpu.{}.name",  # stands for properties that only CUDA knows and TensorRT warns about: L2, shared memory, textures
     "gpu.{}.compute_capability",  # machine code is of one capability
-    "gpu.{}.integrated",  # one of the warned-about properties
+    "gpu.{}.integrated",  # TensorRT warns if it differs
     "gpu.{}.memory_mb",  # tactics are chosen within it
-    "gpu.{}.memory_bus_bits",  # one of the warned-about properties
-    "gpu.{}.cores",  # follows the number of multiprocessors, which is warned about
+    "gpu.{}.memory_bus_bits",  # TensorRT warns if it differs
+    "gpu.{}.cores",  # follows the number of multiprocessors; TensorRT warns if that differs
 )
 
 _NVIDIA = (
@@ -69,7 +69,7 @@ _INTEL_GPU = (
     "cpu.arch",  # the part of the blob for the host
     "intel.gpu.{}.device",  # kernels are compiled for one GPU
     "intel.gpu.{}.driver",  # i915 or xe: other limits and other paths in the driver
-    "intel.gpu.{}.driver_version",  # of one built outside the kernel
+    "intel.gpu.{}.driver_version",  # of a driver that was built outside the kernel
     "intel.opencl",  # the driver whose compiler made the kernels
     "intel.level_zero_gpu",  # the same driver by its other interface
     "intel.graphics_compiler",  # the driver's compiler, a separate package
@@ -79,10 +79,10 @@ _INTEL_NPU = (
     "cpu.arch",  # the part of the blob for the host
     "intel.npu.{}.device",  # a blob is of one NPU generation
     "intel.npu.{}.driver",  # the kernel's half of the driver
-    "intel.npu.{}.driver_version",  # of one built outside the kernel
+    "intel.npu.{}.driver_version",  # of a driver that was built outside the kernel
     "intel.npu_compiler",  # the compiler in the driver makes the blob
-    "intel.level_zero_npu",  # loads it
-    "intel.npu_firmware",  # runs it
+    "intel.level_zero_npu",  # loads the blob
+    "intel.npu_firmware",  # runs the blob
 )
 
 _RELEVANT: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -97,8 +97,8 @@ _RELEVANT: Mapping[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-# Facts that an engine was built and measured with but that are not compiled into it: if only these change, the engine
-# may still work, so it is run and its answers are compared. The instruction set is not among them.
+# Facts with which an engine was built and measured, but which are not compiled into the engine. If only these change,
+# the engine may still work, so it is run and its answers are compared. The instruction set is not among them.
 _DRIVER = re.compile(
     r"""(?x)
     nvidia\.(driver | kernel_module) | jetson\.(l4t | power_mode)
@@ -110,7 +110,7 @@ _DRIVER = re.compile(
 
 
 def is_driver(fact: str) -> bool:
-    """Whether an engine is tried again before it is rebuilt if only facts such as this one changed."""
+    """Whether an engine is first tested, and not rebuilt at once, if only facts of this kind have changed."""
     return _DRIVER.fullmatch(fact) is not None
 
 

@@ -66,7 +66,8 @@ class BoxReport(msgspec.Struct, frozen=True):
 
 
 async def make(options: CheckOptions, by: str, tell: Tell) -> BoxReport:
-    """Check this box and its runtimes, for some seconds to minutes; `tell` gets each step as it begins."""
+    """Check this box and its runtimes, which takes seconds to minutes. `tell` is called with each step when it
+    begins."""
     fingerprint = await asyncio.to_thread(probe)
     checked = await run_checks(msgspec.structs.replace(options, with_models=False, seconds=_SECONDS), tell)
     outcome = await run_self_check(fingerprint, tell, is_quick=False)
@@ -120,7 +121,7 @@ def redacted(report: BoxReport, identity: Identity) -> BoxReport:
 
 
 def hardware_tests(fingerprint: Fingerprint, folder: Path) -> tuple[str, ...]:
-    """The tests of `make test-gpu` by name; none without an NVIDIA GPU, or without a checkout."""
+    """Return the names of the tests of `make test-gpu`; empty without an NVIDIA GPU, or without a checkout."""
     if not any(fact.startswith("gpu.") for fact in fingerprint.facts):
         return ()
     files = sorted(folder.glob("test_*.py"))
@@ -132,7 +133,7 @@ def hardware_tests(fingerprint: Fingerprint, folder: Path) -> tuple[str, ...]:
 
 
 def render(report: BoxReport) -> str:
-    """The file: Markdown, with the report as JSON at its end."""
+    """Return the file: Markdown, with the report as JSON at its end."""
     return "\n".join((*_markdown(report), "```json", _json(report), "```", ""))
 
 

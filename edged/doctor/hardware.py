@@ -204,7 +204,8 @@ def _group_name(gid: int) -> str:
 
 _CPUS = "sys/devices/system/cpu/cpu[0-9]*"
 _PI = ("sys/devices/platform/soc/soc:firmware/get_throttled", "sys/devices/platform/soc@*/soc*:firmware/get_throttled")
-# Bits of the Raspberry Pi's throttling word that tell the present state; 16 bits higher: what happened since the start.
+# Bits of the Raspberry Pi's throttling word for the present state; the bits 16 places higher are for the time since the
+# start.
 _PI_NOW = {0: "too little voltage", 1: "clock capped", 2: "throttled", 3: "at its temperature limit"}
 _OVERCURRENT = "sys/class/hwmon/hwmon*/oc[0-9]*_event_cnt"
 _ITSELF = ("intel_pstate", "amd-pstate", "amd-pstate-epp")  # "powersave" of these drivers allows full speed under load
@@ -291,7 +292,7 @@ def _cores(root: Root) -> Iterator[tuple[bool, str]]:
 
 
 def temperature(root: Root) -> Iterator[Check]:
-    """Check the temperatures: a line for each that is too high; if none is, a line for the hottest."""
+    """Check the temperatures: a line for each that is too high; otherwise a line for the hottest."""
     remedy = "improve the cooling, use a lower power mode, or send fewer frames a second"
     found, bad = [], []
     for folder in root.glob("sys/class/thermal/thermal_zone[0-9]*"):

@@ -20,9 +20,9 @@ from edged.ipc import job_messages as jobs
 _REFERENCE = "onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime_gpu", "onnxruntime_openvino")
 _CPU = "CPUExecutionProvider"
-# By provider: the prefix of the facts of a device that the provider serves.
 _CODE = "runtime.onnxruntime_gpu_code"
 _CUDA = "CUDAExecutionProvider"
+# By provider: the prefix of the facts about the devices that the provider serves.
 _DEVICE_OF = {_CUDA: "gpu."}
 _SECONDS = 90.0
 _LIMITS = Limits(seconds=_SECONDS, memory_mb=4096)

@@ -140,8 +140,8 @@ class _Runtimes:
         return Step(Name.SELF_CHECK, backend, ask, _SECONDS, is_heavy=True)
 
     async def _load(self, backend: str, device: str) -> Check:
-        """Check that a runtime loads. `device` is the device on which it is not tried; empty if this box has none for
-        it."""
+        """Check only that a runtime loads. `device` is the device on which its engine is not tried; empty for a runtime
+        for which no engine is made."""
         version = registry.version(backend, self._facts) or ""
         try:
             loaded = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _LIMITS)

@@ -59,8 +59,8 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 class FamilyComparison(msgspec.Struct, frozen=True):
-    """What each family that accepts a model finds in a picture, by its settings, the nearest first; and a JPEG with a
-    tile for each. Both are empty if no family accepts the model with the given settings."""
+    """The families that accept a model, the likeliest first: for each, its settings and what it finds in a picture.
+    `picture` is a JPEG with a tile for each. Both are empty if no family accepts the model with the given settings."""
 
     families: tuple[tuple[dict[str, str], jobs.TriedFamily], ...] = ()
     picture: bytes = b""

@@ -237,8 +237,8 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
 
 
 def _placement(planned: PlannedModel) -> Iterator[Alarm]:
-    """Yield an alarm for each engine that had nodes on the wrong device when it was last opened. For the serving
-    engine, the nodes at its build count too."""
+    """Yield an alarm for each engine that had nodes on the wrong device when it was last opened. The serving engine
+    also gets an alarm if it had such nodes when it was built."""
     for key, engine in planned.engines.items():
         is_serving = key == planned.serving
         built = engine.record.composition.fallback if engine.record is not None and is_serving else ()

@@ -59,7 +59,7 @@ _LOG = logging.getLogger("edged.engines")
 _DEFAULT_ADMISSION = AdmissionLimits()
 _LEAST = 1 << 20  # free bytes below which a disk counts as full
 _READ_FORMAT = 8  # of cached inspections; raise it when `edged.jobs.inspect`, or a check that it calls, changes
-_REPAIR_SHARE, _REPAIRED_BY = 0.5, 0.75  # of a build's time limit: for repairs of int8; when they end at the latest
+_REPAIR_SHARE, _REPAIRED_BY = 0.5, 0.75  # of a build's time limit: the most that int8 repairs take; when they must end
 _KEPT = 1000  # cached inspections; the oldest belong to models that were refused and removed
 
 OnProgress: TypeAlias = Callable[[jobs.Progress], None]
@@ -267,8 +267,8 @@ class Builder:
     async def take_over(
         self, task: Task, fetch: Callable[[Path], Awaitable[EngineRecord]], on_progress: OnProgress, reserve: Reserve
     ) -> EngineRecord:
-        """Verify and time an engine that another box built, and commit it if its answers are right. `fetch` writes its
-        files into a folder and returns its record. Otherwise raise WrongAnswers, or an error of `fetch`."""
+        """Verify and time an engine that another box built, and commit it if its answers are right; otherwise raise
+        WrongAnswers. `fetch` writes the engine's files into a folder and returns its record. Raises its errors too."""
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             on_progress(jobs.Progress("fetching"))
             fetched = await fetch(out)

@@ -225,7 +225,7 @@ class Catalogue:
         return is_changed
 
     def _take_ensembles(self, entries: Mapping[str, ModelEntry]) -> bool:
-        """Replace new and changed ensembles, which takes effect at once; return whether there were any."""
+        """Add new ensembles, replace changed ones and remove the others, all at once. Return whether any changed."""
         gone = self.ensembles.keys() - entries.keys()
         fresh = [n for n, e in entries.items() if n not in self.ensembles or self.ensembles[n].entry != e]
         for name in gone:

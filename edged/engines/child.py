@@ -116,8 +116,8 @@ def _reach(job: jobs.Job) -> Iterator[Reach]:
 
 
 def sweep_scratch() -> None:
-    """Remove temporary folders of children whose parent has ended. Call it before this process starts a child: in a
-    container, a process often has the id of the one before it."""
+    """Remove temporary folders of children whose parent has ended. Call this before the process starts a child: in a
+    container, a process often has the same id as its predecessor, so folders with this process's id are removed too."""
     for folder in Path(tempfile.gettempdir()).glob("edged-*-*"):
         owner = folder.name.split("-")[1]
         is_gone = owner.isdecimal() and (int(owner) == os.getpid() or not os.path.exists(f"/proc/{owner}"))
@@ -249,7 +249,7 @@ class OneShotChild:
             if usage.wants:
                 self._starved += max(0.0, now - then - max(0.0, usage.cpu_seconds - cpu_seconds))
             cpu_seconds = usage.cpu_seconds
-            # A long pause says nothing about the child: this process itself was frozen or starved.
+            # A longer pause is not the child's: this process itself was frozen or starved.
             if reason := self._watch.judge(usage, min(now - then, _LONGEST_PAUSE)):
                 return self._stopped(reason, "too large" if usage.memory_mb > self._limits.memory_mb else "late")
             then = now

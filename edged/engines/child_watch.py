@@ -31,8 +31,8 @@ class Patience(msgspec.Struct, frozen=True):
 
     starved_seconds: time spent waiting for a processor extends the limit by up to this. granted: the extension for
     each phase; the largest of the reported phases applies. progress_seconds: the extension for a child that reports a
-    fraction. quiet_seconds: the most seconds without a message, even while it computes; step_seconds: the same once it
-    has reported a fraction. 0: no such limit.
+    fraction. quiet_seconds: the most seconds without a message, even while the child computes; step_seconds replaces
+    it once the child has reported a fraction. For both, 0 means no limit.
     """
 
     starved_seconds: float = 0.0
@@ -60,7 +60,8 @@ class Reading(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Processor time, memory and number of a child and its family; `wants`: the child is running or runnable."""
+    """Processor time, memory and number of processes of a child with its family. `wants`: the child is running or
+    runnable."""
 
     cpu_seconds: float
     memory_mb: float

@@ -1,4 +1,4 @@
-"""Operators' commands. A command sets what is requested of engines; the control loop then carries it out."""
+"""Operators' commands. A command to build or verify only records a request; the control loop then carries it out."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Commands:
 
     def rebuild(self, selection: Selection, force: bool) -> tuple[Ordered, ...]:
         """Build engines: with `force` all selected engines, otherwise only the missing ones.
-        Stored engines that are quarantined for killing their hosts are opened again.
+        Without `force`, stored engines that are quarantined for killing their hosts are only opened again.
 
         A serving engine continues until its successor is verified. Returns the engines that will be built.
         """

@@ -80,15 +80,15 @@ from edged.tasks import TaskGroup, keep, until_set
 
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 1.0  # between two turns if nothing happens
-_IDLE_SECONDS = 4.0  # the same on an idle box where every model is served
-_START_SECONDS = 120.0  # the longest time that builds wait until the first models are examined
+_IDLE_SECONDS = 4.0  # between two turns if the box is idle and every model is served
+_START_SECONDS = 120.0  # builds wait at most this long until the first models are examined
 _FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 
 
 class Liveness(msgspec.Struct, frozen=True):
     """Whether the control loop and the hosts make progress, for the watchdog.
 
-    idle_s: seconds since the last turn of the control loop. It turns at least every 4 s, also during long builds.
+    idle_s: seconds since the last turn of the control loop. A turn starts at least every 4 s, also during long builds.
     overdue_s: by backend, for how many seconds a host has exceeded its time limit; 0 if it has not.
     """
 
@@ -100,8 +100,8 @@ class Start:
     """The time in which the first models are examined. Builds wait, so that they leave the processors to the
     examination.
 
-    It ends once all models are examined, or after two minutes, so that a model that keeps changing does not stop the
-    builds of other models.
+    The start ends once all models are examined, but after two minutes at the latest: a model that keeps changing must
+    not stop the builds of other models.
     """
 
     def __init__(self, began: float) -> None:
@@ -198,7 +198,7 @@ class Controller:
             self.selection, self.catalogue, self.overrides, builder, self._installed, self.wake, self.readiness
         )
         self._start = Start(self.started)
-        self._state = ""  # why the state folder cannot be written
+        self._state = ""  # why the state folder cannot be written; empty if it can
 
     def _readable(self) -> tuple[str, ...]:
         """Return the paths of models and engines that a host may read. Reads the disk, in a thread."""
@@ -290,7 +290,7 @@ class Controller:
         return self._planner.misses
 
     def liveness(self) -> Liveness:
-        """Return what the watchdog judges progress by."""
+        """Return the times from which the watchdog decides whether the daemon makes progress."""
         hosts: dict[str, float] = {}
         for link in self._hosts.links():  # a backend may have several hosts
             hosts[link.backend] = max(link.overdue, hosts.get(link.backend, 0.0))

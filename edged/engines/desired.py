@@ -87,7 +87,7 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
     if named is not None and not any(recipe.precision in named for recipe in others):
         return (reference,)  # there is nothing to compare fp32 with
     # A lower precision serves only if it is faster than every exact engine. On a CPU, where a build takes seconds,
-    # the exact engines are made first, so that it does not serve until they are known.
+    # the exact engines are made first, so that a lower precision does not serve before they have been timed.
     others.sort(key=lambda recipe: recipe.device == "cpu" and recipe.precision != REFERENCE.precision)
     return tuple(dict.fromkeys((reference, *others)))
 
@@ -103,7 +103,8 @@ def precisions(backend: str, device: Device, settings: Mapping[str, str], facts:
     """Return the precisions to try with a backend on a device: those of the setting `precisions` that the backend
     supports; without the setting, those that suit the hardware. Empty if the backend cannot use the device.
 
-    fp32 is always tried: a lower precision only serves if it is faster, and fp32 replaces one that is rejected.
+    fp32 is tried even if the setting does not name it: a lower precision serves only if it is faster than fp32, and
+    fp32 serves if the lower precision is rejected.
     """
     known = _PRECISIONS.get((backend, device.kind), {})
     if not _is_usable(backend, device, facts):

@@ -1,8 +1,8 @@
 """Checks live answers for drift: now and then the reference answers a frame of a camera as well, in a child, and both
 answers are compared.
 
-A check runs at the lowest priority, one at a time on the box, and not while engines are built or the box is busy. It
-copies a frame with the served answer (`serving/taps.py`), takes the cameras of a model in turn, and follows two
+A check runs at the lowest priority, one at a time on the box, and not while engines are built or the box is busy. The
+cameras of a model take turns. A check copies a frame with the served answer (`serving/taps.py`), and asks two
 questions: do the answers still agree (`drift_answers`), and does the camera still give the usual pictures
 (`drift_cameras`)?
 """
@@ -55,9 +55,9 @@ from edged.tasks import TaskGroup, in_thread
 
 _FIRST_SECONDS = 60.0  # after the start, or the interval if that is shorter
 _SEEN_SECONDS = 30.0  # a camera without a frame for so long is not waited for
-_GIVEN_SECONDS = 3.0  # until another frame is asked for, if the one that was asked for was skipped
+_GIVEN_SECONDS = 3.0  # until another frame is requested, if the requested frame does not come
 _GONE_SECONDS = 3600.0  # the alarm of a camera without frames ends
-_MOST_CAMERAS = 256  # of a model, whose ids clients choose
+_MOST_CAMERAS = 256  # of a model; clients choose the ids of cameras, so the number is not limited otherwise
 _MOST_DOUBLINGS = 6  # of the interval, after failures
 _SPARE_MB = 512
 _TIDY_SECONDS = 3600.0
@@ -68,7 +68,7 @@ Run: TypeAlias = Callable[[jobs.Shadow, Limits], Awaitable[jobs.Shadowed]]
 
 
 class Load(Protocol):
-    """What is asked about the box."""
+    """The load of the box."""
 
     @property
     def busy(self) -> float:
@@ -76,7 +76,7 @@ class Load(Protocol):
 
 
 class Lanes(Protocol):
-    """What is asked about builds."""
+    """The builds that run now."""
 
     @property
     def busy(self) -> frozenset[str]:
@@ -94,13 +94,14 @@ class Watched:
     last_cpu_s: float = 0.0
     failures: int = 0  # in a row
     written: float = -math.inf
-    asked: float = -math.inf  # when a frame was asked for that was not given yet
+    asked: float = -math.inf  # when the frame that is awaited was requested; -infinity if no frame is awaited
     seen: dict[str, float] = field(default_factory=dict)  # by camera: when its last frame came
     turns: dict[str, float] = field(default_factory=dict)  # by camera: when a frame of it was last asked for
     checked: dict[str, float] = field(default_factory=dict)  # by camera: when it was last checked
 
     def is_turn_of(self, camera: str, now: float) -> bool:
-        """Whether the camera is the next one, among those that send frames."""
+        """Whether the camera is the next to check among those that send frames. False while a requested frame is
+        awaited, for three seconds at most."""
         if now - self.asked < _GIVEN_SECONDS:
             return False
         live = [name for name, seen in self.seen.items() if now - seen < _SEEN_SECONDS]
@@ -114,7 +115,7 @@ class Watched:
         return True
 
     def since_check(self, camera: str) -> float:
-        """Return the seconds since the last check of a camera, 0 if there was none; the next ones count from now."""
+        """Return the seconds since the last check of a camera, 0 if there was none, and record a check now."""
         now = time.monotonic()
         before, self.checked[camera] = self.checked.get(camera, now), now
         return now - before
@@ -270,7 +271,7 @@ class DriftMonitor:
                     judge = partial(judged, engine=engine, camera=frame.camera, shown=shown, standard=standard)
                     try:
                         result = judge(before, moment=moment, learn_s=learn_s)
-                    except (ArithmeticError, ValueError):  # numbers of another version: begin again
+                    except (ArithmeticError, ValueError):  # the history is of another version: begin a new one
                         result = judge(History(), moment=moment, learn_s=learn_s)
                     watched.note(await self._kept(result, frame, folder / "out"))
         except Superseded:  # the model was replaced: the next check has its new content

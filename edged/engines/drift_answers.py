@@ -1,5 +1,5 @@
-"""Decides whether served answers have drifted away from the reference's. Pure: one comparison after the other in, a
-state out.
+"""Decides whether served answers have drifted away from the reference's. Pure: a call takes one comparison and returns
+the new state.
 
 Two tests run side by side, because engines fail in two ways:
 
@@ -7,7 +7,7 @@ Two tests run side by side, because engines fail in two ways:
   is a CUSUM test of a rate. A few bad checks in a row raise it, and single ones do not.
 - the shift: a small difference in one direction that no single picture shows. Scores of the same detections are
   compared, and their mean difference is added up (a CUSUM test of a mean). An engine that computes in float32 has no
-  shift. Others may have one, so the first checks of the engine say what is usual.
+  shift. Others may have one, so the first checks of the engine show which shift is usual.
 
 Figures of contents count as a shift away from perfect agreement.
 """
@@ -25,13 +25,13 @@ from edged.verification.verify import FLOORS
 
 _FIRST = 20  # checks after which the usual shift of an engine is known
 _KEPT = 20  # checks whose mean agreement is reported
-_SPREADS = 5.0  # of the first checks: the sum must be that far beyond what they show
+_SPREADS = 5.0  # standard deviations of the first checks that are added to `ShiftTest.raised`
 
 
 class ShiftTest(msgspec.Struct, frozen=True):
     """A test of a mean. The unit of the shift is the bound of the figure for the precision, such as 0.01 of a score for
-    float32. `allowed`: a smaller shift does not count. `raised`: the sum of what was above that, from which the shift
-    is real. A single check adds at most 60 % of it."""
+    float32. `allowed`: a smaller shift does not count. `raised`: the shift counts as real once the sum of the parts
+    above `allowed` reaches this. A single check adds at most 60 % of `raised`."""
 
     allowed: float
     raised: float
@@ -49,8 +49,8 @@ _EXACT_SHIFT, _SHIFT = ShiftTest(0.03, 0.15), ShiftTest(0.1, 0.5)
 
 class Rule(msgspec.Struct, frozen=True):
     """A test of a rate. `quiet`: the share of bad checks that is normal; `drifted`: the share that must be noticed.
-    Raised by `raise_after` bad checks in a row, cleared by `clear_after` good ones. Good checks in between make it
-    slower. The more checks in a row, the rarer is a false alarm."""
+    `raise_after` bad checks in a row raise the alarm, `clear_after` good ones clear it. Good checks among the bad ones
+    delay the alarm. The larger `raise_after` is, the rarer are false alarms."""
 
     quiet: float
     drifted: float

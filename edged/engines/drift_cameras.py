@@ -1,5 +1,5 @@
 """Decides whether the pictures of a camera have changed for good: it was moved, turned, covered or inverted, or it is
-night where it never was. Pure: the statistics of one picture after the other in, a state out.
+dark at an hour at which it never was. Pure: a call takes the statistics of one picture and returns the new state.
 
 A picture is compared with the usual pictures of its own camera at the same hour of the day, or one hour earlier or
 later. Dusk comes at about the same hour every day, so it is usual; the usual pictures follow the seasons. Until the
@@ -36,7 +36,7 @@ _WORDS = {
     SCORES: "objects are found with much lower scores: it is dirty, out of focus, or shows something else",
 }
 _SPREADS = 4.0  # standard deviations beyond the mean distance
-_FEW = 3  # pictures of an hour before it is compared with
+_FEW = 3  # pictures that an hour needs before other pictures are compared with its usual picture
 _LEAST_COMPARED = 10  # pictures that were compared before any is judged
 _SLOWEST = 0.1  # weight of a new picture in what is usual for an hour
 _SLOWEST_SPREAD = 0.02

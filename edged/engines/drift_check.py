@@ -34,8 +34,8 @@ _SET_YEAR = 2024  # an earlier clock was not set
 
 
 class Standard(msgspec.Struct, frozen=True):
-    """What the answers of an engine are held to: the bounds of its verification, those of its precision, and this
-    precision, the coarser one of engine and model."""
+    """The bounds for the answers of an engine: `held` are those of its verification, `usual` those of `precision`.
+    `precision` is the coarser one of engine and model."""
 
     held: Tolerance
     usual: Tolerance

@@ -1,8 +1,9 @@
 """What the checks for drift keep on disk: a small history of each model, and the frames that raised an alarm.
 
-`STATE/drift/MODEL/history.json` is sealed; a damaged one is begun again. `STATE/drift/MODEL/TIME-CAMERA/` has a picture
-and `answers.json` with the served answer and the reference's. Only the daemon's user can read the folder, and children
-cannot. All functions wait for the disk: call them in threads.
+`STATE/drift/MODEL/history.json` has a digest (`store/sealed.py`); a damaged file counts as empty.
+`STATE/drift/MODEL/TIME-CAMERA/` has a picture and `answers.json` with the served answer and the reference's. Only the
+daemon's user can read the folder; child processes cannot read it. All functions wait for the disk: call them in
+threads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _DAY = 86400.0
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The last check of a model: one of `OUTCOMES`, and why it failed or differed. Empty: nothing to compare."""
+    """The last check of a model. `outcome` is one of `OUTCOMES`: "empty" if there was nothing to compare; an empty text
+    before the first check. `reason` says why the check failed or the answers differed."""
 
     unix_s: float = 0.0
     camera: str = ""
@@ -41,7 +43,8 @@ class History(msgspec.Struct, frozen=True):
     """The history of a model's checks.
 
     `engine` identifies the engine and content that `answers` are about. `frame` is the folder of the frame that raised
-    the alarm about the answers, and `camera` its camera; `frames` are those of alarms about cameras.
+    the alarm about the answers, and `camera` its camera. `frames` has, by camera, the folder of the frame that raised
+    the alarm about this camera. A folder is empty if its frame was not kept.
     """
 
     engine: str = ""
@@ -110,7 +113,7 @@ class DriftFiles:
         gone: set[str] = set()
         with contextlib.suppress(OSError):
             for folder in self._root.iterdir():
-                with contextlib.suppress(OSError):  # one that cannot be read must not keep the others
+                with contextlib.suppress(OSError):  # the others are tidied even if one cannot be read
                     gone.update(map(str, _prune(folder, most_mb << 20, days, _MOST_FRAMES)))
         return gone
 

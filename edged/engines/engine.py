@@ -120,7 +120,7 @@ class PlannedEngine:
     failures: int = 0
     failure: str = ""  # message of the last failure
     retry_at: float = 0.0
-    open_at: float = 0.0  # infinite if the runtime refused it permanently
+    open_at: float = 0.0  # when opening may be tried again; infinite if the runtime refused it permanently
     refusals: int = 0  # times in a row that its host refused to open it
     quarantined: str = ""  # why it is no longer opened: it killed its host repeatedly
     apart: str = ""  # the separate host that it is opened in; empty for the shared host
@@ -201,7 +201,7 @@ class PlannedEngine:
 
     def fail(self, error: EdgedError, most: int = 0, hopeless: str = "") -> None:
         """Record that making the engine failed. It is tried again after a growing delay, until `most` failures in a row
-        (0: no limit). If `hopeless` says why another attempt would fail too, none is made."""
+        (0: no limit). `hopeless` says why another attempt would fail too; if it is not empty, no attempt is made."""
         self.request = Request.NONE
         self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures, self.failure = self.failures + 1, str(error)
@@ -223,8 +223,8 @@ class PlannedEngine:
             self.move(EngineState.UNSUITABLE, str(error))
 
     def cancel(self, reason: str) -> None:
-        """Record that a command stopped making the engine. A previous engine stays ready, with an empty `reason`;
-        without one the engine is quarantined."""
+        """Record that a command stopped making the engine. If a previous engine exists, it stays ready, and its
+        `self.reason` is empty. Otherwise the engine is quarantined."""
         if self.is_usable:
             self._stay(reason)
             self.reason = ""
@@ -238,7 +238,7 @@ class PlannedEngine:
         self.move(EngineState.READY, reason)
 
     def postpone(self, reason: str, seconds: float) -> None:
-        """Try again after `seconds` without counting a failure, because the attempt said nothing about the engine."""
+        """Try again after `seconds` without counting a failure, because the engine did not cause the failure."""
         self.retry_at = time.monotonic() + seconds
         self.move(EngineState.READY if self.is_usable else EngineState.FAILED, reason)
 

@@ -1,8 +1,8 @@
 """Ensembles: models that pass tensors through other models. They have no engine; the models of their steps have
 engines.
 
-An ensemble has no state. Each request and each report looks at the models of its steps to find out whether it can be
-served. The result is kept while the same models answer.
+An ensemble has no state. Each request and each report looks at the models of the steps to find out whether the ensemble
+can be served. The result is kept while the same models answer.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class BoundStep(msgspec.Struct, frozen=True):
 
 
 class BoundEnsemble(msgspec.Struct, frozen=True):
-    """An ensemble whose models fit together. `signature` has the tensors of its requests, with whole shapes; `optional`
-    are the inputs that requests may leave out. `inputs` are the names of all inputs, `outputs` the ports of the outputs
-    by name. `labels` are the class names of outputs."""
+    """An ensemble whose models fit together. `signature` has the required inputs and the outputs, `optional` the inputs
+    that requests may leave out; all shapes include the batch dimension. `inputs` are the names of all inputs, `outputs`
+    the ports of the outputs by name. `labels` are the class names of each tensor between steps and of each output."""
 
     entry: ModelEntry
     signature: Signature
@@ -54,7 +54,7 @@ class BoundEnsemble(msgspec.Struct, frozen=True):
 
 
 class PlannedEnsemble:
-    """One version of an ensemble. `memory` is that of the tensors between its steps."""
+    """One version of an ensemble. `memory` limits the memory of its requests."""
 
     def __init__(self, entry: ModelEntry, find: FindPart) -> None:
         self.entry = entry
@@ -143,7 +143,8 @@ class PlannedEnsemble:
         )
 
     def _labels(self, models: list[Model]) -> dict[str, tuple[str, ...]]:
-        """Return the class names of outputs: those of the ensemble, or else those of the model whose output it is."""
+        """Return the class names by tensor: those that the ensemble has, or else those of the model that produces the
+        tensor."""
         found = dict(self.entry.labels)
         for step, model in zip(self.entry.steps, models, strict=True):
             for name, tensor in step.outputs.items():
@@ -174,12 +175,12 @@ def _port(spec: TensorSpec, rows: int) -> Port:
     return Port(spec.name, spec.datatype, spec.dims[1:] if rows else spec.dims, rows > 0)
 
 
-# The state of an ensemble with a model that is not ready: the first of these that one of its models has.
+# If a model of an ensemble is not ready, the ensemble gets the first of these states that one of its models has.
 _WORST = (ReadyState.REFUSED, ReadyState.FAILING, ReadyState.LOADING, ReadyState.UNPROVEN)
 
 
 def ensemble_readiness(planned: PlannedEnsemble, settings: Health) -> Readiness:
-    """Return the readiness of an ensemble: it is ready if all its models are, and fit together."""
+    """Return the readiness of an ensemble: it is ready if all its models are ready and fit together."""
     parts = planned.parts()
     if isinstance(parts, str):
         return Readiness(ReadyState.REFUSED, parts)

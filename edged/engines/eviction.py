@@ -75,8 +75,8 @@ class EvictionManager:
     async def wait_for_capacity(self, need: int, replacing: str = "") -> int:
         """Evict engines until `need` bytes fit. Return the most bytes that may be written.
 
-        An engine that is being replaced counts for the disk but not for the budget. Raises OutOfSpace, and evicts
-        nothing, if the bytes cannot fit.
+        `replacing`: the key of the engine that will be replaced; it counts for the disk but not for the budget. Raises
+        OutOfSpace, and evicts nothing, if the bytes cannot fit.
         """
         await asyncio.to_thread(self.look)
         choice = choose(self._held(), need, self._left(replacing))
@@ -163,7 +163,7 @@ class EvictionClass(enum.IntEnum):
     """The order of eviction; the lowest class is evicted first."""
 
     STALE = 0  # no model needs it on the current device
-    SPARE = 1  # a model has a better one
+    SPARE = 1  # a model's plan has it, but the model has a better one
     NEEDED = 2  # never evicted: it serves or is about to, a job needs it, or an operator pinned it
 
 

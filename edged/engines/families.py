@@ -1,8 +1,8 @@
 """Recognition of models with families of other packages.
 
 The daemon recognises edged's own families itself. For other families it starts a child, because their code must not run
-in the daemon. It sends the facts about the model, and gets a `Recognition`, which is plain data. The child loads only
-families that the configuration allows.
+in the daemon. The daemon sends the child the facts about the model, and gets a `Recognition`, which is plain data. The
+child loads only families that the configuration allows.
 
 CACHE/recognitions/DIGEST-KEY.json contains one answer. KEY is a digest of the request, which includes a digest of each
 package's files, so a changed package is asked again.
@@ -47,7 +47,7 @@ class Families:
         """`limits` are those of a child that recognises a model."""
         self._folder, self._limits = cache / "recognitions", limits
         self.allowed = frozenset(allowed)
-        self._seen: tuple[Offer, ...] | None = None  # what packages offer of `allowed`; None before the first look
+        self._seen: tuple[Offer, ...] | None = None  # the offers for `allowed` families; None before the first look
         self._is_changed = False  # whether `allowed` was replaced since the last look
 
     def allow(self, names: Iterable[str]) -> None:
@@ -145,7 +145,7 @@ class Families:
         if known is not None:
             return known
         found = await self._ask_child(job, own)
-        if not found.problems:  # what failed may work after another package was installed
+        if not found.problems:  # else not cached: a family that failed may work once another package is installed
             await asyncio.to_thread(self._keep, place, found.recognition)
             return found.recognition
         if found.recognition.family is not None:
@@ -161,7 +161,7 @@ class Families:
                 raise
             culprits = phase.culprits(job.families)
             why = f"{_named(culprits or job.families)}: {phase.name and f'{phase.name}: '}the {error}"
-            if own is not None:  # the model need not be one of these families
+            if own is not None:  # the settings name no family, so the remaining families are tried
                 others = tuple(offer for offer in job.families if offer not in culprits)
                 if not culprits or not others:
                     return jobs.Recognised(own, (why,))
@@ -181,7 +181,7 @@ class Families:
 
 
 class _Phase:
-    """What a child that loads families is doing, by its progress messages."""
+    """The phase that a child reported last; empty before its first progress message."""
 
     name = ""
 

@@ -1,8 +1,8 @@
 """The daemon's end of the job server (`edged.jobs.server`), the process that forks one-shot children.
 
-A server starts with the first child and ends by itself after a time without children; the next child starts another
-one. If libraries on disk or this process's environment have changed, the next child gets a new server, and the old one
-stays until its children have ended.
+A server starts with the first child and ends by itself after a time without children. Then the next child gets a new
+server. If libraries on disk or this process's environment have changed, the next child also gets a new server, and the
+old server stays until its children have ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which frames of a collection an engine is judged on, and what becomes of its report when they are gone."""
+"""Chooses the frames of a collection that an engine is judged on, and the judgement that it has once they are gone."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def job_of(verify: jobs.Verify, model: Model, limit_s: float) -> jobs.Judge | No
 
 
 def without_frames(record: EngineRecord, collection: str) -> Judgement:
-    """Return the judgement of an engine if the frames of the collection are gone: the last one on that collection."""
+    """Return the judgement of an engine if the frames of the collection are gone: its last one on that collection, or
+    else one with the outcome `no_frames`."""
     last = record.judgement
     return last if last is not None and last.collection == collection else Judgement(collection, "no_frames")

@@ -48,7 +48,7 @@ class _Learning:
     demand: Demand | None = None
     target: Profile | None = None  # being built, not proven yet
     refused: dict[Profile, float] = field(default_factory=dict)  # could not be built; when to try each again
-    looked: int = -1  # version of the traffic that the demand follows from
+    looked: int = -1  # version of the traffic from which the demand was computed
     written: float = 0.0
     noted: int = 0  # number of requests at the last write
     state: str = ""

@@ -74,10 +74,10 @@ class Loader:
         """Load a model, or reload it from disk, and return once it answers.
 
         `config` is a configuration in JSON that replaces config.pbtxt. `files`, by path inside the model's folder,
-        replace all files of the model. A version that was loaded before answers until then, and stays loaded if this
-        fails. The models of an ensemble are loaded from disk first, if they are not loaded. Raises NotFound,
-        InvalidInput or NotReady if the model cannot be served, and Refused unless the mode is explicit. The work
-        continues if the caller is cancelled.
+        replace all files of the model. If a version is loaded already, it answers until the new one does, and stays
+        loaded if loading fails. The models of an ensemble are loaded from disk first, if they are not loaded. Raises
+        NotFound, InvalidInput or NotReady if the model cannot be served, and Refused unless the mode is explicit. The
+        work continues if the caller is cancelled.
         """
         self._require_command(name)
         await self._finish(self._load(name, config, dict(files or {})))
@@ -173,7 +173,7 @@ class Loader:
             _LOG.info("model %s: loaded by command, version %s", name, ", ".join(e.version for e in entries.values()))
 
     async def _load_part(self, ensemble: str, part: str, added: list[str]) -> None:
-        """Load a model of an ensemble, unless it is loaded; then its name is appended to `added`."""
+        """Load a model of an ensemble if it is not loaded yet, and append its name to `added`."""
         held = await asyncio.to_thread(self._selection.held, part)
         if held or self._catalogue.is_configured(part):
             return
@@ -320,8 +320,8 @@ def parts(entries: Iterable[ModelEntry]) -> set[str]:
 
 
 def _once(places: Sequence[_Rows]) -> list[Listed]:
-    """Return the rows of all slots. A version that serves in one slot and is loading in another gets only the first
-    row."""
+    """Return the rows of all slots. If a version serves in one slot and is loading in another, the list has only the
+    row of the slot that serves it."""
     versions = {there.version for there, _ in places if there is not None}
     found: list[Listed] = []
     for there, coming in places:

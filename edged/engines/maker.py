@@ -193,7 +193,8 @@ class Maker:
     async def _make(self, planned: PlannedModel, engine: PlannedEngine, task: Task) -> None:
         """Take an engine from the shared store, wait for the box that builds it, or build it."""
         sharing = self._sharing
-        # A command builds an engine again that is there. After a failure, or a crash, this box is on its own.
+        # A usable engine is here only because a command requests a rebuild. After a failure or crash, this box builds
+        # the engine itself.
         if sharing is None or task.recipe.is_reference or engine.is_usable or engine.failures:
             await self._build(planned, engine, task)
             return
@@ -227,7 +228,7 @@ class Maker:
             record = await self._builder.take_over(task, fetch, on_progress, capacity)
         except Superseded:
             raise
-        except EdgedError as error:  # also if it has no room here, which the build finds out too
+        except EdgedError as error:  # also OutOfSpace: the build that follows will report it
             sharing.refuse(found, error)
             engine.move(EngineState.ABSENT, f"the engine of {found.signer} is not used: {error}")
         else:
@@ -295,7 +296,7 @@ class Maker:
             self._give_up_trial(engine, task, f"does not work with this device: {error}")
         except EdgedError as error:
             if is_unproven and engine.failures + 1 < self._settings.attempts:
-                engine.fail(error)  # the error says nothing about the engine, whose build may have taken an hour
+                engine.fail(error)  # not given up: the engine may be good, and its build may have taken an hour
             else:
                 self._give_up_trial(engine, task, f"could not be tried: {error}")
         except KeyError:

@@ -263,9 +263,9 @@ class Opener:
             raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
 
     async def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
-        """Handle a refusal of the runtime to open an engine. A temporary refusal is tried again. A reference, or an
-        engine whose warm-up failed, stays refused. Another engine is built again, but not after the first refusals,
-        because a build may take an hour."""
+        """Handle a refusal of the runtime to open an engine. After a temporary refusal, opening is tried again. A
+        reference, or an engine whose warm-up failed, stays refused. Any other engine is built again, but only after
+        several refusals, because a build may take an hour."""
         _LOG.warning("engine %s of model %s cannot be opened: %s", engine.digest[:12], model.name, error)
         engine.met_disk(error)
         if _may_pass(engine, error):
@@ -281,8 +281,8 @@ class Opener:
 
 
 def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
-    """Whether opening may succeed later: memory or space may be freed, or only a busy box made it take too long. For a
-    built engine, also the first refusals of the runtime count as temporary."""
+    """Whether opening may succeed later: memory or space may be freed, or opening took too long on a busy box. For a
+    built engine, the first refusals of the runtime count as temporary too."""
     if isinstance(error, OutOfMemory | Overloaded | OutOfSpace):
         return engine.recipe.is_reference or engine.state is EngineState.READY
     if engine.recipe.is_reference:
@@ -292,8 +292,9 @@ def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
 
 
 def _kind(model: Model | None, engine: PlannedEngine) -> HostKind:
-    """Return the host for an engine. The code of another package runs in a separate host. So it can read only frames of
-    its models, it affects no other model if it hangs or crashes, and a new version of it gets a new process."""
+    """Return the host for an engine. The code of another package runs in a separate host. There, it can read only
+    frames of its own models, and affects no other model if it hangs or crashes. A new version of the code gets a new
+    host."""
     backend, package = engine.recipe.backend, model.recognition.package if model is not None else None
     own = f"{engine.apart} {package} {package.digest} " if package is not None else engine.apart
     return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "", own)

@@ -21,8 +21,8 @@ _READY = Readiness(ReadyState.READY)
 
 
 class Pipelines:
-    """The slots of pipelines by name. `models` and `ensembles` have the names of all models and ensembles, and change
-    with them; `find` returns the plan of NAME or NAME:VERSION, or raises NotFound or NotReady."""
+    """The slots of pipelines by name. `models` and `ensembles` always contain the current names of all models and
+    ensembles. `find` returns the plan of NAME or NAME:VERSION, or raises NotFound or NotReady."""
 
     def __init__(
         self, models: Collection[str], find: Callable[[str], PlannedModel], ensembles: Collection[str] = ()

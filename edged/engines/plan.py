@@ -155,7 +155,8 @@ class PlannedModel:
 
     @property
     def quarantine(self) -> str:
-        """Why no engine is opened: all are quarantined or refused. Empty if an engine serves or may open."""
+        """Why no engine is opened: all are quarantined or refused, at least one of them quarantined. Otherwise empty,
+        also while an engine serves or is being opened."""
         reasons = [engine.quarantined for engine in self.engines.values() if engine.quarantined]
         if not reasons or self.slot.current is not None or self.opening is not None:
             return ""
@@ -194,8 +195,8 @@ class PlannedModel:
         return any(other.may_open for other in others)
 
     def is_hopeless(self) -> bool:
-        """Whether no engine serves or ever can: the runtime refused even the reference, or the model on disk cannot be
-        served and the host of the previous content has ended."""
+        """Whether no engine serves, and no engine can ever serve: the runtime refused even the reference, or the model
+        on disk cannot be served and the host of the previous content has ended."""
         if self.problem is not None and not self.serving and self.model is not None:
             return True
         reference = self.reference

@@ -21,9 +21,9 @@ class EngineView(msgspec.Struct, frozen=True):
     """One engine that a model should have. Times are monotonic seconds.
 
     `cost` is the time of one inference divided by the reference's. Both were timed alternately, so costs of different
-    days can be compared. If the model is busy, the times are those with all instances at work. A precision coarser than
-    requested adds to the cost (`views.cost`). A doubted engine does not serve, nor does one that is
-    outpaced: of lower precision, and not faster than float32.
+    days can be compared. If the model is busy, the times are those with all instances at work. A lower precision that
+    the settings do not name increases the cost (`views.cost`). Two kinds of engines of lower precision must not serve:
+    a doubted one, whose float32 engine was rejected, and an outpaced one, which is not faster than a float32 engine.
     """
 
     key: str
@@ -36,7 +36,7 @@ class EngineView(msgspec.Struct, frozen=True):
     edition: str = ""  # identifies the build
     apart: str = ""  # the separate host that it belongs in; empty for the shared host
     cost: float | None = None
-    parallelism: Parallelism = ONE_INSTANCE  # the form that `cost` is of, the best for the model's demand
+    parallelism: Parallelism = ONE_INSTANCE  # the form that `cost` was timed in, the best one for the demand
     retry_at: float = 0.0  # when an absent engine, or one whose build failed, may be made
     open_at: float = 0.0  # when opening it may be tried (again)
     request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
@@ -79,7 +79,7 @@ class ModelView(msgspec.Struct, frozen=True):
     superseded: bool = False  # its file has changed
     outdated: bool = False  # the serving engine is of the right model, but was built before the device changed
     is_slow: bool = False  # the serving engine has been much slower than usual for a while
-    lowering: bool = False  # an optimised engine was rejected, and the one optimised less is not planned yet
+    lowering: bool = False  # an optimised engine was rejected, and a less optimised one is not planned yet
     is_hopeless: bool = False  # nothing serves, and no engine can ever be opened
     fallback: FallbackView = FallbackView()
 
@@ -133,7 +133,7 @@ class OpenFallback(_OfEngine, frozen=True):
 
 
 class CloseFallback(_OfModel, frozen=True):
-    """Close the engine in the model's fallback slot, to free its memory. The next request for it waits about a
+    """Close the engine in the model's fallback slot, to free its memory. The next request for the slot waits about a
     second."""
 
 
@@ -186,7 +186,7 @@ def _open(model: ModelView, now: float) -> Open | None:
     if model.opening:
         return None
     able = [e for e in model.engines if _can_open(e) and e.open_at <= now]
-    if not able and model.serving is None:  # a slow engine is better than none while those that outpace it do not open
+    if not able and model.serving is None:  # no faster engine can be opened, so an outpaced one may serve
         able = [e for e in model.engines if e.usable and e.is_outpaced and not e.is_doubted and e.open_at <= now]
     if not able:
         return None
@@ -211,7 +211,8 @@ def _opened(model: ModelView, engine: EngineView) -> Open:
 
 
 def _first_choice(able: list[EngineView]) -> EngineView:
-    """Return the engine to open first. The rule is the same as for replacing, so a restart ends at the same engine."""
+    """Return the engine to open first. A serving engine is replaced by the same rule, so a restart opens the engine
+    that served before."""
     chosen = able[0]
     for engine in able[1:]:
         if _is_better(engine, chosen.cost):
@@ -353,7 +354,8 @@ def _may_overtake(engine: EngineView, action: Work | None) -> bool:
 
 
 def _is_missed(model: ModelView, engine: EngineView) -> bool:
-    """Whether an evicted engine is to be built again: no other optimised engine exists, will exist, or was better.
+    """Whether an evicted engine must be built again: no other optimised engine is usable or can still be made, and no
+    other evicted engine was faster.
 
     An engine that is not faster than the reference is not built again: it would be the first to be evicted.
     """

@@ -116,7 +116,7 @@ class _Work:
     # -- opset and IR version ----------------------------------------------------------------------------------------
 
     async def versions(self) -> None:
-        """Lower opset and IR version to versions that ONNX Runtime supports, and if possible all installed runtimes."""
+        """Lower the opset and the IR version to ones that all installed runtimes support, or at least ONNX Runtime."""
         if not (self._options.wants(Step.OPSET) or self._options.wants(Step.IR)):
             return
         opset, ir = self.inspection.opsets.get("ai.onnx", 0), self.inspection.ir_version
@@ -158,9 +158,9 @@ class _Work:
     def _targets(self, step: Step, version: int, reference: int, all_newest: Sequence[int]) -> list[int]:
         """Return the versions to try, in order; [0] if the version stays.
 
-        The first is a version that every installed runtime supports, the last one that ONNX Runtime supports. If the
-        user named the step, the version is lowered even if ONNX Runtime supports it. Raises Unsuitable if the requested
-        version is newer than the model's.
+        If the user requested a version, it is the only one. Otherwise every installed runtime supports the first
+        version, and ONNX Runtime supports the last. If the user named the step, the version is lowered even if ONNX
+        Runtime supports it. Raises Unsuitable if the requested version is newer than the model's.
         """
         if not self._options.wants(step):
             return [0]

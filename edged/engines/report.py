@@ -45,7 +45,7 @@ from edged.tensors import TensorSpec
 from edged.version import __version__
 
 SERVING = "serving"
-_MOST_VALUE, _BEGINNING = 4096, 60  # characters of a setting: text recognisers may list 20,000
+_MOST_VALUE, _BEGINNING = 4096, 60  # longest value shown whole; length shown of a longer one, such as a character list
 
 
 def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shapes: Shapes | None) -> ModelInfo:
@@ -117,8 +117,8 @@ _LANGUAGE_OUTPUTS = (TensorSpec("text_output", "BYTES", (1,)),)
 
 
 def language(planned: PlannedLanguageModel, alarms: tuple[Alarm, ...] = ()) -> ModelInfo:
-    """Report a language model as a model, with the alarms that concern it. Its tensors are those of streams of
-    requests."""
+    """Report a language model as a model, with the alarms that concern it. Its inputs and outputs are those of requests
+    in Triton's streams."""
     about, entry = language_model(planned), planned.entry
     measured = f", {about.first_token_ms:.0f} ms to the first token, {about.tokens_per_s:.0f} tokens/s"
     notes = [f"context of {about.context} tokens{measured if about.tokens_per_s else ''}"] if about.context else []
@@ -182,8 +182,8 @@ def _alarm(raised: Alarm) -> AlarmInfo:
 
 
 def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_command: bool = False) -> list[EngineInfo]:
-    """Report every engine that a model should have, then stored engines that no model should have. `by_command`: the
-    configuration allows builds by command only."""
+    """Report every engine that a model should have, then stored engines that no model should have. `only`: the name of
+    the one model to report; empty for all. `by_command`: the configuration allows builds by command only."""
     reports = [
         _as_opened(
             planned,
@@ -264,7 +264,8 @@ def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], tr
 
 
 def _as_opened(planned: PlannedModel, engine: PlannedEngine, found: EngineInfo) -> EngineInfo:
-    """Return the report with the number of instances, and where nodes have run since the engine was last opened."""
+    """Return the report with two additions: the number of instances if the engine serves, and the providers that ran
+    its nodes when it was last opened."""
     current = planned.slot.current
     if current is not None and current.engine.key == engine.digest:
         found = msgspec.structs.replace(found, instances=current.parallelism.instances)

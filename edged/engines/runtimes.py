@@ -14,7 +14,7 @@ _LIMITS = Limits(seconds=120.0, memory_mb=4096)
 
 
 async def supports(backends: Iterable[str]) -> tuple[RuntimeSupport, ...]:
-    """Return what each backend's runtime takes, tested in a child process, one after the other."""
+    """Return the newest ONNX versions that each backend's runtime takes. A child process tests each runtime in turn."""
     found: list[RuntimeSupport] = []
     for backend in backends:
         try:

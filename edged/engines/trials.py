@@ -2,7 +2,7 @@
 the children end, and caches the outcomes on disk, so that a restart does not repeat trials.
 
 If a child crashes, hangs or takes too much memory, that is a finding at the stage that it had reached. Failures that
-say nothing about the model (no process left, a full disk, a kill from outside) are raised as errors.
+the model did not cause (no process left, a full disk, a kill from outside) are raised as errors.
 
 CACHE/admissions/DIGEST-KEY.json contains one outcome. KEY is a digest of everything else that the outcome depends on:
 the versions of edged and of the runtime, the limits, and the inputs. CACHE/runtimes/BACKEND.json contains what a
@@ -117,7 +117,7 @@ def stage_of(phase: str) -> Stage | None:
 
 
 def is_lasting(finding: Finding | None) -> bool:
-    """Whether another trial would find the same. Timeouts and lack of memory depend on the box's load."""
+    """Whether another trial would have the same outcome. Timeouts and lack of memory depend on the box's load."""
     return finding is None or finding.category not in (Category.TIMED_OUT, Category.TOO_MUCH_MEMORY)
 
 
@@ -158,7 +158,7 @@ def _size(size: int) -> str:
 
 _UNKNOWN = RuntimeSupport("", 0, 0, 0)  # of a runtime that ended before it reported anything
 _STARVED = 8.0  # a child that waits for a processor gets up to this many times the limit as extra time
-_HASHING_SECONDS = 3600.0  # the external data of a model are regular files of a known size, and disks are slow
+_HASHING_SECONDS = 3600.0  # extra time to hash the external data of a model: its size is known, and disks are slow
 
 
 class _Stages:
@@ -197,7 +197,7 @@ async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> j
     except ChildLost as error:
         if error.how == "killed":
             raise
-        await asyncio.to_thread(require_same, job.order)  # a file that was overwritten may have crashed it
+        await asyncio.to_thread(require_same, job.order)  # the child may have crashed because the file was overwritten
         family = job.recognition.other_family if job.recognition is not None else ""
         finding = lost(error, stages.now, limits, granted.seconds, TITLES.get(backend, backend), family)
         return jobs.Checked(job.support or _UNKNOWN, finding)
@@ -293,7 +293,7 @@ class Outcomes:
 
     @staticmethod
     def _write(place: Path, content: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
+        with contextlib.suppress(OSError):  # without the cache, the next start only takes longer
             if not _holds(place, content):
                 place.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.write_file(place, content)

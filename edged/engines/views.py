@@ -42,9 +42,9 @@ def actual(
 def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
     """Apply a stored record to an engine. Models of the same content share engines, and any of them may have made one.
 
-    An engine that was judged by its model's standard ignores verdicts by the standard of another model, otherwise each
-    of the two would have it made again forever. If its files are missing, it is made again. An engine that was given
-    up accepts only a usable record. An engine that waits for its next attempt also accepts a rejection.
+    An engine that was judged by its model's standard ignores verdicts by another model's standard. Otherwise the two
+    models would have the engine made again forever. If its files are missing, it is made again. An engine that was
+    given up accepts only a usable record. An engine that waits for its next attempt also accepts a rejection.
     """
     same_standard = record.standard == engine.standard or engine.recipe.is_reference
     if engine.is_judged and not same_standard:
@@ -134,7 +134,7 @@ def _engine(planned: PlannedModel, engine: PlannedEngine, is_busy: bool) -> Engi
     )
 
 
-# An engine of lower precision must be this many times as fast as the fastest float32 engine.
+# An engine of a lower precision that the settings do not name must be this many times as fast as a float32 engine.
 LEAST_GAIN = 1.3
 EXACT = "fp32"
 
@@ -143,8 +143,8 @@ def cost(
     planned: PlannedModel, engine: PlannedEngine, is_busy: bool = False, parallelism: Parallelism | None = None
 ) -> float | None:
     """Return the time of one inference divided by the reference's, times `LEAST_GAIN` for a lower precision that the
-    settings do not name. Of the forms that were timed, `parallelism` is used; if it is None, the fastest one for the
-    demand. None if there is no such timing."""
+    settings do not name. Use the timing with this `parallelism`; if it is None, the fastest timing for the demand.
+    Return None if there is no such timing."""
     speeds = engine.record.speeds if engine.record is not None else ()
     costs = [each.cost(is_busy=is_busy) for each in speeds if parallelism in (None, each.parallelism)]
     if not costs:
@@ -153,8 +153,8 @@ def cost(
 
 
 def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> bool:
-    """Whether an engine must not serve although its answers passed: a float32 engine of its backend and device was
-    rejected, and none is usable."""
+    """Whether an engine of lower precision must not serve although its answers passed: a float32 engine of its backend
+    and device was rejected, and no float32 engine of them is usable. The reference does not count."""
     if engine.recipe.precision == EXACT:
         return False
     place = engine.recipe.backend, engine.recipe.device
@@ -164,7 +164,7 @@ def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> boo
 
 def is_outpaced(engine: PlannedEngine, engines: Collection[PlannedEngine], is_busy: bool = False) -> bool:
     """Whether an engine of lower precision must not serve because it is not faster than the fastest float32 engine that
-    can be opened. An engine that was not timed is not."""
+    can be opened. False if either was not timed."""
     gain = _gain(engine, engines, is_busy)
     return engine.recipe.precision != EXACT and gain is not None and gain <= 1.0
 
@@ -184,7 +184,7 @@ def precision_reason(planned: PlannedModel) -> str:
         asked = not _is_unasked(serving.recipe, planned.entry.settings)
         return "as set" if asked else "decoded alike" + (f", {gain:.1f}x as fast as fp32" if gain else "")
     reasons = dict[str, str]()
-    # Of several engines of a precision, the reason for the fastest.
+    # If a precision has several engines, the reason of the fastest one is kept, because it comes last.
     for each in sorted(planned.engines.values(), key=lambda each: _gain(each, planned.engines.values()) or 0.0):
         if why := why_not(each, planned):
             reasons[each.recipe.precision] = f"{each.recipe.precision} {why}"
@@ -192,8 +192,8 @@ def precision_reason(planned: PlannedModel) -> str:
 
 
 def why_not(engine: PlannedEngine, planned: PlannedModel) -> str:
-    """Return in a few words why an engine of lower precision does not serve; empty for other engines, and if it is not
-    known."""
+    """Return in a few words why an engine of lower precision does not serve; empty for other engines, and if the reason
+    is not known."""
     engines = planned.engines.values()
     if engine.recipe.precision == EXACT or engine.digest == planned.serving:
         return ""
@@ -208,8 +208,8 @@ def why_not(engine: PlannedEngine, planned: PlannedModel) -> str:
 
 
 def _gain(engine: PlannedEngine, engines: Collection[PlannedEngine], is_busy: bool = False) -> float | None:
-    """Return the speed of an engine as a multiple of the fastest float32 engine's that can be opened; None if either
-    was not timed."""
+    """Return how many times as fast an engine is as the fastest float32 engine that can be opened; None if either was
+    not timed."""
     own = _fastest(engine, is_busy)
     exact = [_fastest(each, is_busy) for each in engines if each.recipe.precision == EXACT and each.may_open]
     known = [each for each in exact if each is not None]

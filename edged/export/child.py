@@ -1,7 +1,8 @@
-"""The parent's end of the user's Python, in which a framework loads and exports a model.
+"""The parent's side of the user's Python, a process in which a framework loads and exports a model.
 
-That process gets the files of its environment and of the source to read, a scratch folder to write, which is also its
-home, no network, and limits of time and memory. Requests and answers are lines of JSON, see `frameworks/main.py`.
+That process may read the files of its environment and of the source, and write to a scratch folder, which contains its
+home. It has no network, and limits of time and memory. Requests and answers are lines of JSON, see
+`frameworks/main.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MAIN = Path(__file__).parent / "frameworks" / "main.py"
 _NOISE = 1 << 16  # bytes of standard error that are kept
 _DISK_MB = 16 << 10
 _LONGEST = 16 << 20  # bytes of an answer
-# Where frameworks keep downloaded weights, by the variable that moves it.
+# Folders below ~/.cache with downloaded weights, by the environment variable that names another folder.
 _CACHES = {"TORCH_HOME": "torch", "HF_HOME": "huggingface"}
 _OFFLINE = {
     **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "YOLO_OFFLINE", "ULTRALYTICS_SAFE_LOAD"), "1"),
@@ -60,18 +61,18 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class ModuleMissing(Unsupported):
-    """The user's Python lacks a module, which is the message."""
+    """The user's Python lacks a module. The message is the module's name, if known."""
 
 
 class Limits(NamedTuple):
-    """Of all steps together: seconds of wall-clock time, MiB of memory."""
+    """Limits of all steps together: seconds of wall-clock time, MiB of memory."""
 
     seconds: float
     memory_mb: int
 
 
 class FrameworkProcess:
-    """A running Python of the user. Raises the errors of `ask`."""
+    """A running process of the user's Python. Raises InvalidInput if this Python cannot be used."""
 
     def __init__(self, python: str, scratch: Path, reads: tuple[str, ...], imports_from: str, limits: Limits) -> None:
         """`reads` are files and folders that the source needs; `imports_from` is the folder of the user's modules."""
@@ -106,7 +107,7 @@ class FrameworkProcess:
         """Send a request and wait for the answer. Raises ModuleMissing for a package, Unsuitable if the source
         is refused, BuildFailed if the framework fails or a limit is exceeded."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; reading says how
+        with contextlib.suppress(BrokenPipeError):  # the process has ended; `_line` reports how
             self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
             self._process.stdin.flush()
         try:
@@ -125,7 +126,7 @@ class FrameworkProcess:
         return found
 
     def close(self) -> None:
-        """Kill the process and what it started, also what left its session."""
+        """Kill the process and all processes that it started, also those that left its session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -166,7 +167,7 @@ class FrameworkProcess:
 
 
 def _places(python: str) -> tuple[str, ...]:
-    """Return the folders of an environment's modules. Raises InvalidInput if it is no Python that can be used."""
+    """Return the folders of a Python's modules. Raises InvalidInput if the Python does not run or is too old."""
     try:
         command = [python, "-c", _ASK]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **process.ISOLATED)
@@ -179,8 +180,8 @@ def _places(python: str) -> tuple[str, ...]:
 
 
 def _environment(scratch: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the environment variables: a home in the scratch folder, and nothing online. Also return the user's caches
-    of weights, which are read."""
+    """Return the environment variables, which set a home in the scratch folder and keep frameworks offline. Also return
+    the user's caches of weights, which the process may read."""
     home = scratch / "home"
     home.mkdir()
     kept: Mapping[str, str] = {
@@ -197,7 +198,7 @@ def _environment(scratch: Path) -> tuple[dict[str, str], tuple[str, ...]]:
         "TMPDIR": str(scratch),
         "YOLO_CONFIG_DIR": str(home),
     }
-    # Weights only: next to them are tokens.
+    # Only the folders of weights, since the folders around them have tokens.
     return {**kept, **_OFFLINE, **own, **caches}, tuple(f"{place}/hub" for place in caches.values())
 
 

@@ -1,10 +1,10 @@
-"""Whether an exported file answers as the framework does. Pure: answers in, a comparison out.
+"""Compares the answers of an exported file with the framework's. Pure: answers in, a comparison out.
 
-How far two correct answers differ depends on the model: a top-k that orders queries differently moves whole rows, as
-much as noise in the last bit of the picture does in the framework itself. So each output may differ `_TIMES` as much as
-the framework's own answer to an input that is moved by one step of its type (`verification.noise.nudged`). If that is
-so much that it proves nothing, or if rows may be in another order, the sorted values of each column are compared, and
-after that the decoded detections.
+How much two correct answers differ depends on the model. For example, a top-k may order queries differently, which
+moves whole rows; in the framework itself, noise in the last bit of the picture has the same effect. So the input is
+moved by one step of its type (`verification.noise.nudged`), and each output may differ by up to `_TIMES` times the
+resulting change of the framework's own answer. If this allowance is so large that it proves nothing, or if rows may be
+in another order, the sorted values of each column are compared, and after that the decoded detections.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _texts(values: Array) -> npt.NDArray[np.str_]:
 
 
 def _distance(expected: Array, found: Array) -> float:
-    """Return the relative L2 distance; infinite if one is finite where the other is not."""
+    """Return the relative L2 distance of the finite elements; infinite if the other elements are not the same."""
     one, other = expected.astype(np.float64), found.astype(np.float64)
     finite = np.isfinite(one)
     if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
@@ -161,11 +161,11 @@ def _distance(expected: Array, found: Array) -> float:
 def first_difference(
     framework: Mapping[str, Array], moved: Mapping[str, Array], file: Mapping[str, Array]
 ) -> str | None:
-    """Return the name of the first module whose output differs; None if that cannot be told.
+    """Return the name of the first module whose output differs; None if no such module is found.
 
     The arguments map "module|shape" to samples of the outputs, in the order of execution. Exporters fold modules into
-    others, such as a batch normalisation into a convolution, so a module that differs before one that agrees does not
-    count: the first one after the last that agrees does.
+    others, such as a batch normalisation into a convolution. So a module that differs does not count if a later module
+    agrees: the result is the first module that differs after the last module that agrees.
     """
     first: str | None = None
     for name, expected in framework.items():

@@ -47,7 +47,7 @@ _PROBE = ChildLimits(seconds=900.0, memory_mb=8192)
 
 
 class Wish(NamedTuple):
-    """What the user asked for; see `frameworks.contract.Request`. `opset` 0: as new as the boxes take."""
+    """The user's request; see `frameworks.contract.Request`. `opset` 0: as new as the boxes take."""
 
     weights: Path | None = None
     imgsz: tuple[int, int] | None = None
@@ -82,7 +82,7 @@ class Exported(msgspec.Struct, frozen=True):
 def export(
     source: Source, out: Path, wish: Wish, limits: TargetLimits, scratch: Path, notify: Callable[[str], None]
 ) -> Exported:
-    """Export a source to the file `out`, which is replaced at the end, and only if everything holds.
+    """Export a source to the file `out`, which is replaced at the end, and only if all checks succeed.
 
     Raises Unsupported if a package is missing, Unsuitable or ModelRefused if the source cannot be exported as asked,
     and BuildFailed if the framework fails or the file does not answer as the framework does.
@@ -170,9 +170,10 @@ class _Export:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, loaded: Answer) -> tuple[Path, str, Inspection]:
-        """Export in one of the framework's ways, or lower what it wrote, until the file is what was asked for."""
+        """Export in one of the framework's ways. If none writes versions that are old enough, convert the first file
+        that is right otherwise."""
         problem, best = "", None
-        # First what the exporter writes by itself: the boxes may take newer versions than it can write.
+        # First the exporter's own opset (0), since the boxes may take a newer opset than the exporter can write.
         asked = [self._wish.opset] if self._wish.opset or not self._limits.opset else [0, self._limits.opset]
         for opset, way in ((opset, way) for opset in asked for way in loaded.ways):
             named = way or "the exporter"
@@ -202,8 +203,8 @@ class _Export:
         return self._lowered(*best)
 
     def _lowered(self, place: Path, way: str, inspection: Inspection) -> tuple[Path, str, Inspection]:
-        """Convert what the exporter wrote to the versions that were asked for. Raises ModelRefused, with the operator
-        and, if the exporter wrote it, the source line."""
+        """Convert the exporter's file to the requested versions. Raises ModelRefused, with the operator and, if the
+        exporter wrote it into the file, the operator's source line."""
         sources = asyncio.run(self._finish(place, self._own / "traced.onnx")).sources
         opset, ir = self._wish.opset or self._limits.opset, self._limits.ir_version
         steps, versions = list[Step](), {}
@@ -236,7 +237,7 @@ class _Export:
     # -- proof -------------------------------------------------------------------------------------------------------
 
     def prove(self, file: Path, inspection: Inspection, loaded: Answer) -> Proof:
-        """Compare the file with the framework. Raises BuildFailed if it answers otherwise."""
+        """Compare the file with the framework. Raises BuildFailed if their answers differ."""
         samples_given = tuple(str(each.absolute()) for each in self._wish.samples)
         entry = msgspec.structs.replace(plain_entry("export", file, _ranges(loaded)), samples=samples_given)
         model = Model.of(entry, inspection)
@@ -278,7 +279,7 @@ class _Export:
         return dict(zip(outputs or answer.names, arrays, strict=True))
 
     def _first(self, sample: golden.Sample, loaded: Answer) -> str:
-        """Return where file and framework part, as the end of a message; empty if that is unknown."""
+        """Return the first module at which file and framework differ, as the end of a message; empty if unknown."""
         if not loaded.has_layers:
             return ""
         try:
@@ -295,7 +296,7 @@ class _Export:
 
 
 def _ranges(loaded: Answer) -> dict[str, str]:
-    """Return settings with which inputs are also asked in another size of each open dimension."""
+    """Return settings for the ranges of shapes, so that another size of each open dimension is tried as well."""
     found = {}
     for name, (_, shape, opened) in loaded.inputs.items():
         if opened:
@@ -305,7 +306,7 @@ def _ranges(loaded: Answer) -> dict[str, str]:
 
 
 def _lost(loaded: Answer, samples: Sequence[golden.Sample]) -> str:
-    """Return the open dimension that no answered input has in another size; empty if there is none."""
+    """Return an open dimension that has the same size in all answered inputs; empty if every open dimension varies."""
     for name, (_, shape, opened) in loaded.inputs.items():
         for axis, word in opened.items():
             if all(sample.inputs[name].shape[axis] == shape[axis] for sample in samples):
@@ -318,7 +319,7 @@ def _moved(sample: golden.Sample) -> dict[str, Array]:
 
 
 def _save(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays by name; a letter before each keeps names such as "file" apart from the function's own words."""
+    """Write arrays by name. The letter x before each name keeps a name such as "file" apart from savez's parameter."""
     np.savez(path, **{f"x{name}": value for name, value in arrays.items()})  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Which exporter a source needs. Nothing of the source is executed: names in pickles are read without unpickling."""
+"""Finds the exporter for a source. Nothing of the source is executed: names in pickles are read without unpickling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMS = (
     "an Ultralytics checkpoint (.pt), PACKAGE.MODULE:FACTORY, timm:NAME, torchvision:NAME, rfdetr:NAME, a Keras model"
     " (.keras), a folder of Hugging Face, TensorFlow or PaddlePaddle, or a pickled estimator (.pkl, .joblib)"
 )
-# What to install for each exporter.
+# The packages to install for each exporter, as arguments of pip.
 PACKAGES = {
     "huggingface": "transformers torch onnx onnxscript",
     "keras": "tensorflow tf2onnx",
@@ -61,8 +61,8 @@ class Source(NamedTuple):
 
 
 def find(text: str) -> Source:
-    """Return the exporter for a source as the user wrote it. Raises InvalidInput if there is none, Refused for a
-    checkpoint of another framework's code."""
+    """Return the exporter for a source as the user wrote it. Raises InvalidInput if no exporter fits, Refused for a
+    checkpoint of torch that is not from Ultralytics."""
     prefix, _, rest = text.partition(":")
     path = Path(text)
     if prefix in _NAMED and rest and not path.exists():

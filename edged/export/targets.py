@@ -1,4 +1,4 @@
-"""What the boxes that shall serve an exported model take."""
+"""The newest ONNX versions that the boxes for an exported model take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _REFERENCE = "onnxruntime"
 
 
 class Limits(NamedTuple):
-    """The newest ONNX versions that all boxes take; 0 if they are not limited. `why` names what limits the opset."""
+    """The newest ONNX versions that all boxes take; 0 if they are not limited. `why` names the runtime and the box that
+    limit the opset."""
 
     opset: int = 0
     ir_version: int = 0
@@ -21,8 +22,8 @@ class Limits(NamedTuple):
 
 
 def intersection(boxes: Mapping[str, Sequence[RuntimeSupport]]) -> Limits:
-    """Return what every runtime of every box takes. Raises Unsupported if a box has no working ONNX Runtime, with which
-    every answer is compared."""
+    """Return the newest versions that every working runtime of every box takes. Raises Unsupported if a box has no
+    working ONNX Runtime, with which every answer is compared."""
     limits = Limits()
     for box, runtimes in boxes.items():
         working = [each for each in runtimes if not each.problem]

@@ -1,4 +1,4 @@
-"""Whether an exporter wrote what it was asked for. Exporters only log it if they did not. Pure."""
+"""Checks whether an exported file is as requested. If it is not, exporters only log this. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ Inputs = Mapping[str, tuple[str, tuple[int, ...], dict[int, str]]]  # see `child
 
 
 def versions_beyond(found: Inspection, wanted: int, limits: Limits) -> str:
-    """Return how opset and IR version are beyond what was asked for, 0 for no wish, or what the boxes take; empty if
-    they are not. Some exporters write an older opset than asked for, if the operators are the same there."""
+    """Return how the opset or the IR version is newer than requested or than the boxes take; empty if neither is.
+    `wanted` is the requested opset, 0 without a request. An older opset is accepted: some exporters write one if the
+    operators are the same there."""
     opset = found.opsets.get("ai.onnx", 0)
     if wanted and opset > wanted:
         return f"opset {opset} instead of {wanted}"
@@ -25,7 +26,7 @@ def versions_beyond(found: Inspection, wanted: int, limits: Limits) -> str:
 
 
 def unlike(found: Inspection, asked: Inputs) -> str:
-    """Return how the inputs differ from those asked for; empty if they do not."""
+    """Return how the inputs differ from the requested ones; empty if they do not."""
     inputs = {spec.name: spec for spec in found.signature.inputs}
     if len(inputs) != len(asked):
         return f"it has the inputs {', '.join(inputs)} instead of {', '.join(asked)}"

@@ -1,7 +1,7 @@
 """An object store that boxes share: a folder, a web server, S3, Google Cloud Storage or Azure, by `obstore`.
 
-Every call ends in time, also if the server is away, slow, or never ends its answer. The store is not trusted: callers
-check what they read.
+Every call has a time limit, also if the server is down, slow, or never ends its answer. The store is not trusted:
+callers check the data that they read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 
 class Patience(NamedTuple):
-    """How long calls may take. `call_s`: a call that moves little data, and the pause between two pieces of a file.
-    `slowest`: bytes a second of a whole file, after `call_s`."""
+    """Time limits of calls. `call_s`: seconds for a call that moves little data, and for each piece of a file.
+    `slowest`: the least rate for a whole file, in bytes a second; `call_s` is added to the resulting time."""
 
     call_s: float = 20.0
     slowest: float = 200_000.0
@@ -52,7 +52,7 @@ USUAL = Patience()
 
 
 class Item(NamedTuple):
-    """An object: its name in the bucket, bytes, and when it was written, in seconds since the epoch."""
+    """An object: its name in the bucket, its size in bytes, and when it was written, in seconds since the epoch."""
 
     name: str
     size: int
@@ -75,11 +75,12 @@ def check_address(url: str) -> None:
 
 
 class Bucket:
-    """The objects below a URL. Calls raise DaemonUnavailable if the store is away or too slow, Unauthenticated,
-    Refused for other failures, and Unsupported if `obstore` is missing."""
+    """The objects below a URL. Calls raise Unauthenticated if the credentials are wrong, Refused if an object is behind
+    a symbolic link, Unsupported if `obstore` is missing or the store lacks the operation, and DaemonUnavailable for all
+    other failures, such as a slow store."""
 
     def __init__(self, url: str, patience: Patience = USUAL) -> None:
-        """Raises ConfigError for a URL of another form. The store is not contacted."""
+        """Prepare the use of the store; do not contact it. Raises ConfigError unless the URL names a store."""
         check_address(url)
         self.url, self._patience, self._opened = url.rstrip("/"), patience, None
         parts = urlsplit(self.url)
@@ -87,7 +88,7 @@ class Bucket:
 
     @property
     def place(self) -> str:
-        """The URL for messages."""
+        """The URL without its query, for messages."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
@@ -102,7 +103,7 @@ class Bucket:
     async def save(self, name: str, file: Path, size: int) -> str:
         """Write an object of at most `size` bytes to a new file; return its SHA-256 in hexadecimal digits.
 
-        Raises NotFound if it is missing, TooLarge if it has more, and OutOfSpace or DiskFailing for the disk.
+        Raises NotFound if the object is missing, TooLarge if it is larger, OutOfSpace or DiskFailing for the disk.
         """
         digest = hashlib.sha256()
         try:
@@ -120,11 +121,12 @@ class Bucket:
         return digest.hexdigest()
 
     async def write(self, name: str, data: bytes) -> None:
-        """Write a small object, and replace one of this name."""
+        """Write a small object; replace an object of this name."""
         await self._call(name, lambda obstore, store: obstore.put_async(store, name, data))
 
     async def create(self, name: str, data: bytes) -> bool:
-        """Write a small object unless it exists; return whether it was written. Some stores replace it nevertheless."""
+        """Write a small object unless it exists; return whether it was written. A store without this feature, such as a
+        web server, replaces an existing object; the result is then True."""
         try:
             await self._call(name, lambda obstore, store: obstore.put_async(store, name, data, mode="create"))
         except _Exists:
@@ -134,7 +136,7 @@ class Bucket:
         return True
 
     async def upload(self, name: str, file: Path) -> None:
-        """Write a file as an object, and replace one of this name."""
+        """Write a file as an object; replace an object of this name."""
         seconds = self._patience.whole(file.stat().st_size)
         await self._call(name, lambda obstore, store: obstore.put_async(store, name, file), seconds)
 
@@ -147,7 +149,8 @@ class Bucket:
         return int(found["size"])
 
     async def list(self, prefix: str) -> list[Item]:
-        """Return all objects below a prefix. Raises Unsupported if the store cannot list, as plain web servers."""
+        """Return all objects below a prefix, except those behind a symbolic link of a folder. Raises Unsupported if the
+        store cannot list its objects, such as a plain web server."""
         stream = await self._call(prefix, _listed(prefix))
         found, end = [], asyncio.get_running_loop().time() + 30 * self._patience.call_s
         while page := await self._within(prefix, _next(stream), self._patience.call_s):
@@ -199,7 +202,7 @@ class Bucket:
     def _failure(self, name: str, error: Exception) -> EdgedError:
         from obstore import exceptions
 
-        # The text may have several lines, also the answer of a server.
+        # The text may have several lines, and may contain a server's answer.
         text = redact(str(error).partition("\n")[0])[:200]
         if isinstance(error, (exceptions.NotFoundError, FileNotFoundError)):
             return NotFound(f"{name} is not in {self.place}")
@@ -228,12 +231,12 @@ class Bucket:
                 raise DaemonUnavailable(f"folder {self._folder} does not exist")
             return from_url(self.url)
         options: dict[str, Any] = {
-            # Manifests are signed and have the digests of files, so that a connection need not be encrypted.
+            # Manifests are signed and contain the digests of all files, so the connection need not be encrypted.
             "client_options": {"allow_http": True, "connect_timeout": f"{min(10, seconds)}s", "timeout": "1h"},
             "retry_config": {"max_retries": 1, "retry_timeout": timedelta(seconds=seconds)},
         }
         if parts.scheme == "s3" and not any(map(os.environ.get, _AWS)):
-            # Without credentials the library would ask the address that has them in Amazon's cloud.
+            # Otherwise the library would request credentials from the address that provides them in Amazon's cloud.
             options["skip_signature"] = True
         try:
             return from_url(self.url, **options)

@@ -1,4 +1,4 @@
-"""The Ed25519 key that a box signs its engines with, and the keys of other boxes that it trusts. By PyNaCl.
+"""The Ed25519 key with which a box signs its engines, and the trusted keys of other boxes. Uses PyNaCl.
 
 STATE/fleet/key             the secret key, in hexadecimal digits; only its owner may read it
 STATE/fleet/trusted.json    {"boxes": {"NAME": "public key in hexadecimal digits"}}
@@ -33,7 +33,7 @@ class _Trusted(msgspec.Struct, frozen=True):
 
 
 class Keys:
-    """The keys below a daemon's state directory. Files are read at each call: they change rarely, and are small."""
+    """The keys below a daemon's state directory. Each call reads the files again; they are small."""
 
     def __init__(self, state: Path) -> None:
         self._folder = state / FOLDER
@@ -75,7 +75,8 @@ class Keys:
         return _public(secret), bytes(_signing().SigningKey(secret).sign(data).signature).hex()
 
     def trust(self, name: str, key: str) -> None:
-        """Trust the engines of a box. Raises InvalidInput, or AlreadyExists if the name has another key."""
+        """Trust the engines of a box. Raises InvalidInput for an invalid name or key, AlreadyExists if the name has
+        another key."""
         if not _NAME.fullmatch(name):
             raise InvalidInput(f"{name[:40]!r} is not a name of a box; use letters, digits and . _ @ -")
         if not _HEX.fullmatch(key):
@@ -86,7 +87,7 @@ class Keys:
         self._write({**found, name: key})
 
     def untrust(self, name: str) -> str:
-        """Trust a box no longer; return its key. Raises NotFound."""
+        """Stop trusting a box; return its key. Raises NotFound if no trusted box has this name."""
         found = dict(self.trusted())
         if name not in found:
             raise NotFound(f"{name[:40]!r} is not trusted; see: edged fleet keys")
@@ -145,7 +146,7 @@ class Keys:
 
 
 def is_signed(key: str, signature: str, data: bytes) -> bool:
-    """Whether a signature of data is by the owner of a public key, both in hexadecimal digits."""
+    """Whether the owner of a public key made the signature of `data`. Key and signature are hexadecimal digits."""
     nacl = _signing()
     with contextlib.suppress(Exception):  # hostile texts: no hexadecimal digits, another length, no point of the curve
         nacl.VerifyKey(bytes.fromhex(key)).verify(data, bytes.fromhex(signature))

@@ -1,8 +1,9 @@
-"""Which of several equal boxes builds an engine: the one that holds its lease in the bucket.
+"""Decides which of several equal boxes builds an engine: the box that holds the engine's lease in the bucket.
 
-A box creates the lease, waits a moment, and reads it back: of several boxes whose store does not honour "create only",
-the last one has it. Now and then two boxes build the same engine, which is harmless. The holder renews the lease. A
-lease that did not change for a while has no holder any more. Clocks are not compared: a box may start with a wrong one.
+A box creates the lease, waits a moment, and reads it back. In a store that cannot refuse to replace an object, the box
+that wrote last holds the lease. Sometimes two boxes build the same engine, which is harmless. The holder renews the
+lease. A lease that did not change for `Pace.void_s` is void: it has no holder any more. Each box measures this time
+with its own clock, since the clock of another box may be wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _LARGEST = 4096
 
 
 class Pace(NamedTuple):
-    """Seconds: until a new lease is read back, between renewals, and without a change until a lease is void."""
+    """Times in seconds: until a new lease is read back, between renewals, and without a change until a lease is
+    void."""
 
     settle_s: float = 2.0
     renew_s: float = 30.0
@@ -36,7 +38,8 @@ USUAL = Pace()
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Who builds: a name for people, a random number of this attempt, and how often the lease was renewed."""
+    """The content of a lease: the builder's name for people, a random text for this attempt, and how often the lease
+    was renewed."""
 
     holder: str
     nonce: str
@@ -54,7 +57,7 @@ class Leases:
         self._renewing: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
 
     async def holder(self, name: str) -> str:
-        """Return the holder of a lease; empty if it has none. Raises the errors of `Bucket`."""
+        """Return the holder of a lease; empty if the lease does not exist or is void. Raises the errors of `Bucket`."""
         found = await self._read(name)
         if found is None:
             self._seen.pop(name, None)
@@ -66,7 +69,8 @@ class Leases:
         return "" if self._clock() - since >= self._pace.void_s else found.holder or "another box"
 
     async def take(self, name: str) -> Lease | None:
-        """Take a lease that has no holder; None if another box was faster. Raises the errors of `Bucket`."""
+        """Take a lease for which `holder` returned an empty text. Return None if another box was faster. Raises the
+        errors of `Bucket`."""
         mine = Lease(self._holder, os.urandom(8).hex())
         data = msgspec.json.encode(mine)
         if name in self._seen:  # it is void
@@ -97,7 +101,7 @@ class Leases:
                 await self._bucket.delete(_place(name))
 
     def stop(self) -> None:
-        """Renew no lease any more, so that all become void."""
+        """Stop renewing all leases; after a while they are void."""
         for _, renewing in self._renewing.values():
             renewing.cancel()
         self._renewing.clear()

@@ -1,9 +1,9 @@
-"""What a box publishes about an engine: a small signed text with the digests of its files. Pure.
+"""Manifests, which describe published engines: small signed texts with the digests of an engine's files. Pure.
 
 engines/KEY.json      the manifest of the engine with this key
 engines/KEY.before    the manifest that it replaced, for `edged fleet rollback`
 timings/NAME.json     the manifest of a timing cache of TensorRT
-blobs/SHA256          files, by their content
+blobs/SHA256          files, named by the SHA-256 of their content
 leases/KEY.json       the box that builds an engine now; see leases.py
 """
 
@@ -24,7 +24,7 @@ from edged.store.record import EngineRecord
 FORMAT = 1
 LARGEST = 1 << 20  # bytes of a manifest
 LARGEST_ENGINE = 64 << 30  # bytes
-_DOMAIN = b"edged manifest 1\n"  # a signature is of nothing else
+_DOMAIN = b"edged manifest 1\n"  # begins each signed text, so that no signature of other data is valid here
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SHA_256 = re.compile(r"[0-9a-f]{64}")
 
@@ -32,8 +32,8 @@ Kind: TypeAlias = Literal["engine", "timings"]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A published engine, or a timing cache, which has no record. `name` is the engine's key, or the name of the
-    cache."""
+    """A published engine or timing cache. `name` is the engine's key or the name of the cache. `record` is None for a
+    timing cache."""
 
     format: int
     kind: Kind
@@ -57,11 +57,11 @@ class Signed(msgspec.Struct, frozen=True):
 
     @property
     def content(self) -> bytes:
-        """What is signed."""
+        """The bytes that are signed."""
         return _DOMAIN + self.manifest.encode()
 
     def read(self) -> Manifest:
-        """Return the manifest. Check the signature before. Raises Refused if it cannot be read."""
+        """Return the manifest. The caller checks the signature first. Raises Refused if the manifest cannot be read."""
         try:
             found = msgspec.json.decode(self.manifest, type=ready(Manifest))
         except (*NOT_JSON, ValueError) as error:
@@ -77,7 +77,7 @@ def place(kind: Kind, name: str) -> str:
 
 
 def place_before(name: str) -> str:
-    """Return the name of the manifest of an engine that was replaced."""
+    """Return the name of an engine's previous manifest in the bucket."""
     return f"engines/{name}.before"
 
 
@@ -87,13 +87,13 @@ def blob(file: FileRecord) -> str:
 
 
 def signed_text(manifest: Manifest) -> tuple[str, bytes]:
-    """Return a manifest as text, and what is to be signed."""
+    """Return a manifest as text, and the bytes to sign."""
     text = msgspec.json.encode(manifest).decode()
     return text, _DOMAIN + text.encode()
 
 
 def parse(data: bytes) -> Signed:
-    """Return a signed manifest. Raises Refused for other data."""
+    """Decode a signed manifest without checking the signature. Raises Refused for other data."""
     try:
         return msgspec.json.decode(data, type=ready(Signed))
     except (*NOT_JSON, ValueError):
@@ -101,8 +101,8 @@ def parse(data: bytes) -> Signed:
 
 
 def check(found: Manifest, kind: Kind, name: str, key: EngineKey | None = None) -> None:
-    """Raise Refused unless a manifest is about what was asked for: this name, and, for an engine, exactly this key.
-    Names of files must be plain, and digests SHA-256."""
+    """Raise Refused unless a manifest has this kind and name and, for an engine, exactly the parts of `key`. File names
+    must be plain, digests must be SHA-256, and the manifest must fit the engine's record."""
     if (found.kind, found.name) != (kind, name):
         raise Refused(f"the manifest is about {found.kind} {found.name[:40]!r}")
     if not found.files:

@@ -1,7 +1,9 @@
-"""What the daemon does with a shared store: before a build it asks for the engine, and afterwards it publishes it.
+"""Shares engines through a store. Before a build, the daemon looks for the engine there; after a build, it publishes
+the engine.
 
-An engine of another box is checked by signature, trust, key and digests. It is then verified on this box like one that
-was built here. If the store is away, slow or lying, the box builds by itself, and an alarm says why.
+For an engine of another box, the daemon checks the signature, whether it trusts the signer, the key and the digests.
+Then it verifies the engine like one that was built here. If the store cannot be reached, is slow, or returns wrong
+data, the box builds the engine itself, and an alarm gives the reason.
 """
 
 from __future__ import annotations
@@ -46,13 +48,14 @@ from edged.tasks import until_set
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged.fleet")
-_PAUSES_S = (30.0, 60.0, 300.0, 900.0)  # without the store, after it failed
-_LOOK_S = 900.0  # between two looks for engines that are not published
+_PAUSES_S = (30.0, 60.0, 300.0, 900.0)  # without the store, after its first, second, ... failure in a row
+_LOOK_S = 900.0  # between two searches for engines of this box that are not published yet
 _ASIDE_S = 1800.0  # until an engine that could not be tried is tried again
 
 
 class Timing(NamedTuple):
-    """Times of sharing; tests shorten them. `poll_s`: until another look whether another box has built an engine."""
+    """Times of sharing, in seconds; tests shorten them. After `poll_s` the daemon asks again whether another box has
+    built an engine."""
 
     poll_s: float = 20.0
     pace: Pace = leases.USUAL
@@ -72,21 +75,22 @@ class Found(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The key and the content of the engine."""
+        """The engine's key and edition, which differs for each build of a key."""
         record = self.manifest.record
         return self.manifest.name, record.edition if record is not None else ""
 
 
 class Turn(NamedTuple):
-    """Whose turn it is to build an engine: of the box `other` if that is not empty, otherwise of this one, which may
-    have a lease."""
+    """Which box builds an engine: the box `other`; if that is empty, this box. `lease` is this box's lease, None if it
+    builds without one."""
 
     other: str = ""
     lease: Lease | None = None
 
 
 class Link:
-    """Whether reading, or writing, the store works. After a failure it is not tried for a while."""
+    """Whether reading from the store works, or writing to it. After a failure, `is_up` is False for a while. Times are
+    in seconds, on the caller's clock."""
 
     def __init__(self, pauses_s: tuple[float, ...]) -> None:
         self._pauses_s = pauses_s
@@ -105,7 +109,7 @@ class Link:
 
 
 class Trouble(NamedTuple):
-    """Something wrong with the store, or with one engine in it: a key, or empty."""
+    """A problem of the store, or of one engine in it. `engine` is the engine's key, empty for the store."""
 
     message: str
     engine: str = ""
@@ -131,11 +135,12 @@ class EngineSharing:
         self._leases: Leases | None = None
         self._trouble: dict[str, str] = {}  # by the key of an engine
         self._reading, self._writing = Link(timing.pauses_s), Link(timing.pauses_s)
-        # Engines that are not right for this box: until when they are not tried; infinite if their answers are wrong.
+        # Engines that this box refused, by identity: the time until which they are not tried; infinite if an engine was
+        # altered or answers wrongly here.
         self._refused: dict[tuple[str, str], float] = {}
         self._published: set[tuple[str, str]] = set()
         self._altered: set[str] = set()  # digests of files that have another content in the store
-        self._waiting: dict[str, float] = {}  # by key, since when another box builds it
+        self._waiting: dict[str, float] = {}  # by key: since when this box waits for another box's build
         self._woken = asyncio.Event()
 
     def reconfigure(self, settings: Fleet) -> None:
@@ -151,7 +156,7 @@ class EngineSharing:
         self._woken.set()
 
     def troubles(self) -> Iterator[Trouble]:
-        """Yield what is wrong now, for alarms."""
+        """Yield the current problems, for alarms."""
         if both := "; ".join(dict.fromkeys(filter(None, (self._reading.problem, self._writing.problem)))):
             yield Trouble(f"engines cannot be shared: {both}; this box builds its own")
         for engine, message in self._trouble.items():
@@ -159,7 +164,7 @@ class EngineSharing:
 
     @property
     def is_on(self) -> bool:
-        """Whether the store may be asked now: it is configured and did not fail just now."""
+        """Whether the daemon may read from the store now: it is configured, and no pause after a failure is running."""
         return self._bucket is not None and self._reading.is_up(self._clock())
 
     @property
@@ -170,7 +175,8 @@ class EngineSharing:
     # -- before a build -----------------------------------------------------------------------------------------------
 
     async def find(self, key: EngineKey) -> Found | None:
-        """Return the engine with this key if the store has one that this box trusts; otherwise None."""
+        """Return the engine with this key if the store has one that this box trusts and has not refused; otherwise
+        None."""
         bucket = self._bucket
         if bucket is None or not self.is_on:
             return None
@@ -189,7 +195,7 @@ class EngineSharing:
         return found
 
     async def fetch(self, found: Found, out: Path) -> EngineRecord:
-        """Write the files of an engine into a folder; return its record. Raises Refused if a file is not the one of the
+        """Write the files of an engine into a folder; return its record. Raises Refused if a file does not match the
         manifest, and the errors of `Bucket`."""
         assert found.manifest.record is not None  # it was checked
         await self._fetch_files(found.bucket, found.manifest, out)
@@ -215,7 +221,7 @@ class EngineSharing:
             await asyncio.to_thread(_remove, part)
 
     async def turn(self, key: EngineKey) -> Turn:
-        """Return whose turn it is to build an engine. If it is another box, ask again after `timing.poll_s`."""
+        """Return which box builds an engine. If it is another box, ask again after `timing.poll_s`."""
         leases = self._leases
         if not self.is_on or leases is None:
             return Turn()
@@ -239,7 +245,8 @@ class EngineSharing:
         return Turn(lease=lease)
 
     async def built(self, key: EngineKey, timings: Path | None) -> None:
-        """Publish an engine that was built just now, if it is accepted, then let other boxes go on."""
+        """Publish an engine that was built just now, if it is usable; then release its lease, for which other boxes may
+        wait. `timings` is the file of TensorRT's timing cache; None without one."""
         held, bucket = self._leases, self._bucket
         try:
             record = self._store.records().get(key.digest)
@@ -256,8 +263,8 @@ class EngineSharing:
                 await held.release(key.digest)
 
     def refuse(self, found: Found, error: EdgedError) -> None:
-        """Do not use this engine again: it was altered, or its answers are wrong here. After another error, such as
-        lack of memory, do not use it for a while."""
+        """Refuse an engine forever if `error` means that it was altered or answers wrongly here. After another error,
+        such as lack of memory, refuse it for half an hour. After DaemonUnavailable, only pause reading."""
         if isinstance(error, DaemonUnavailable):
             self._failed(self._reading, error)
             return
@@ -271,7 +278,7 @@ class EngineSharing:
     # -- publishing ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Publish the engines of this box that the store does not have, now and then, until cancelled."""
+        """Publish the engines of this box that the store does not have, about every 15 minutes, until cancelled."""
         while True:
             self._woken.clear()
             bucket = self._bucket
@@ -285,7 +292,7 @@ class EngineSharing:
             await until_set(self._woken, down if down > 0 else _LOOK_S)
 
     def _is_due(self, record: EngineRecord) -> bool:
-        """Whether this box built the engine itself, and has not published it."""
+        """Whether this box built the engine itself, can use it, and has not published it yet."""
         own = not (record.shared_by or record.adopted_from or record.ahead or record.recipe.is_reference)
         identity = EngineKey(record.parts).digest, record.edition
         return own and record.is_usable and bool(record.files) and identity not in self._published
@@ -306,10 +313,11 @@ class EngineSharing:
         self._published.add((name, record.edition))
 
     async def _is_needed(self, bucket: Bucket, key: EngineKey) -> bool:
-        """Whether the store has no engine with this key that boxes which trust this one would use."""
+        """Whether this box should publish its engine with this key: the store has none, only a damaged or invalid one,
+        or one that this box has refused forever."""
         try:
             known = await self._manifest(bucket, "engine", key.digest, key)
-        except Untrusted:  # of boxes that do not trust this one either: each would replace the other's for ever
+        except Untrusted:  # its box may not trust this one either; then each would replace the other's engine forever
             return False
         except (Refused, TooLarge):
             return True
@@ -344,8 +352,8 @@ class EngineSharing:
     async def _manifest(
         self, bucket: Bucket, kind: manifests.Kind, name: str, key: EngineKey | None = None
     ) -> Found | None:
-        """Return a manifest that this box trusts; None if there is none. Raises Refused if it is not trusted, and the
-        errors of `Bucket`."""
+        """Return a manifest that this box trusts; None if the store has no manifest. Raises Refused if the manifest is
+        not trusted or not valid, and the errors of `Bucket`."""
         data = await bucket.read(manifests.place(kind, name), manifests.LARGEST)
         if data is None:
             return None
@@ -364,7 +372,7 @@ class EngineSharing:
                 raise Refused(f"file {file} of the shared store was altered")
 
     def _failed(self, link: Link, error: EdgedError) -> None:
-        """Do without reading or writing the store for a while."""
+        """Pause reading from the store, or writing to it. A full disk of this box has no effect."""
         if isinstance(error, OutOfSpace):
             return  # of this box
         if link.problem != str(error):
@@ -384,8 +392,8 @@ class Untrusted(Refused):
 def checked(
     data: bytes, keys: Keys, kind: manifests.Kind, name: str, key: EngineKey | None = None
 ) -> tuple[Manifest, str]:
-    """Return the manifest in `data`, and who signed it. Raises Refused unless a trusted box signed it and it is about
-    `name`."""
+    """Return the manifest in `data`, and the name of the box that signed it. Raises Refused unless a trusted box signed
+    the manifest and `manifests.check` accepts it."""
     signed = manifests.parse(data)
     try:
         signer = keys.name_of(signed.signer)

@@ -1,4 +1,4 @@
-"""What is in a shared store, for operators: list, prune, roll back."""
+"""Lists, prunes and rolls back the engines in a shared store, for operators."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from edged.fleet.bucket import Bucket, Item
 from edged.fleet.keys import Keys
 from edged.fleet.sharing import checked
 
-_SPARED_S = 86_400.0  # files that may belong to an engine that is being published
+_SPARED_S = 86_400.0  # younger files may belong to an engine that is being published
 _AT_ONCE = 8
-# What `prune` may delete.
+# Names of the objects that `prune` may delete.
 _OWN = re.compile(r"blobs/[0-9a-f]{64}|engines/[0-9a-f]{32}\.(json|before)")
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """A published engine. `problem` says why this box would not use it; then the rest is unknown."""
+    """A published engine. If `problem` is not empty, it says why this box would not use the engine; all fields except
+    `key` are then unknown."""
 
     key: str
     model: str = ""
@@ -36,7 +37,8 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What was removed: keys of engines, the number of files without an engine, and bytes."""
+    """The removed objects: keys of engines, the number of files that no manifest names, and the size of all objects in
+    bytes."""
 
     engines: list[str]
     files: int
@@ -71,7 +73,8 @@ class Shelf:
         )
 
     async def prune(self, older_s: float, *, dry_run: bool = False) -> Pruned:
-        """Remove engines that were published before `older_s` seconds ago, and files that no manifest names."""
+        """Remove engines that were published more than `older_s` seconds ago, and files that no manifest names. With
+        `dry_run` nothing is removed."""
         now, items = time.time(), [each for each in await self._bucket.list("engines") if _OWN.fullmatch(each.name)]
         old = [each for each in items if now - each.unix_s > older_s]
         gone = sorted({each.name.partition("/")[2].partition(".")[0] for each in old if each.name.endswith(".json")})
@@ -85,8 +88,8 @@ class Shelf:
         return Pruned(gone, len(unused), sum(each.size for each in (*old, *unused)))
 
     async def _files(self, names: list[str]) -> set[str]:
-        """Return the names of the files that manifests name. Raises Refused if one cannot be read: its files may be
-        needed."""
+        """Return the names, in the bucket, of the files that these manifests name. Raises Refused if a manifest cannot
+        be read, since its files may be needed."""
         needed: set[str] = set()
         for name, data in zip(names, await self._read(names), strict=True):
             if data is not None:
@@ -97,8 +100,9 @@ class Shelf:
         return needed
 
     async def rollback(self, start: str) -> bool:
-        """Publish the engine before the one whose key begins with `start`; remove the engine if there is none. Return
-        whether there was one. Raises NotFound, or InvalidInput if several keys begin so."""
+        """Publish the previous manifest of the engine whose key begins with `start` again; remove the engine if it has
+        no previous manifest. Return whether it had one. Raises NotFound, or InvalidInput if several keys begin with
+        `start`."""
         names = [each.name for each in await self._bucket.list("engines") if each.name.endswith(".json")]
         keys = [name[len("engines/") : -len(".json")] for name in names]
         found = [key for key in keys if key.startswith(start)]

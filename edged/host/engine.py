@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 
 class CancellableJobs:
-    """The jobs of one engine, from receipt to end. The inference threads and the thread that reads messages use it."""
+    """The jobs that one engine has received and not finished yet. Thread-safe: the engine's threads and the thread that
+    reads messages use this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +46,7 @@ class CancellableJobs:
             return len(self._held) == 1
 
     def stop(self, job: int) -> None:
-        """Stop a job that waits, or that runs in a runtime that can stop. It has no effect on an answered job."""
+        """Stop a job that waits, or that runs if its runtime can stop inferences. Do nothing if the job has ended."""
         with self._lock:
             if job in self._held:
                 self._unwanted.add(job)
@@ -54,8 +55,8 @@ class CancellableJobs:
 
     def run(self, job: int, session: Stoppable | None, infer: Callable[[], T]) -> T:
         """Run a job, then forget it. Raises DeadlineExceeded if the job was stopped before it ran; a job that is
-        stopped while it runs raises the runtime's error. `session` is what `stop` stops; None if the runtime cannot
-        stop a job."""
+        stopped while it runs raises the runtime's error. `stop` stops the job through `session`; None if the runtime
+        cannot stop inferences."""
         with self._lock:
             if job in self._unwanted:
                 self._forget(job)
@@ -80,7 +81,7 @@ class CancellableJobs:
         self._running.pop(job, None)
 
 
-_LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may be anything
+_LONGEST_REASON = 4000  # characters of an error message: a runtime's message may have any length
 
 
 class Send(Protocol):
@@ -100,9 +101,9 @@ class EngineThreads:
     """One opened engine, its threads and the queues between them. The daemon limits the number of queued jobs.
 
     With one instance, one thread prepares pictures and another infers. Always the same thread infers, because the
-    runtime's own threads then stay on other processors (two alternating threads gave 0.83 of the throughput). A job
-    that arrives while no other is held is also prepared by the inference thread: waking another thread takes longer
-    than most requests. With several instances, each has a thread that does whole jobs.
+    runtime's own threads then stay on other processors (two alternating threads gave 0.83 of the throughput). If the
+    engine has no other job, the inference thread also prepares a new job, unless the session stages inputs: waking
+    another thread takes longer than most requests. With several instances, each has a thread that does whole jobs.
     """
 
     def __init__(self, order: m.Open, backend: Backend, shared: SharedView, send: Send) -> None:
@@ -110,7 +111,8 @@ class EngineThreads:
         self._datatypes = {spec.name: spec.datatype for spec in order.order.signature.outputs}
         self._jobs = CancellableJobs()
         self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()  # to prepare
-        # To infer: a job with its prepared inputs and the milliseconds that preparing took, or a job still to prepare.
+        # To infer: a job with its prepared inputs and the milliseconds that preparing took, or with None if the
+        # inference thread still has to prepare it. None instead of a job ends the thread.
         self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, tuple[Prepared | Inputs, float] | None] | None]
         self._prepared = queue.SimpleQueue()
         self._working = order.order.parallelism.instances
@@ -252,7 +254,7 @@ class EngineThreads:
         return m.Detected(job.job, tuple(self._seen(outcome, job.reply, bulk) for outcome in outcomes))
 
     def _shots(self, found: Sequence[m.Picture]) -> list[Shot]:
-        """Return the pictures; regions of one picture share its data, so that it is decoded once."""
+        """Return the pictures as shots. Regions of one picture share one `data` object, which is decoded once."""
         data = {picture.span: self._shared.at(picture.span) for picture in found}
         return [Shot(data[p.span], p.pixel_format, p.width, p.height, p.stride, p.roi, p.thresholds) for p in found]
 
@@ -262,7 +264,7 @@ class EngineThreads:
         found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
         try:
             said, after = (None, 0) if outcome.content is None else bulk.put(self._packed(outcome.content))
-            refs = self._place(outcome.outputs, reply, bulk)  # a model without a family gets one at a time
+            refs = self._place(outcome.outputs, reply, bulk)  # only without a family, and then a job has one picture
         except EdgedError as error:
             return _unanswered(error)
         about = (outcome.width, outcome.height, outcome.times)
@@ -282,7 +284,8 @@ class EngineThreads:
     def _place(
         self, outputs: dict[str, Array], reply: Span | None, bulk: Bulk, parts: int = 1
     ) -> tuple[m.TensorRef, ...]:
-        """Write outputs one after the other into the span `reply`; outputs that do not fit are sent with the message.
+        """Write outputs one after the other into the span `reply`. Outputs that do not fit, or all if `reply` is None,
+        go into `bulk`.
 
         Raises TooLarge if the outputs are larger than the model's limit for `parts` requests.
         """
@@ -307,8 +310,8 @@ class EngineThreads:
 
 
 def _behind(model: Path, error: Exception) -> Exception:
-    """Return the disk fault that caused an error, or the error itself if there is none: if a model's disk fails,
-    runtimes blame the model."""
+    """Return the disk fault that caused an error, or the error itself if the disk is not at fault. If a model's disk
+    fails, runtimes blame the model."""
     found = disk_fault_behind(model.parent, error)
     if found is None and isinstance(error, EdgedError):
         try:
@@ -324,8 +327,8 @@ def _unanswered(error: Exception) -> m.Seen:
 
 
 def _named(error: Exception) -> tuple[str, str]:
-    """Return the class of `edged.errors` and the text for an exception, in valid UTF-8: file names and messages of
-    runtimes may contain characters that cannot be encoded."""
+    """Return the class of `edged.errors` and the message for an exception. The message is shortened and valid UTF-8:
+    file names and messages of runtimes may contain characters that cannot be encoded."""
     name, message = _class_and_message(error)
     return name, message[:_LONGEST_REASON].encode(errors="backslashreplace").decode()
 

@@ -1,7 +1,7 @@
 """The host of a language model: a process that opens one model and generates text for several requests at once.
 
-A thread reads the daemon's messages, so that a request is cancelled before the next token. Texts are sent at once if
-tokens take longer than a few milliseconds; faster ones are put together.
+A separate thread reads the daemon's messages, so that a cancelled request gets no further token. The text of a token is
+sent at once if tokens take longer than a few milliseconds; the texts of faster tokens are sent together.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from edged.host.stops import StopFinder
 from edged.ipc import language_messages as m
 from edged.ipc import pipe_messages
 
-_GATHER_SECONDS = 0.002  # for which a request waits for others
-_TOGETHER_SECONDS = 0.004  # texts of so short a time are sent together
+_GATHER_SECONDS = 0.002  # how long to wait, after a request, for further requests of the same batch
+_TOGETHER_SECONDS = 0.004  # texts of tokens that are generated within this time are sent together
 
 
 class _Answer:
-    """The answer to one request: its text until it is sent."""
+    """The answer to one request, with the text and the number of tokens that are not sent yet."""
 
     def __init__(self, stops: tuple[str, ...], prompt: int) -> None:
         self.finder = StopFinder(stops)
@@ -75,8 +75,8 @@ class Generator:
                 self._sent = now
 
     def _take_all(self) -> bool:
-        """Take a message. After a request, take those that come shortly after it, so that requests that come together
-        are one batch. Return whether the pipe is still open."""
+        """Wait for a message and process it. After a request, also process the messages that follow within
+        `_GATHER_SECONDS`: requests that arrive together then form one batch. Return whether the pipe is still open."""
         message = self._messages.get()
         while message is not None:
             self._take(message)

@@ -2,8 +2,8 @@
 in-process.
 
 There are two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, copy it to the
-device if the session can do that ahead) and `infer` (run, decode boxes). Only one thread calls `infer`. Each picture
-of a batch fails separately: a damaged picture does not affect the others.
+device if the session can do that ahead) and `infer` (run, decode the outputs). Only one thread calls `infer`. Each
+picture of a batch fails separately: a damaged picture does not affect the others.
 
 Pictures that share their data are regions of one picture, which is decoded once. If a job has more pictures than the
 input tensor has rows, the others follow in further runs of the engine.
@@ -55,7 +55,7 @@ class Shot(msgspec.Struct, frozen=True):
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """Inputs that the session has already copied to its device. They must be inferred."""
+    """Inputs that the session has already copied to its device. Exactly one inference must follow."""
 
     handle: object
 
@@ -75,7 +75,7 @@ class _Fitted(msgspec.Struct, frozen=True):
 
 
 class _Shown(msgspec.Struct, frozen=True):
-    """A shot and its decoded pixels with the milliseconds that decoding took, or its error."""
+    """A shot, and either its decoded pixels with the milliseconds that decoding took, or its error."""
 
     shot: Shot
     pixels: tuple[Image | Decoded, float] | Exception
@@ -83,9 +83,9 @@ class _Shown(msgspec.Struct, frozen=True):
 
 class Prepared(msgspec.Struct, frozen=True):
     """Pictures fitted into the input tensor, or their errors, in order. If the pipeline has n buffers, the n-th call of
-    `prepare` after this one overwrites the tensor. `inputs` is None if no picture could be decoded.
+    `prepare` after this one overwrites the tensor. `inputs` is None if every picture has an error.
 
-    `rest` are decoded pictures that follow in further runs, at most `most` in each."""
+    `rest`: the other decoded pictures, for further runs of the engine with at most `most` pictures in each."""
 
     inputs: Inputs | None
     pictures: tuple[_Fitted | Exception, ...]
@@ -109,7 +109,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 class Pipeline:
     """Owns a session and its input buffers; closes the session if the constructor raises. `batch` is the most pictures
-    of one run. `bounds` says how to treat outputs that are not finite. One buffer suffices if one thread does all."""
+    of one run if the model's batch size is dynamic. `bounds` says how to treat outputs that are not finite. `buffers`:
+    the number of input tensors; 1 suffices if the same thread prepares and infers."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class Pipeline:
         self._further: Array | None = None  # the input tensor of further runs, once a job has needed one
         try:
             opened = open_family(recognition) if recognition.reads_pictures else None
-            # Once, because an isinstance check takes a while.
+            # Checked here and not for each picture, because the isinstance check is slow.
             self._detector = opened if isinstance(opened, Family) else None
             self._reader = None if isinstance(opened, Family) else opened
             self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
@@ -146,8 +147,8 @@ class Pipeline:
         return self._staging is not None
 
     def prepare(self, shots: Sequence[Shot], most: int = 0) -> Prepared:
-        """Decode pictures, and fit the first of them into an input tensor: as many as the tensor has rows, but at most
-        `most` (0: no such limit)."""
+        """Decode all pictures, and fit the first of them into an input tensor: as many as the tensor has rows, but at
+        most `most` (0: no such limit). `Prepared.rest` has the others."""
         preparer = self._preparer
         if preparer is None:
             raise InvalidInput(f"this model takes no pictures ({self.recognition.picture}); send tensors instead")
@@ -164,7 +165,7 @@ class Pipeline:
         self, preparer: Preparer, shown: Sequence[_Shown], tensor: Array
     ) -> tuple[dict[str, Array] | None, tuple[_Fitted | Exception, ...], int]:
         """Fit decoded pictures into a tensor; return the inputs, the pictures or their errors, and the number of rows
-        of the inputs. Without any picture, there are no inputs."""
+        of the inputs. The inputs are None if every picture has an error."""
         rows = 0
         fitted: list[_Fitted | Exception] = []
         for each in shown:
@@ -184,14 +185,15 @@ class Pipeline:
         return inputs, tuple(fitted), len(filled)
 
     def stage(self, inputs: Mapping[str, Array]) -> Inputs:
-        """Copy inputs to the device if the session can do that during an inference; may wait for an inference."""
+        """Copy inputs to the device, which may wait for an inference. Return them unchanged if the session cannot copy
+        inputs during an inference."""
         return inputs if self._staging is None else Staged(self._staging.stage(inputs))
 
     def infer(self, prepared: Prepared) -> list[Outcome | Exception]:
         """Run the engine on prepared pictures and decode its outputs; return one result per picture, in order.
 
-        If the outputs of one of several pictures cannot be decoded, that error is raised: outputs without one row for
-        each picture are useless for the others, too."""
+        If the outputs cannot be decoded for one of several pictures, raise that error: probably the outputs do not have
+        a row for each picture, and the results of the other pictures are wrong, too."""
         outcomes = self._infer_run(prepared)
         for start in range(0, len(prepared.rest), prepared.most):
             outcomes += self._infer_run(self._prepare_further(prepared.rest[start : start + prepared.most]))
@@ -236,8 +238,8 @@ class Pipeline:
         self._session.close()
 
     def _decode(self, preparer: Preparer, shots: Sequence[Shot]) -> list[tuple[Image | Decoded, float] | Exception]:
-        """Return the pixels or the error of each shot. A picture of several shots is decoded once: the first shot has
-        the time, the others have 0."""
+        """Return for each shot its pixels and the milliseconds that decoding took, or its error. A picture that
+        consecutive shots share is decoded once: the first of them has the time, the others have 0."""
         pictures: list[list[Shot]] = []
         for shot in shots:
             if pictures and pictures[-1][0].data is shot.data:
@@ -251,8 +253,8 @@ class Pipeline:
         return [each for group, found in zip(pictures, decoded, strict=True) for each in _shared(found, len(group))]
 
     def _extra_inputs(self, pictures: Sequence[_Fitted | Exception], rows: int) -> dict[str, Array]:
-        """Return the further inputs that the family needs, such as picture sizes; rows without a picture repeat the
-        last."""
+        """Return the further inputs that the family needs, such as picture sizes. Rows without a picture repeat the
+        values of the last picture."""
         family = self._detector or self._reader
         if family is None:
             return {}
@@ -272,8 +274,8 @@ class Pipeline:
     def _checked(
         self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float, bad: tuple[str, ...], rows: int
     ) -> Outcome | Exception:
-        """Return the outcome of one picture, or NotFinite. `bad` names the outputs that are not finite in some row, not
-        necessarily in that of this picture."""
+        """Return the outcome of one picture, or NotFinite if its row is not finite and the settings say to refuse.
+        `bad` names the outputs that are not finite in some row, not necessarily in the row of this picture."""
         if not bad:
             return self._outcome(outputs, picture, infer_ms)
         own = self.finite.bad({name: outputs[name] for name in bad}, picture.row, rows)
@@ -304,8 +306,8 @@ class Pipeline:
 
 
 def _decode(preparer: Preparer, shots: Sequence[Shot]) -> tuple[Image | Decoded, float] | Exception:
-    """Return the decoded pixels of a picture, of which `shots` are regions, and the milliseconds that decoding took; or
-    the error. Several threads may share the preparer: only its sizes are read here."""
+    """Return the decoded pixels of the picture that all `shots` are regions of, and the milliseconds that decoding
+    took; or the error. Thread-safe: it only reads sizes from the preparer."""
     started, shot = time.perf_counter(), shots[0]
     pixels: Image | Decoded
     try:
@@ -324,7 +326,8 @@ def _decode(preparer: Preparer, shots: Sequence[Shot]) -> tuple[Image | Decoded,
 def _shared(
     found: tuple[Image | Decoded, float] | Exception, count: int
 ) -> list[tuple[Image | Decoded, float] | Exception]:
-    """Return the decoded picture of `count` shots for each of them; the first has the time."""
+    """Repeat a decoded picture, or its error, for each of the `count` shots that share it. Only the first shot has the
+    decoding time; the others have 0."""
     if isinstance(found, Exception):
         return [found] * count
     return [found, *[(found[0], 0.0)] * (count - 1)]
@@ -333,8 +336,8 @@ def _shared(
 def _input_buffers(
     signature: Signature, recognition: Recognition, staging: Staging | None, batch: int, buffers: int
 ) -> tuple[bool, list[Array]]:
-    """Return whether the batch is fixed, and the input tensors to alternate between. With a fixed batch the engine gets
-    all rows of a tensor, otherwise only the rows with pictures."""
+    """Return whether the batch is fixed, and the input tensors to alternate between; no tensors if the model takes no
+    pictures. With a fixed batch the engine gets all rows of a tensor, otherwise only the rows with pictures."""
     if recognition.preprocess is None:
         return True, []
     spec = next(s for s in signature.inputs if s.name == recognition.input)

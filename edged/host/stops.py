@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """The text of one request. Text that may be the beginning of a stop is held back until that is known."""
+    """Finds stop texts in the text of one request, which arrives in pieces. If the end of a piece may be the beginning
+    of a stop text, that end is held back until the next piece."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(filter(None, stops))
         self._held = ""
 
     def take(self, text: str) -> tuple[str, bool]:
-        """Take new text; return the text that can be sent, and whether a stop was found."""
+        """Take new text; return the text that can be sent, and whether a stop was found. The text ends before the
+        stop."""
         if not self._stops:
             return text, False
         text = self._held + text

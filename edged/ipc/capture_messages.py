@@ -35,7 +35,7 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Description(msgspec.Struct, frozen=True, tag=True):
-    """What a language model said about the camera, because of a rule of the configuration."""
+    """A language model's answer about the camera, which a rule of the configuration requested."""
 
     rule: str
     text: str

@@ -12,7 +12,7 @@ from edged.errors import NotFinite
 from edged.models.limits import FINITE, Bounds
 from edged.tensors import Array, TensorSpec
 
-QUIET_SECONDS = 300.0  # a spell is over after this long without NaN or infinity
+QUIET_SECONDS = 300.0  # a `Spell` is over after this long without NaN or infinity
 _FLOATS = ("FP16", "BF16", "FP32", "FP64")
 # 16-bit formats are checked as integers: an exponent of all ones is NaN or infinity. numpy has no bfloat16 and takes
 # twenty times as long for float16.
@@ -43,7 +43,8 @@ class FiniteCheck:
         self._model, self._refuses = bounds.model, bounds.finite == "refuse"
 
     def bad(self, outputs: Mapping[str, Array], row: int | None = None, rows: int = 1) -> tuple[str, ...]:
-        """Return the names of the outputs that contain NaN or infinity; with `row`, only that row is checked."""
+        """Return the names of the outputs that contain NaN or infinity. With `row`, check only that row of an output
+        whose first dimension is `rows`; any other output is checked as a whole."""
         found = []
         for name, datatype in self._datatypes.items():
             array = outputs.get(name)
@@ -67,8 +68,8 @@ def _row(array: Array, row: int, rows: int) -> Array:
 
 
 class Spell(msgspec.Struct, frozen=True):
-    """A period in which an output was sometimes not finite. `began` and `last` are times of time.monotonic(); `bad` of
-    `answers` since it began contained NaN or infinity."""
+    """A period in which an output was sometimes not finite. `began` and `last`: times of time.monotonic(). `answers`:
+    the model's answers since `began`; `bad`: how many of them contained NaN or infinity in this output."""
 
     output: str
     began: float

@@ -28,7 +28,7 @@ _LARGEST = {PROGRESS: 64 << 10, ANSWER: 4 << 20, FAILURE: 64 << 10}  # bytes of 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 _HEADER = struct.Struct("<cI")
 _INTERVAL = 0.2  # seconds between two reports of one phase
-_LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may be anything
+_LONGEST_REASON = 4000  # characters of an error message: a runtime's message may have any length
 
 
 class InvalidMessage(ValueError):

@@ -72,8 +72,8 @@ class FreeDims(msgspec.Struct, frozen=True, tag=True):
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """The answer to `FreeDims`. `before` and `after` are the declared shapes, `details` say how they were found, and
-    `refused` why a requested change was not made."""
+    """The answer to `FreeDims`. `before` and `after`: the shapes that the model declared, and declares now. `details`:
+    how the new shapes were found. `refused`: why a requested change was not made."""
 
     before: str = ""
     after: str = ""
@@ -132,8 +132,8 @@ class Tokenized(msgspec.Struct, frozen=True):
 
 
 class Recognise(msgspec.Struct, frozen=True, tag=True):
-    """Recognise a model with families of other packages. Answered by `Recognised`. The other fields are the arguments
-    of `vision.family.recognise`."""
+    """Recognise a model with families of other packages. Answered by `Recognised`. The fields after `families` are the
+    arguments of `vision.family.recognise`."""
 
     families: tuple[Offer, ...]
     signature: Signature
@@ -144,7 +144,7 @@ class Recognise(msgspec.Struct, frozen=True, tag=True):
 
 
 def loading(family: str) -> str:
-    """Return the phase of a child that imports a family, whose code may hang or end the child."""
+    """Return the name of the phase in which a child imports a family. The family's code may hang or end the child."""
     return f"loading {family}"
 
 
@@ -229,10 +229,10 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 
     `expects` is the version of the runtime in the engine's key; the job fails if another version is loaded.
 
-    The other fields are for int8. It is calibrated on the user's `samples` (paths) and on the frames to calibrate on in
-    `collected`. If its answers are outside of `tolerance`, layers are given back to float32, for at most `repair_s`
-    seconds, and until `repairs_until_s` seconds after the start of the job. Without a tolerance answers are not
-    compared.
+    The other fields are for int8. The engine is calibrated on the user's `samples` (paths) and on the frames to
+    calibrate on in `collected`. If its answers are outside of `tolerance`, layers are given back to float32, for at
+    most `repair_s` seconds, and at most until `repairs_until_s` seconds after the start of the job. Without a tolerance
+    answers are not compared.
     """
 
     order: Order
@@ -313,16 +313,16 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Sift(msgspec.Struct, frozen=True, tag=True):
-    """Examine the candidates for collected frames in the folder `out`. For raw pixels in NAME, write a JPEG to NAME.jpg
-    there. Answered by `Sifted`."""
+    """Examine `candidates`, files in the folder `out` that may become collected frames. For raw pixels in NAME, write a
+    JPEG to NAME.jpg there. Answered by `Sifted`."""
 
     out: str
     candidates: tuple[Candidate, ...]
 
 
 class SiftedFrame(msgspec.Struct, frozen=True):
-    """The hash of `vision.likeness` and the suffix of the format, such as `.jpg`. `problem`: why the frame cannot be
-    used; empty if it can."""
+    """The outcome for a candidate. `likeness`: the hash of `vision.likeness`. `suffix`: the file suffix of the format,
+    such as `.jpg`. `problem`: why the frame cannot be used; empty if it can."""
 
     likeness: int = 0
     suffix: str = ""
@@ -336,8 +336,8 @@ class Sifted(msgspec.Struct, frozen=True):
 
 
 class Shadow(msgspec.Struct, frozen=True, tag=True):
-    """Answer a frame with the reference, which `order` opens, and compare the answer with the one that was served.
-    Answered by `Shadowed`.
+    """Answer a frame with the reference, which `order` opens, and compare its answer with the served answer. Answered
+    by `Shadowed`.
 
     `picture` is the path of the frame: encoded if `pixel_format` is empty, else raw with its geometry. `detections` or
     `content` is the served answer, packed. `slack` is how far two scores of the same detection may differ. If `keeps`
@@ -377,8 +377,8 @@ class FinishExport(msgspec.Struct, frozen=True, tag=True):
 
 
 class ExportLayers(msgspec.Struct, frozen=True, tag=True):
-    """Run an exported model on the arrays in the file `inputs` (npz), and write what its modules return to the file
-    `out` (npz), sampled as by `edged.export.frameworks.torch_model`. Answered by `Done`."""
+    """Run an exported model on the arrays in the file `inputs` (npz), and write samples of the outputs of its modules
+    to the file `out` (npz). `edged.export.frameworks.torch_model` takes the same samples. Answered by `Done`."""
 
     path: str
     inputs: str
@@ -405,8 +405,8 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The answer to `Check`: what the runtime supports, why it refuses the model (`finding`), and `warnings` about the
-    model."""
+    """The answer to `Check`: what the runtime supports, why it refuses the model (`finding`; None if it accepts the
+    model), and `warnings` about the model."""
 
     support: RuntimeSupport
     finding: Finding | None = None
@@ -428,8 +428,8 @@ class AskedPicture(msgspec.Struct, frozen=True):
 
 
 class TriedFamily(msgspec.Struct, frozen=True):
-    """What a family finds: the number of detections, and the best ones as texts. If `count` is None: what the family
-    says about the whole picture, or the error in one line."""
+    """The result of one family: the number of detections (`count`), and the best of them as texts. If `count` is None,
+    `best` describes the whole picture, or `error` is the reason why the family failed, in one line."""
 
     count: int | None = None
     best: tuple[str, ...] = ()
@@ -473,7 +473,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 class Timed(msgspec.Struct, frozen=True):
     """The answer to `Time`. `load`: the share of the box's processors, 0 to 1, that other processes used meanwhile.
-    `blocks` are of one inference at a time."""
+    `blocks` were timed with one inference at a time."""
 
     speeds: tuple[Speed, ...]
     load: float
@@ -488,8 +488,9 @@ class DrawnFrames(msgspec.Struct, frozen=True):
 
 
 class Shadowed(msgspec.Struct, frozen=True):
-    """The answer to `Shadow`: how the answers agree, statistics of the picture, and what the reference found, that is,
-    the number of objects and their mean score, 0 for contents. `cpu_s`: the processor time of the child, in seconds."""
+    """The answer to `Shadow`: how the answers agree, and statistics of the picture. `objects` and `score`: the number
+    of objects that the reference found, and their mean score; 0 for contents. `cpu_s`: the child's processor time in
+    seconds."""
 
     comparison: Comparison
     picture: PictureStatistics
@@ -518,9 +519,9 @@ class FinishedExport(msgspec.Struct, frozen=True):
 
 
 class LoadedRuntime(msgspec.Struct, frozen=True):
-    """The answer to `LoadRuntime`. `opset` and `ir_version` are the highest that the runtime accepts, 0 if it rejects
-    even an old one, `ANY` if it does not check. `providers` are ONNX Runtime's execution providers. `talks` says how
-    the runtime could send telemetry; empty if it cannot."""
+    """The answer to `LoadRuntime`. `opset` and `ir_version` are the highest versions that the runtime accepts: 0 if it
+    rejects even an old version, `ANY` if it does not check. `providers` are ONNX Runtime's execution providers.
+    `talks`: how the runtime could send telemetry; empty if it cannot."""
 
     ANY: ClassVar[int] = 64  # far above both of ONNX's version numbers
 

@@ -1,4 +1,4 @@
-"""Messages between the daemon and its job server. Each is one packet of JSON on a socket of type SOCK_SEQPACKET.
+"""Messages between the daemon and its job server. Each message is one packet of JSON on a SOCK_SEQPACKET socket.
 
 The server sends one `Reply` when it is ready, and then answers every request with a `Reply`, in order.
 """
@@ -13,9 +13,9 @@ import msgspec
 class Fork(msgspec.Struct, frozen=True, tag=True):
     """Start a child. Three descriptors come with this message: a file, and the child's standard output and error.
 
-    The file holds `size` bytes of JSON, an `Order`, and after them the job, which the child reads as its standard
+    The file holds an `Order` as `size` bytes of JSON, and after it the job. The child reads the job as its standard
     input. The order is in a file because its size has no limit. `despite_changes`: start the child even if libraries
-    have changed meanwhile.
+    have changed since the server imported them.
     """
 
     size: int
@@ -23,8 +23,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """How to start a child. `arguments` are those of `edged.jobs.main.run` after the first. `command`: a program that
-    runs instead of it and gets all its arguments; empty for none."""
+    """How to start a child. `arguments` are those of `edged.jobs.main.run` after the first. `command`: a program, with
+    its first arguments, that runs instead of `run` and gets all arguments of `run`; empty to call `run`."""
 
     arguments: tuple[str, ...]
     command: tuple[str, ...] = ()

@@ -39,7 +39,8 @@ ToHost = Open | Begin | Cancel | Ping
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """The model is open; the fields are those of `LanguageModel`. `seconds`: how long that took."""
+    """The model is open. `version` is that of the runtime; `seconds`: how long opening took. The other fields are those
+    of `LanguageModel`."""
 
     version: str
     context: int
@@ -51,15 +52,15 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be opened, or not be used any more. The host ends."""
+    """The model cannot be opened, or can no longer be used. The host ends."""
 
     error: str
     message: str
 
 
 class Text(msgspec.Struct, frozen=True, tag=True):
-    """Text that a request got, and the number of its tokens. `reason` is given when the request has ended.
-    `prompt_tokens` and `cached_tokens` are those of its prompt."""
+    """New text of a request, and the number of tokens of that text. `reason`: why the request has ended; empty if it
+    goes on. `prompt_tokens`: those of the prompt; `cached_tokens` of them were known from an earlier request."""
 
     number: int
     text: str

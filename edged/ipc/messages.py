@@ -47,7 +47,8 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Milliseconds spent in each step of the host; parts of a batch share `infer_ms`."""
+    """Milliseconds that each step took in the host. Requests or pictures of one batch all have the time of the whole
+    run as `infer_ms`."""
 
     decode_ms: float = 0.0
     prepare_ms: float = 0.0
@@ -59,9 +60,9 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """The result of one picture of `width` x `height` pixels.
 
     It has detections, packed by `edged.vision.detections`; or a content, packed by `edged.vision.content`; or the
-    outputs of a model without a family; or the class and message of the error that answers it. `not_finite` names
-    outputs that contain NaN or infinity. `following` is the size of the detections or the content if they follow the
-    message; the field is then empty, not None.
+    outputs of a model without a family; or the class and message of an error. `not_finite` names outputs that contain
+    NaN or infinity. `following` is the size of the detections or the content in bytes if they follow the message;
+    `detections` or `content` is then empty, not None.
     """
 
     width: int = 0
@@ -94,7 +95,8 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Infer(msgspec.Struct, frozen=True, tag=True):
-    """A tensor request, or a batch of `parts` requests. The host writes the outputs that fit into the span `reply`."""
+    """A tensor request, or a batch of `parts` requests. `outputs` None: all outputs. The host writes the outputs that
+    fit into the span `reply`."""
 
     job: int
     session: int
@@ -195,8 +197,8 @@ FromHost = Ready | Unfit | Opened | Closed | OpenFailed | Answer | Detected | Jo
 
 
 def joined(message: Answer | Detected, bulk: memoryview) -> Answer | Detected:
-    """Return a message with the bulk bytes put into its fields, outputs without a copy. Raises ValueError if there are
-    fewer bytes than the message announces."""
+    """Return a message with the bulk bytes in its fields; outputs are views of `bulk`, not copies. Raises ValueError if
+    there are fewer bytes than the message announces."""
     at = 0
 
     def take(size: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""The daemon's end of a child process that exchanges messages with it on standard input and output."""
+"""A child process that exchanges messages with the daemon on its standard input and output: the daemon's end."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class PipedProcess(Generic[Message]):
     async def start(
         cls, command: list[str], name: str, decoder: msgspec.msgpack.Decoder[Message], largest: int, **about: str
     ) -> PipedProcess[Message]:
-        """Run a command whose messages have at most `largest` bytes. `name` and `about` label the lines that it prints
-        in the log. Raises OSError if the box has no free process or file descriptor."""
+        """Run a command whose messages have at most `largest` bytes. Its standard error goes to the log, labelled with
+        `name` and `about`. Raises OSError if the box has no free process or file descriptor."""
         printed = Pipe(ChildLogForwarder(name, logging.ERROR, **about))
         try:
             options: dict[str, Any] = process.ISOLATED

@@ -1,4 +1,4 @@
-"""The daemon's end of the socket to an engine host. It moves bytes; the link encodes and decodes them.
+"""The daemon's end of the socket to an engine host. It only moves bytes; `serving.link` encodes and decodes messages.
 
 The socket is an unnamed socket pair. A host is not trusted: if it sends too much, it blocks until the loop reads again,
 and the sizes that it announces are checked before memory is allocated for them."""

@@ -29,8 +29,8 @@ def write_named(source: Path, out: Path) -> EngineGraph:
     """Write the model as `out` with a unique name for every node and no initializer among the inputs. External weights
     are written into one file next to it.
 
-    Exporters may leave nodes without a name or give one name to several nodes, but ONNX Runtime reports by name which
-    node runs where. Raises EngineUnusable or Unsuitable if the model cannot be read.
+    Exporters may leave nodes without a name or give one name to several nodes, but ONNX Runtime reports the device of
+    a node by the node's name. Raises EngineUnusable or Unsuitable if the model cannot be read.
     """
     model = Model.read(source)
     keep_inputs(model.proto, {value.name for value in model.graph.input} - model.constants.keys())

@@ -1,4 +1,4 @@
-"""What exporters of training frameworks write: made one file, and run layer by layer for comparison.
+"""Finishes models that exporters of training frameworks wrote, and runs them layer by layer for comparison.
 
 Exporters say in two ways which module a node comes from. The newer exporter of torch writes metadata of nodes
 (`pkg.torch.onnx.*`), the older one puts the path of the module into the node's name.
@@ -27,7 +27,8 @@ _SAMPLED = 4096  # elements, as in `edged.export.frameworks.torch_model`
 
 
 def finish(job: jobs.FinishExport) -> jobs.FinishedExport:
-    """Raises EngineUnusable if the model or its external data cannot be read."""
+    """Write an exported model again, as one file if it is not too large, with the job's metadata. Return the source
+    lines by operator. Raises EngineUnusable if the model or its external data cannot be read."""
     source = Path(job.path)
     try:
         size = sum(file.stat().st_size for file in source.parent.glob(f"{source.name}*"))
@@ -52,12 +53,12 @@ def finish(job: jobs.FinishExport) -> jobs.FinishedExport:
 
 
 def layers(job: jobs.ExportLayers) -> jobs.Done:
-    """Raises EngineUnusable if the model cannot be run."""
+    """Run a model and write a sample of each module's output. Raises EngineUnusable if the model cannot be run."""
     model = Model.read(Path(job.path))
     last: dict[str, str] = {}
     for node in model.graph.node:
         if node.output and (path := module_of(node)):
-            while path:  # the last node of a module is also the last one of those around it
+            while path:  # the last node of a module is also a node of the enclosing modules
                 last[path] = node.output[0]
                 path = path.rpartition(".")[0]
     known = {value.name for value in model.graph.output}

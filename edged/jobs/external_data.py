@@ -67,8 +67,8 @@ def altered(
     """Compare complete files with the checksums in the model. Return the files with their problems, and the first
     finding.
 
-    Only files with a checksum are read. One that vanishes meanwhile is left to the next reader."""
-    checksums: dict[str, dict[str, str]] = {}  # tensors by checksum by file
+    Only files with a checksum are read. A file that vanishes meanwhile gets no problem here."""
+    checksums: dict[str, dict[str, str]] = {}  # by file: tensor names by checksum
     for tensor in tensors:
         if tensor.data_location == onnx.TensorProto.EXTERNAL and (entries := _entries(tensor)).get("checksum"):
             name = onnx_walk.text(tensor.name)
@@ -178,7 +178,7 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
 
 
 def _linked(folder: Path, path: PurePosixPath) -> str:
-    """Return the first part of a path below the folder that is a symbolic link; empty if there is none."""
+    """Return the first part of a path below the folder that is a symbolic link; empty if no part is a link."""
     return next((str(part) for part in _parts(path) if (folder / part).is_symlink()), "")
 
 

@@ -39,13 +39,14 @@ def recognise(job: jobs.Recognise, report: Report) -> jobs.Recognised:
 
 
 def load(job: jobs.LoadFamilies, report: Report) -> jobs.LoadedFamilies:
-    """Load families, and report why each cannot be used."""
+    """Load families; return, for each, why it cannot be used, empty if it can."""
     found = [each for _, each in _loaded(job.families, report)]
     return jobs.LoadedFamilies(tuple("" if isinstance(each, ThirdParty) else str(each) for each in found))
 
 
 def _loaded(offers: Sequence[Offer], report: Report) -> Iterator[tuple[Offer, ThirdParty | EdgedError]]:
-    """Yield each family, or why it cannot be loaded. The progress names the family, because loading it may hang."""
+    """Yield each offer with its family, or with the error that prevents loading. The progress names the family, because
+    loading may hang."""
     for offer in offers:
         report(jobs.Progress(jobs.loading(offer.family)))
         try:

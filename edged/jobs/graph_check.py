@@ -26,7 +26,7 @@ _Indices: TypeAlias = Set[int]
 
 
 def check(walk: onnx_walk.Walk) -> Finding | None:
-    """Return the first finding; None if there is none."""
+    """Return the first finding; None if the graph is well-formed."""
     return next(_model(walk), None)
 
 

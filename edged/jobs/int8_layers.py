@@ -82,7 +82,7 @@ def choose(model: Model, *, depthwise: bool) -> tuple[list[Layer], tuple[str, ..
     """Return the layers to quantise, and why the other layers are not quantised. `depthwise`: also the depthwise
     convolutions."""
     layers, chosen, kept = Layers(model), list[Layer](), list[tuple[str, str]]()
-    quantised: set[str] = set()  # values of which the layers behind a node are computed, up to nodes that are not fused
+    quantised: set[str] = set()  # inputs of chosen layers, and values that only fused nodes separate from such an input
     for index in reversed(range(len(model.graph.node))):
         if index not in layers.layers:
             _follow(model.graph.node[index], quantised)
@@ -150,8 +150,8 @@ def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
 
 
 def symmetric(largest: npt.NDArray[np.floating], levels: float = EIGHT_BITS) -> Scale:
-    """Return the scales with which values up to `largest` in size fill int8, or the part of it with these levels. A
-    range of zeros gets the scale 1."""
+    """Return the scales with which values from -`largest` to `largest` fill int8, or its part with `levels` numbers of
+    each sign. A range of zeros gets the scale 1."""
     with np.errstate(all="ignore"):
         scales = (largest / levels).astype(np.float32)
     return Scale(np.where(scales == 0, np.float32(1), scales), np.zeros(scales.shape, np.int8))
@@ -171,7 +171,8 @@ class Pairs:
     """Adds Q/DQ pairs to a model; each value and each weight gets one pair, however many layers use it."""
 
     def __init__(self, model: Model, scales: Scales, levels: float) -> None:
-        """The scales are of the values of all layers that will be quantised, `levels` are those of the weights."""
+        """`scales` are those of the inputs of all layers that will be quantised; `levels` is as in `symmetric`, for the
+        weights."""
         self._model, self._scales, self._levels = model, scales, levels
         self._made: dict[tuple[str, bool, int], str] = {}
         self.nodes: list[onnx.NodeProto] = []  # the new nodes, in an order that ONNX accepts

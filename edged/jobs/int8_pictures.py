@@ -1,4 +1,4 @@
-"""The pictures that an int8 model is calibrated on, and others, on which it is compared with float32.
+"""The pictures with which an int8 model is calibrated, and other pictures, on which it is compared with float32.
 
 The user's pictures come first, then frames that were collected from the user's cameras, then drawn pictures, because
 engines are verified on drawn pictures as well. Every fourth of the user's pictures and frames is set aside for the
@@ -53,8 +53,8 @@ class Outcome(NamedTuple):
 
 
 def with_margin(tolerance: Tolerance) -> Tolerance:
-    """Return a stricter tolerance. A verdict is over the worst picture, and the worst of all pictures that the engine
-    will be judged on differs more than the worst of the few that are set aside."""
+    """Return a stricter tolerance. A verdict depends on the worst picture. The engine will be judged on more pictures
+    than the few that are set aside here, and the worst of them differs more."""
 
     def bound(figure: str) -> float:
         value: float = getattr(tolerance, figure)
@@ -64,8 +64,8 @@ def with_margin(tolerance: Tolerance) -> Tolerance:
 
 
 class Comparison:
-    """Compares models with the reference on pictures. `tolerance` is the one that the engine will be held to, with a
-    margin."""
+    """Compares models with the reference on pictures. `tolerance` is that of the engine's verification; the comparison
+    uses a stricter one (`with_margin`)."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Comparison:
         tolerance: Tolerance,
         frames: Collection[str] = (),
     ) -> None:
-        """`frames` are the names of the pictures that are frames of cameras: what is decoded from them counts as when
-        the engine is judged on other frames."""
+        """`frames` are the names of the pictures that are frames of cameras. Their decoded answers are also compared,
+        as in the later judgement of the engine on other frames."""
         self._probes, self._order, self._tolerance = probes, order, with_margin(tolerance)
         self._matcher = matcher_for(recognition, tolerance.box_score)
         self._recognition, self._frames = recognition, frames
@@ -103,7 +103,7 @@ class Comparison:
         return with_least_noise(found)
 
     def of(self, run: Run) -> Outcome:
-        """Compare a model that `run` answers for."""
+        """Compare a model with the reference; `run` runs the model."""
         pairs = [Pair.of(sample, run(sample.inputs)) for sample in self.samples]
         verdict = judge(pairs, self._tolerance, self._matcher)
         if verdict.accepted and (reason := self._difference_on_frames(pairs)):
@@ -111,8 +111,8 @@ class Comparison:
         return Outcome(_loss(pairs), verdict)
 
     def _difference_on_frames(self, pairs: Sequence[Pair]) -> str:
-        """Return how the answers to frames differ too much; empty if they do not. The few frames do not tell about
-        single classes and cameras."""
+        """Return how the answers to frames differ too much; empty if they do not. Single classes and cameras are not
+        judged, since there are too few frames."""
         if not self._frames or self._recognition.family is None or not is_decoded_here(self._recognition):
             return ""
         judging = FrameJudge(self._recognition, self._tolerance, "", "int8")
@@ -148,8 +148,8 @@ def _relative(expected: Array, found: Array) -> float:
 class Way(NamedTuple):
     """How a model is converted to int8. `asymmetric`: by the second recipe (`int8_layers`). Without a `comparison`,
     ranges cover the largest values, and nothing is corrected or repaired. `repair_s`: seconds for repairs, which
-    end at the time `until` (monotonic) at the latest. `notify` receives the phase before each step. `levels` is how
-    many numbers of each sign weights have."""
+    end at the time `until` (monotonic) at the latest. `notify` receives the phase before each step. `levels` is the
+    number of int8 values of each sign for weights."""
 
     asymmetric: bool = False
     comparison: Comparison | None = None
@@ -160,7 +160,8 @@ class Way(NamedTuple):
 
 
 def plan(job: jobs.Build, notes: list[str]) -> tuple[Iterator[dict[str, Array]], Comparison | None]:
-    """Return the inputs to calibrate on, which are read one at a time, and the comparison for the job's tolerance.
+    """Return the inputs for calibration, which are read one at a time, and the comparison for the job's tolerance (None
+    without a tolerance).
 
     Raises Unsuitable if the model takes no pictures, or if the collected frames are gone. Raises Superseded if the
     pictures are not those of the engine's key. Both may also be raised while inputs are read. `notes` receives remarks.

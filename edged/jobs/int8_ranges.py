@@ -28,8 +28,8 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 class Range:
-    """The values in one or more rows (channels): the least and the largest of each row, and a histogram of their
-    sizes."""
+    """The values in one or more rows (channels): the least and the largest of each row, and a histogram of their sizes
+    (absolute values)."""
 
     def __init__(self, rows: int) -> None:
         self.least: _Floats = np.zeros(rows)  # zero is always in the range
@@ -82,7 +82,7 @@ class Range:
 
 
 def _above(values: _Floats) -> _Floats:
-    """Return for each element the sum of those behind it in its row."""
+    """Return for each element the sum of the elements after it in its row."""
     tails: _Floats = values[:, ::-1].cumsum(axis=1)[:, ::-1] - values
     return tails
 

@@ -1,8 +1,8 @@
 """Repairs an int8 model that answers too wrongly: gives the layers that int8 harms most back to float32.
 
-Layers are ranked by how far quantising each of them alone moves its own output, which one pass over a few pictures
-shows for all of them. A bisection finds how many of the first layers must be given back; the other trials then look
-for layers among them that can stay in int8.
+Layers are ranked by the change of a layer's output when only this layer is quantised. One pass over a few pictures
+measures this for all layers. A bisection finds how many of the first layers must be given back; the other trials then
+look for layers among them that can stay in int8.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def give_back(
     may_go_on: Callable[[], bool] = lambda: True,
     most: int = MOST_TRIALS,
 ) -> Search:
-    """Find few of `count` ranked layers, the most harmful first, without which int8 is right.
+    """Find few of `count` layers, ranked with the most harmful first, that make the int8 model right if they are given
+    back.
 
     `is_right` tries the model with these layers in float32; it is called at most `most` times, and only while
     `may_go_on` returns true. At least one layer stays in int8, otherwise the model would not be int8.
@@ -78,8 +79,8 @@ def give_back(
 
 
 class Harm(NamedTuple):
-    """What quantising one layer alone does to its output: `share` is how far it moves it (relative L2), `mean` the mean
-    difference in each channel, which can be added to the bias, None for a layer without a bias."""
+    """The effect of quantising only one layer: `share` is the relative L2 change of its output, `mean` the mean
+    difference in each channel, which can be added to the bias; None for a layer without a bias."""
 
     share: float
     mean: Floats | None
@@ -93,7 +94,7 @@ def harm(
     work: Path,
     levels: float = EIGHT_BITS,
 ) -> dict[str, Harm]:
-    """Return what int8 does to each layer by name, the most harmful first. Writes into the folder `work`."""
+    """Return the effect of int8 on each layer by name, the most harmful first. Writes into the folder `work`."""
     model = Model.read(prepared)
     names = add_shadows(model, layers, scales, levels)
     model.write(work / "shadows.onnx")

@@ -64,8 +64,8 @@ def judge(
 
 
 def draw(job: jobs.DrawFrames) -> jobs.DrawnFrames:
-    """Draw both sides of each frame. With many or noisy frames, the quality is lower, or the last frames are left
-    out."""
+    """Draw each frame twice, with the expected and with the found boxes. If the JPEGs would exceed `job.most_bytes`,
+    lower their quality, or leave out the last frames."""
     sides = [_sides(frame) for frame in job.frames]
     for quality in _QUALITIES:
         drawn = tuple(_encoded(pair, quality) for pair in sides)

@@ -52,7 +52,7 @@ _ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization
 _FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
 _UNHELD = "its inputs may exceed what float16 can hold"
 _TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))
-_SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales, whatever the definition of an opset allows
+_SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales and sizes: float32 even if the opset allows float16
 
 
 def to_half(source: Path, out: Path) -> tuple[bool, tuple[str, ...]]:

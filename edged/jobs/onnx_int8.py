@@ -1,9 +1,9 @@
 """Converts a model to int8: inputs and weights of layers pass through Q/DQ pairs, everything else stays float32.
 
 Several estimates of the values' ranges are compared with float32 on pictures that are used for nothing else, and the
-best one is taken. Then what int8 adds to the mean of each channel is subtracted from the biases (Nagel et al.,
-Data-free quantization through weight equalization and bias correction, 2019). If the answers are still too wrong, the
-layers that int8 harms most are given back to float32.
+best one is taken. Then the biases are corrected by the mean error of int8 in each channel (Nagel et al., Data-free
+quantization through weight equalization and bias correction, 2019). If the answers are still too wrong, the layers that
+int8 harms most are given back to float32.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Conversion:
             self._repair(comparison, outcome, {layer: each.share for layer, each in harm.items()})
 
     def _choose_ranges(self, comparison: Comparison) -> Outcome:
-        """Take the estimate of ranges with which the answers are right, or, if there are several, nearest."""
+        """Take the best estimate of ranges: estimates with acceptable answers come first, then those with less loss."""
         scales = {name: self._scales_by(name) for name in ESTIMATES}
         found = {name: self._try(self.layers, comparison, each) for name, each in scales.items()}
         best = min(found, key=lambda name: _rank(found[name]))
@@ -200,7 +200,7 @@ class _Conversion:
 
 
 def _rank(outcome: Outcome) -> tuple[bool, float]:
-    """Order outcomes: the right ones first, then the nearest."""
+    """Return the key by which outcomes are sorted: accepted ones first, then those with less loss."""
     return not outcome.verdict.accepted, outcome.loss
 
 
@@ -258,7 +258,7 @@ def _raise_opset(model: Model, work: Path) -> Model:
     try:
         # The converter needs the weights as well.
         proto = onnx.version_converter.convert_version(onnx.load(str(old)), _OPSET)
-    except Exception as error:  # of C++, without a type
+    except Exception as error:  # from C++, without a class of its own
         raise Unsuitable(f"the model's opset {model.opset} cannot be raised for int8: {one_line(error)}") from error
     Model(proto, work).write(new)
     return Model.read(new)

@@ -43,7 +43,7 @@ class Converted(msgspec.Struct, frozen=True):
 def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progress: None) -> tuple[Order, Composition]:
     """Convert a model into the empty `folder`. Return the order for it, and the layers that stay in float32.
 
-    Raises Superseded if the calibration pictures are not those of the engine's key, and otherwise as `convert`.
+    Raises Superseded if the calibration pictures are not those of the engine's key, and the errors of `convert`.
     """
     order, way, notes = job.order, Way(), list[str]()
     inputs: Calibration = ()

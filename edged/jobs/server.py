@@ -3,7 +3,7 @@
 Imports take most of the processor time of a short job: a quarter of a second on a fast box, seconds on a slow one. This
 process has imported what most jobs need. It has one thread, so that a fork is safe. It does not import runtimes: each
 child imports the one that is installed at that time. If a library on disk changes, this process is stale, and the
-daemon starts another one. It ends after a while without children.
+daemon starts another one. The server ends when no request came for 30 s and it has no children.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IMPORTED = ("edged.family_packages", "edged.ipc.job_channel", "edged.jobs.tasks
 
 
 def main() -> None:
-    """`python -m edged.jobs.server PARENT_PID SOCKET_FD`"""
+    """Run the server: `python -m edged.jobs.server PARENT_PID SOCKET_FD`."""
     parent, number = map(int, sys.argv[1:])
     if not process.die_with_parent(parent):
         sys.exit(1)
@@ -46,7 +46,7 @@ def main() -> None:
         except Exception:  # perhaps it is being replaced: the child that needs it reports the error
             failed = True
     ready(job_messages.Job)
-    # After a failed import the next child gets a server that tries again.
+    # After a failed import this server counts as stale: the next child gets a new server, which tries again.
     stamps = {"": -1} if failed else {**_stamps(_folders()), **before}
     gc.collect()
     gc.freeze()  # the collector of a child would copy the memory that it shares with this process
@@ -90,7 +90,7 @@ class _Server:
             return Reply(pid=self._fork(request, files))
         except OSError as error:
             return Reply(error=error.errno or errno.EIO)
-        except Exception as error:  # an order or descriptors that did not arrive: this server's children live on
+        except Exception as error:  # do not end because of one bad request: the server's children would end too
             traceback.print_exc()
             return Reply(error=errno.ENOMEM if isinstance(error, MemoryError) else errno.EIO)
 
@@ -133,7 +133,7 @@ class _Server:
 
 
 def _begin(files: Sequence[int], others: Sequence[int], arguments: Sequence[str], command: Sequence[str]) -> None:
-    """The first steps of a child after the fork. Does not return. `others` are descriptors of the server."""
+    """Do the first steps of a child after the fork, and do not return. `others` are descriptors of the server."""
     try:
         os.setsid()
         for target, file in enumerate(files):

@@ -1,4 +1,4 @@
-"""Answers a frame that was served with the reference as well, and compares both answers."""
+"""Runs the reference on a frame that was served, and compares the served answer with the reference's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Answer: TypeAlias = "Detections | Content"
 
 
 def shadow(job: jobs.Shadow) -> jobs.Shadowed:
-    """Do the job. Raises InvalidInput if the picture cannot be decoded, EngineUnusable if the runtime refuses it."""
+    """Compare the served answer to a frame with the reference's. Raises InvalidInput if the frame cannot be decoded,
+    EngineUnusable if the runtime refuses it."""
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_seconds, job.cpu_seconds + _GRACE_SECONDS))
     data = Path(job.picture).read_bytes()
     preparer = Pictures(job.order.signature, job.recognition)

@@ -1,4 +1,4 @@
-"""Examines frames of cameras that may be collected: can they be decoded, and what do they look like?"""
+"""Examines frames of cameras before they are collected: whether they can be decoded, and a hash of their look."""
 
 from __future__ import annotations
 

@@ -240,8 +240,8 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, report:
 
 
 def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
-    """Return the sample to time with: one of the user's, or a picture, if there is one, because the time may depend on
-    the content; otherwise the first."""
+    """Return the sample for timing: the first of the user's samples and pictures, because the time may depend on the
+    content; otherwise the first sample."""
     return next((sample for sample in samples if sample.kind in USED), samples[0])
 
 

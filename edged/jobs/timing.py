@@ -27,7 +27,7 @@ _BLOCK_SECONDS = 0.25  # a block that would take longer than this has fewer infe
 _LEAST_RUNS, _LEAST_ROUNDS = 2, 3
 _PRECISE = 0.015  # the ratio is known well enough if its standard error is this share of it or less
 _PAUSE = 0.0005  # seconds before an inference: the round trip of a request takes as long
-_MOST_BLOCKS = 200  # whose times are returned
+_MOST_BLOCKS = 200  # the most blocks whose times are returned
 _REST = 1 / 3  # seconds of sleep for each second of work
 
 

@@ -100,7 +100,8 @@ def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: 
 
 
 def _newest_of(backend: Backend, domain: str, version: int) -> int:
-    """Return the newest version of a domain that the runtime supports; 0 if unknown."""
+    """Return the newest version of a domain that the runtime supports; 0 if it supports any, or if `version` is not
+    plausible."""
     if not 1 <= version <= MOST_VERSION:
         return 0
     return newest_of(backend, domain)
@@ -232,7 +233,7 @@ def inference(
 
 
 def _batch_gain(job: jobs.Check, recognition: Recognition, session: Session) -> float:
-    """Return the gain of batches, measured with the first probe that is answered; 0 if none is."""
+    """Return the gain of batches, measured with the first probe that the model answers; 0 if it answers no probe."""
     for _, make in _probes(job, recognition, frozenset()):
         try:
             inputs = make().inputs

@@ -45,7 +45,7 @@ def byte_size(tensor: TensorProto) -> int | None:
 
 
 def check(tensor: TensorProto) -> Finding | None:
-    """Return what is wrong with a tensor; None if nothing is. External values are checked in `external_data.py`."""
+    """Return the finding about an invalid tensor; None for a valid one. `external_data.py` checks external values."""
     name = onnx_walk.text(tensor.name)
     if tensor.data_type not in BITS and tensor.data_type != TensorProto.STRING:
         kind = "no type" if not tensor.data_type else f"type {tensor.data_type}, which ONNX does not have"

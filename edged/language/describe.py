@@ -1,7 +1,7 @@
 """Descriptions of what cameras see: a rule watches a camera's detections, and its best frame goes to a language model.
 
-There is at most one description of a rule per interval, and one at a time. They have the lowest priority: they wait for
-all chats, and a frame is copied only while a rule waits for its class.
+A rule makes at most one description per `every_seconds`, and one at a time. Descriptions have the lowest priority: they
+wait for all chats. A frame is copied only if a rule's next description may be due within the rule's `seconds`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edged.tasks import TaskGroup
 from edged.vision.detections import Detections, class_name
 
 _LOG = logging.getLogger("edged.language")
-_LOOK_SECONDS = 0.2  # between two frames of a camera that are looked at
+_LOOK_SECONDS = 0.2  # least time between two frames that a rule looks at
 _GAP_SECONDS = 1.5  # a class that is not seen for this long has gone
 
 
@@ -38,7 +38,7 @@ class Watch:
         self._best: tuple[float, Tapped] | None = None
 
     def wants(self, now: float) -> bool:
-        """Whether a frame is to be looked at."""
+        """Whether the rule looks at the frame of this moment. If so, record `now` as the time of the last look."""
         is_due = now - self._described >= self.rule.every_seconds - self.rule.seconds
         if not is_due or now - self._looked < _LOOK_SECONDS:
             return False
@@ -46,7 +46,8 @@ class Watch:
         return True
 
     def see(self, frame: Tapped, score: float, now: float) -> Tapped | None:
-        """Record the best score of the classes in a frame, 0 for none. Return the frame to describe, if it is time."""
+        """Record a frame and the best score of the rule's classes in it, 0 for none. Return the frame to describe; None
+        if no description is due."""
         if now - self._seen > _GAP_SECONDS:
             self._since, self._best = now, None
         if score < self.rule.score:
@@ -62,7 +63,8 @@ class Watch:
 
 
 class Describer:
-    """The rules of the configuration; a tap of all streams. `find` returns a language model by name, or raises."""
+    """The rules of the configuration. This is a `Tap` of all streams. `find` returns a language model by name, or
+    raises an error."""
 
     def __init__(
         self, find: Callable[[str], PlannedLanguageModel], emit: Callable[[What, str], None], tasks: TaskGroup
@@ -75,7 +77,7 @@ class Describer:
         self.problems: dict[str, str] = {}  # by rule: why its last description failed
 
     def reconfigure(self, rules: Mapping[str, Describe]) -> None:
-        """Apply the rules of the configuration; unchanged ones keep what they have seen."""
+        """Apply the rules of the configuration. An unchanged rule keeps what it has seen."""
         before = self._watches
         self._watches = {
             name: before[name] if name in before and before[name].rule == rule else Watch(rule)
@@ -156,7 +158,8 @@ def _listed(frame: Tapped) -> str:
 
 
 def _encoded(frame: Tapped) -> bytes:
-    """Return the frame as JPEG or PNG. Raises InvalidInput if it cannot be encoded."""
+    """Return the frame's data as it is if it was sent encoded (without a pixel format), otherwise as JPEG. Raises
+    InvalidInput if it cannot be encoded."""
     if not frame.pixel_format:
         return frame.data
     from edged.vision import draw, image  # OpenCV, which few daemons need

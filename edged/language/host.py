@@ -31,10 +31,10 @@ _STOP_SECONDS = 3.0
 
 
 class LanguageHost:
-    """A running host with an opened model. `lost` says why it answers no more; empty while it does."""
+    """A running host with an opened model. `lost` says why the host no longer answers; empty while it answers."""
 
     def __init__(self, form: Form, version: str) -> None:
-        """Call `start` instead. `version` is the one that the runtime has on disk."""
+        """Call `start` instead. `version` is the version of the runtime on disk."""
         self.form, self.version = form, version
         self.opened = m.Opened("", 0, False, False, False, 0.0)
         self.lost = ""
@@ -51,8 +51,9 @@ class LanguageHost:
     async def start(
         cls, form: Form, version: str, how: Opening, reads: Iterable[str], memory_mb: int, model: str
     ) -> LanguageHost:
-        """Start a host and open the model. `reads` are the files that it may open. Raises EngineUnusable if the runtime
-        refuses the model, HostLost if the host ends."""
+        """Start a host and open the model. `reads` are the files that the host may open; `memory_mb` limits its memory,
+        0 for no limit. Raises EngineUnusable if the runtime refuses the model, HostLost if the host cannot be started,
+        ends, or does not open the model in time."""
         host = cls(form, version)
         host._memory_mb = memory_mb
         # OpenVINO opens GGUF files for writing, although it does not write.
@@ -83,12 +84,12 @@ class LanguageHost:
 
     @property
     def requests(self) -> int:
-        """How many requests it generates."""
+        """How many requests the host works on."""
         return len(self._requests)
 
     async def generate(self, wanted: Generation, stop: tuple[str, ...] = ()) -> AsyncGenerator[m.Text, None]:
-        """Yield the texts of a request; the last one has a reason. Closing the generator ends the request. Raises the
-        host's error, HostLost if the host ends."""
+        """Yield the parts of an answer; the last part has a `reason`. The answer ends before the first of the texts in
+        `stop`. Closing the generator ends the request. Raises the host's error, or HostLost if the host ends."""
         if self.lost or self._process is None:
             raise HostLost(f"the language host {self.lost}")
         number: int = next(self._numbers)
@@ -108,7 +109,7 @@ class LanguageHost:
                 self._process.send(m.Cancel(number))
 
     async def drain(self) -> None:
-        """Stop the host when its requests have ended."""
+        """Wait until all requests have ended, then stop the host."""
         while self._requests and not self.lost:  # noqa: ASYNC110 # rare
             await asyncio.sleep(_LOOK_SECONDS)
         await self.stop()

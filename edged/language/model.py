@@ -1,5 +1,5 @@
-"""One language model in the daemon: its files, the host that generates, and the change to another host while it
-serves."""
+"""One language model in the daemon: its files, the host that generates answers, and the change to another host while
+the model serves."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from edged.models.language import Form, LanguageFiles, LanguageSettings
 from edged.serving import memory
 
 _LOG = logging.getLogger("edged.language")
-_PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)  # after a failure that may pass
+_PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)  # before the next try after a failure that may pass
 _HEALTHY_S = 60.0
 _PATIENCE_S = 60.0  # how long a request waits for a host that is being started
-_REPEATED = 2  # if a host could not be opened so often, requests do not wait for the next try
+_REPEATED = 2  # after this many failures in a row to open a host, requests do not wait for the next try
 _PASSING = (HostLost, NotReady, OutOfMemory)
-_SPARE_MB = 256  # of the box's memory, that a new host must leave
-_LIMIT_SHARE, _LIMIT_MB = 1.5, 512  # of the estimate, and more, that a host may use
+_SPARE_MB = 256  # of the box's memory that a new host must leave free
+_LIMIT_SHARE, _LIMIT_MB = 1.5, 512  # a host may use the estimated memory times the first number, plus the second
 
 
 class LanguageState(str, enum.Enum):
@@ -60,8 +60,8 @@ class LanguageState(str, enum.Enum):
 
 
 class Box(NamedTuple):
-    """What all language models share. `facts` returns the facts of the device, `available_mb` its free memory;
-    `changed` is called when a model changes its state."""
+    """The parts of the daemon that all language models share. `facts` returns the facts of the device, `available_mb`
+    the free memory in MiB; `changed` is called when a model changes its state."""
 
     facts: Callable[[], Mapping[str, str]]
     proofs: Proofs
@@ -81,7 +81,7 @@ class Counts(msgspec.Struct):
 
 
 class _Wanted(NamedTuple):
-    """What the serving host must be: another one is started if this differs."""
+    """Properties that the serving host must have. If they change, another host is started."""
 
     form: Form
     version: str
@@ -106,7 +106,7 @@ class PlannedLanguageModel:
         self.turns = Turns(self.settings.requests, self.settings.waiting)
         self._serving: _Wanted | None = None
         self._digest_of = ""  # the stamp for which the digest was computed
-        self._failures = 0  # to open a host, since one was opened
+        self._failures = 0  # in a row, to open a host
         self._changed, self._moved = asyncio.Event(), asyncio.Event()
         self._draining: dict[asyncio.Task[None], LanguageHost] = {}
         self._task = tasks.keep(f"language model {entry.name}", self._live)
@@ -130,7 +130,7 @@ class PlannedLanguageModel:
         return self.files.limit(self.settings) if self.files is not None else 0
 
     def look(self, entry: ModelEntry | None = None) -> None:
-        """Look at the model and the box again; `entry` is what the disk has now."""
+        """Examine the model and the box again. `entry` is the model on disk now; None if it has not changed."""
         self.entry = entry or self.entry
         self._changed.set()
 
@@ -154,12 +154,13 @@ class PlannedLanguageModel:
     async def generate(
         self, wanted: Generation, stop: tuple[str, ...] = (), client: str = "", *, is_low: bool = False
     ) -> AsyncGenerator[m.Text, None]:
-        """Yield the texts of an answer; the last one has the reason for its end. `client` is who takes turns with
-        others. If the host is lost before the first text, a request that probably did not cause this is tried again.
+        """Yield the parts of an answer; the last part has the `reason` for the end. Clients take turns; `client` names
+        the client of this request. If the host is lost before the first part, the request is tried once more, unless
+        it has guidance or pictures, which may have ended the host.
 
         Raises Overloaded, NotReady, DeadlineExceeded, HostLost, and InvalidInput if the request cannot be generated.
         """
-        # A task: a reader that is slow must not hold its turn, or escape the limit of time.
+        # A task generates the answer: otherwise a slow reader would keep its turn, and escape the time limit.
         made: asyncio.Queue[m.Text | EdgedError | None] = asyncio.Queue()  # bounded by the tokens of an answer
         task = asyncio.ensure_future(self._make(wanted, stop, client, made, is_low=is_low))
         try:
@@ -183,7 +184,7 @@ class PlannedLanguageModel:
         *,
         is_low: bool,
     ) -> None:
-        """Generate an answer and put its texts, then an error if it fails, then None."""
+        """Generate an answer: put its parts into `made`, then an error if it fails, then None."""
         end = time.monotonic() + self.settings.seconds
         self.counts.requests += 1
         try:
@@ -248,7 +249,7 @@ class PlannedLanguageModel:
     # -- the host ----------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        """Keep a host that is what it must be, until cancelled."""
+        """Keep a host running that has the wanted properties, until cancelled."""
         backoff = Backoff(_PAUSES_S, _HEALTHY_S)
         while True:
             self._changed.clear()
@@ -283,7 +284,8 @@ class PlannedLanguageModel:
         return host is not None and host.ended.is_set()
 
     async def _turn(self) -> None:
-        """Make the serving host what it must be. Raises EdgedError if that fails; a host that serves continues."""
+        """Read the model, and replace the host if it does not have the wanted properties. Raises EdgedError if that
+        fails; the host before continues, unless it was stopped to free memory."""
         entry = self.entry
         if entry.problem:
             raise ConfigError(entry.problem)
@@ -323,7 +325,7 @@ class PlannedLanguageModel:
         return found
 
     async def _choose(self, files: LanguageFiles, settings: LanguageSettings, usable: Mapping[Form, str]) -> _Wanted:
-        """Return what must serve: the only form, or the one that was measured to be faster on this box."""
+        """Return what must serve: the only usable form, or the faster one. Speeds that are not known are measured."""
         wanted = [
             _Wanted(form, version, self.digest, self._opening(form, files, settings))
             for form, version in usable.items()
@@ -338,7 +340,7 @@ class PlannedLanguageModel:
                 continue
             try:
                 figures = await self._measured(each, files, settings)
-            except EdgedError as error:  # the other may open it
+            except EdgedError as error:  # another runtime may open the model
                 _LOG.warning("model %s: %s is not used: %s", self.entry.name, registry.TITLES[runtime], error)
                 wanted.remove(each)
                 failure = error
@@ -373,8 +375,8 @@ class PlannedLanguageModel:
         return Opening(form.path, threads, files.limit(settings), settings.requests)
 
     async def _start(self, wanted: _Wanted, files: LanguageFiles, settings: LanguageSettings) -> LanguageHost:
-        """Start a host. If the memory of the box does not suffice for two, the one that serves is stopped first. Raises
-        OutOfMemory."""
+        """Start a host. If the box has too little memory for two hosts, the serving one is stopped first. Raises
+        OutOfMemory if there is too little for one."""
         needed = settings.memory_mb or files.needed_mb(settings)
         available, serving = self._box.available_mb(), self.host
         held = round(memory.used_mb(serving.pid)) if serving is not None else 0
@@ -402,8 +404,8 @@ class PlannedLanguageModel:
         return await LanguageHost.start(wanted.form, wanted.version, wanted.how, folders, limit, self.entry.name)
 
     async def _verify(self, host: LanguageHost, wanted: _Wanted, settings: LanguageSettings, known: Proof) -> Proof:
-        """Compare the answers of a host with those of the version before, and return what is known then. Raises
-        EngineUnusable if they differ."""
+        """Compare the host's answers with those of the runtime's version before, measure the host's speed, and return
+        the updated proof; `known` if the version has not changed. Raises EngineUnusable if the answers differ."""
         runtime, name = wanted.form.runtime, self.entry.name
         before = known.versions.get(runtime, "")
         if before == wanted.version and runtime in known.answers:
@@ -425,7 +427,7 @@ class PlannedLanguageModel:
         return known
 
     def _swap(self, host: LanguageHost, wanted: _Wanted, known: Proof) -> None:
-        """Give new requests to another host; the one before finishes its requests."""
+        """Give new requests to `host`. The host before finishes its requests and stops."""
         before, self.host, self._serving = self.host, host, wanted
         self.figures = known.figures.get(wanted.form.runtime)
         name, title = self.entry.name, registry.TITLES[wanted.form.runtime]
@@ -462,5 +464,5 @@ class PlannedLanguageModel:
 
 
 def _measured(wanted: _Wanted) -> str:
-    """Return what the speed depends on, besides the content of the model."""
+    """Return the runtime's version and the threads: the speed of a model depends on both."""
     return f"{wanted.version} {wanted.how.threads}"

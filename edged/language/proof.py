@@ -1,5 +1,5 @@
-"""The answers by which a new version of a runtime is verified, and the speed by which a runtime is chosen; kept for
-each content of a model."""
+"""The answers by which a new version of a runtime is verified, and the speed by which a runtime is chosen. Both are
+kept by the digest of a model's content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _QUESTIONS = (
     "Is a person at the gate? Answer yes or no.",
 )
 _TOKENS = 16
-_SHORT = 24  # characters: greedy answers of two correct runtimes may differ later, where two tokens are nearly equal
+# Characters of an answer that are compared. Later, two tokens may be nearly equally probable, and greedy answers of two
+# correct runtimes may differ.
+_SHORT = 24
 _LEAST_EQUAL = 0.5  # of the questions
 _TIMED_TOKENS, _TIMED_WORDS = 32, 48
 
@@ -43,8 +45,8 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What is known about a model by runtime: the version that gave the answers, the answers, and the figures with the
-    version for which they were measured."""
+    """What is known about a model, by runtime: the version that gave the answers, the answers, the figures, and in
+    `measured` the version and number of threads of the figures."""
 
     versions: dict[str, str] = {}
     answers: dict[str, tuple[str, ...]] = {}
@@ -78,7 +80,8 @@ async def answers(host: LanguageHost) -> tuple[str, ...]:
 
 
 def require_equal(before: Sequence[str], now: Sequence[str], old: str, new: str) -> None:
-    """Raise EngineUnusable if too few answers are as they were. `old` and `new` are the versions of the runtime."""
+    """Raise EngineUnusable if less than half of the answers are as before. `old` and `new` are the runtime's versions.
+    Answers to another number of questions are not compared."""
     if len(before) != len(now):
         return
     equal = sum(one == other for one, other in zip(before, now, strict=True)) / len(now)
@@ -97,7 +100,7 @@ async def measure(host: LanguageHost) -> Figures:
         await ask(host, words, 2)  # the first request allocates
     except InvalidInput:  # too long for a small context
         words = "x"
-    # Another beginning, because a known one would not be read.
+    # The prompt begins differently, because the runtime would not read a beginning that it knows.
     _, first, seconds, tokens = await ask(host, f"Again: {words}", _TIMED_TOKENS)
     return Figures(first, (tokens - 1) / seconds if tokens > 1 and seconds > 0 else 1 / max(first, 1e-6))
 

@@ -1,5 +1,5 @@
-"""The queue of a language model: which request is generated next. Clients take turns, so that one with many requests
-does not delay the others; requests of low priority wait until no other waits."""
+"""The queue of a language model: which request is generated next. Clients take turns, so that a client with many
+requests does not delay the others. Requests of low priority wait until no other request waits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Waiting:
         self._clients[is_low].setdefault(client, deque()).append(turn)
 
     def next(self) -> asyncio.Future[None] | None:
-        """Remove and return the next request: the oldest of the client whose turn it is. That client is then the last
-        one. Requests of low priority are next only if there is no other."""
+        """Remove and return the next request: the oldest of the client whose turn it is; None if no request waits. That
+        client is last then. A request of low priority is next only if no other request waits."""
         for clients in (self._clients[False], self._clients[True]):
             if clients:
                 client, queue = next(iter(clients.items()))

@@ -13,8 +13,8 @@ import re
 import time
 
 _CHUNK = 1 << 16  # bytes that are read at once; other work of the loop runs in between
-_LAST_CHUNKS = 16  # chunks to read at the end: a pipe holds one, but a process that the child left behind may write on
-_LONGEST = 1000  # characters of a line
+_LAST_CHUNKS = 16  # most chunks read at the end: a pipe holds one, but a process that outlives the child may write on
+_LONGEST = 1000  # characters of a line that are logged
 _BURST, _LINES_A_SECOND = 100.0, 20.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
@@ -77,7 +77,8 @@ class ChildLogForwarder:
 class Pipe:
     """A pipe for a child's standard error. The event loop reads bytes as they arrive, so that the child never waits.
 
-    Create it in the loop, before the child. `child` is the child's end; `started` closes it here.
+    Create it in the event loop, before the child starts. `child` is the child's end; `started` closes the daemon's copy
+    of it.
     """
 
     def __init__(self, forwarder: ChildLogForwarder) -> None:
@@ -121,7 +122,7 @@ class Pipe:
 
 
 def level(line: str) -> int:
-    """Return the level that a line states; a line without one is a warning, because a healthy runtime prints
+    """Return the log level that a line states, or WARNING for a line without a level, because a healthy runtime prints
     nothing."""
     found = _SEVERITY.search(line[:300])
     if found is None:

@@ -25,7 +25,8 @@ _WORD = re.compile(r"\b(model|engine|camera) $")
 
 
 def about(record: logging.LogRecord) -> dict[str, str]:
-    """Return the fields of a record (model, camera and so on) by name, from its template and its `extra`."""
+    """Return the fields of a record (model, camera and so on) by name, from its `extra`, and from its template: an
+    argument after the word model, engine or camera is that field."""
     found: dict[str, str] = {}
     if isinstance(record.msg, str) and isinstance(record.args, tuple):
         for name, index in _named(record.msg):
@@ -40,7 +41,8 @@ def about(record: logging.LogRecord) -> dict[str, str]:
 
 @lru_cache(maxsize=512)
 def _named(template: str) -> tuple[tuple[str, int], ...]:
-    """Return the name and index of each named argument of a template; if a name occurs twice, the first index."""
+    """Return the name and index of each argument of a template that follows the word model, engine or camera. The word
+    is the name. If a name occurs twice, the first index counts."""
     found: dict[str, int] = {}
     index = 0
     for place in _PLACE.finditer(template):

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, entry
 
-_MOST = 256  # kinds that are remembered; if another one comes, the oldest kind is written and forgotten
+_MOST = 256  # kinds of records that are remembered; beyond it, the oldest is forgotten and its held record written
 # Lines of these loggers report decisions, not frames or requests, so only an equal line counts as a repetition.
 _DECISIONS = frozenset(("edged", "edged.alarms", "edged.engines", "edged.device", "edged.store", "edged.config"))
 _LONGEST = 500  # characters of a line that are compared
@@ -97,8 +97,9 @@ class Repetition:
 
 
 def kind(record: logging.LogRecord) -> Hashable:
-    """Return the key of similar records: `alike` if the caller set it; the line for loggers of decisions; otherwise the
-    template, model, engine, and the place where the exception was raised, but not the other arguments."""
+    """Return a key that similar records share. It contains the logger, the level, and `alike` if the caller set it.
+    Without `alike` it contains the place where the exception was raised, and the line for loggers of decisions, or the
+    template, model and engine for other loggers, but not the other arguments."""
     who = record.name, record.levelno
     alike = getattr(record, "alike", None)
     if alike is not None:
@@ -285,7 +286,7 @@ class Output(logging.Handler):
             self._schedule_flush()
 
     def _guard(self) -> threading.RLock:
-        """The handler's own lock, under which `emit` is called."""
+        """Return the handler's own lock, under which `emit` is called."""
         assert self.lock is not None
         return self.lock
 

@@ -50,7 +50,7 @@ class Endpoint:
             host, port = tcp_address(self._listen, self._is_open)
             self._server = await asyncio.start_server(self._connected, host, port, limit=_HEAD_BYTES)
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE  # asyncio's message quotes a tuple
+            taken = error.errno == errno.EADDRINUSE  # asyncio's own message contains the address as a tuple
             why = "the port is in use" if taken else error.strerror or str(error)
             raise ConfigError(f"[metrics] cannot listen on {self._listen}: {why}; choose another") from error
         bound = self._server.sockets[0].getsockname()[1]

@@ -1,7 +1,7 @@
-"""The list of all metrics. Dashboards and alert rules depend on names and labels; docs/metrics.md lists the same.
+"""The list of all metrics. Dashboards and alert rules depend on names and labels; docs/metrics.md has the same list.
 
-Units are Prometheus' base units: seconds, bytes, ratios from 0 to 1. Counters start at 0 with the daemon; those of a
-model, except its swaps, restart at 0 when the model changes.
+Units are Prometheus' base units: seconds, bytes, ratios from 0 to 1. Counters start at 0 with the daemon. A model's
+counters, except its swaps, restart at 0 when the model changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["gauge", "counter", "histogram"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One metric. `name` is as scraped; a histogram's samples add `_bucket`, `_sum` and `_count`."""
+    """One metric. `name` is the scraped name, to which a histogram's samples add `_bucket`, `_sum` and `_count`."""
 
     name: str
     kind: Kind

@@ -189,7 +189,7 @@ def language(samples: Samples, name: str, planned: PlannedLanguageModel, raised:
 
 
 def _served(samples: Samples, name: str, statistics: Statistics, ready: Readiness, raised: tuple[Alarm, ...]) -> None:
-    """Collect what models and ensembles have in common."""
+    """Collect the metrics that models and ensembles both have."""
     samples.put(names.MODEL_READY, ready.is_ready, name)
     for state in ReadyState:
         samples.put(names.MODEL_STATE, state is ready.state, name, state.value)
@@ -204,8 +204,8 @@ def _served(samples: Samples, name: str, statistics: Statistics, ready: Readines
 
 
 def engines(samples: Samples, name: str, planned: PlannedModel) -> None:
-    """Collect one model's engines. The serving engine may be in no plan, if it was planned for an earlier state of the
-    device."""
+    """Collect one model's planned engines, and the serving engine if it is not among them, because it was planned for
+    an earlier state of the device."""
     for key, engine in planned.engines.items():
         labels = (name, key[:_KEY_LENGTH], engine.recipe.backend)
         samples.put(names.ENGINE_STATE, 1, *labels, engine.state.value)
@@ -321,7 +321,8 @@ def alarms(samples: Samples, raised: tuple[Alarm, ...], counts: EventCounts) -> 
 
 
 def hosts(samples: Samples, links: Iterable[HostLink], counts: EventCounts) -> None:
-    """Collect engine hosts by backend. A backend has two generations of hosts while libraries change."""
+    """Collect engine hosts by backend. After libraries have changed, a backend may have hosts of two generations; their
+    numbers, sessions and memory are added."""
     for link in links:
         samples.add(names.HOST_UP, 1, link.backend)
         samples.add(names.HOST_SESSIONS, len(link.sessions), link.backend)

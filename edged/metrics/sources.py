@@ -89,7 +89,7 @@ def resident_bytes(pid: int) -> int | None:
 class EventCounts:
     """Counts of events since the daemon started.
 
-    Model and key identify an engine: models with the same content share keys.
+    Only model and key together identify an engine, because models with the same content share keys.
     """
 
     def __init__(self, events: EventLog, clock: Callable[[], float] = time.monotonic) -> None:

@@ -36,8 +36,9 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
 class Frame(msgspec.Struct, frozen=True):
     """One frame. `offset_s` is the time since the collection began, in seconds of a clock that does not jump.
 
-    `taken_unix_s` is what the wall clock said. `boot` and `uptime_s` say when it was kept, for its age: the boot of the
-    box, and seconds since that boot. `likeness` is the 64-bit hash of `vision.likeness`; `sha256` is of the file.
+    `taken_unix_s` is the time of the wall clock. `boot` (the boot of the box) and `uptime_s` (seconds since that boot)
+    say when the frame was kept, from which its age follows. `likeness` is the 64-bit hash of `vision.likeness`;
+    `sha256` is of the file.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Collection(msgspec.Struct, frozen=True):
-    """What was collected for a model. `over_s` is the time that the collection is meant to take.
+    """The frames that were collected for a model. `over_s` is how long the collection is meant to take, in seconds.
 
     Until it is `finished` (complete, or stopped by a command), engines do not use it. `id` is then a digest of its
     frames. It stays the same if frames are removed later, because their retention ended: engines that were calibrated
@@ -82,11 +83,12 @@ class Collection(msgspec.Struct, frozen=True):
         return sum(frame.size for frame in self.frames)
 
     def use(self, frame: Frame) -> Use:
-        """Return what a frame is for. Blocks alternate; frames near the ends of a block are not used."""
+        """Return the use of a frame. Blocks alternate between "calibrate" and "judge"; frames near the ends of a block
+        are not used ("gap")."""
         return self.use_at(frame.offset_s)
 
     def use_at(self, offset_s: float) -> Use:
-        """Return what a frame is for that is taken at this time."""
+        """Return the use of frames that are taken at this time, which counts as `Frame.offset_s`."""
         block, within = divmod(offset_s, self.block_s)
         if not _GAP * self.block_s <= within < (1 - _GAP) * self.block_s:
             return "gap"
@@ -127,8 +129,8 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 def folder_of(state: Path, model: str) -> Path:
-    """Return the folder of a model's frames below the state directory. Whatever the name, it is directly in `FOLDER`,
-    and not hidden."""
+    """Return the folder of a model's frames below the state directory. For every name, the folder is directly in
+    `FOLDER` and is not hidden."""
     name = quote(model, safe="")
     return state / FOLDER / (f"%2E{name[1:]}" if name.startswith(".") else name)
 

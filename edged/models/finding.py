@@ -33,7 +33,7 @@ _ELSEWHERE = "export it with standard ONNX operators"
 
 
 class Category(str, enum.Enum):
-    """The reason why a model is refused, with the remedy of findings without their own."""
+    """The reason why a model is refused, with the remedy for findings that have no remedy of their own."""
 
     _value_: str
     remedy: str

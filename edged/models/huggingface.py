@@ -23,7 +23,7 @@ from edged.models import limits
 from edged.vision.preprocess import MAX_SIDE
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
-_COMBINED = "processor_config.json"  # instead of the latter, for models with text, as transformers writes from 5.0 on
+_COMBINED = "processor_config.json"  # since 5.0, transformers writes this instead of PROCESSOR for models with text
 # model_type -> family
 FAMILIES = {
     **dict.fromkeys(("detr", "yolos", "table-transformer"), "detr"),
@@ -43,7 +43,7 @@ ENCODERS = {
 # The ends of the names of classes in `architectures`.
 _CLASSIFIER, _SEGMENTATION, _DEPTH = "ForImageClassification", "ForSemanticSegmentation", "ForDepthEstimation"
 _METRIC = ("glpn", "zoedepth")  # model_type of models that return metres
-_RELATIVE = ("depth_anything", "depth_pro", "dpt")  # of models that return inverse depth; Depth Anything has both
+_RELATIVE = ("depth_anything", "depth_pro", "dpt")  # of models of inverse depth; Depth Anything also has metric models
 _UNNORMALISED = ("glpn", "mobilevit", "mobilevitv2")  # their processors do not normalise, and have no setting for it
 _SQUARE = ("beit", "data2vec-vision", "dpt", "segformer")  # a size that is one number is the width and the height
 _LABELS = "multi_label_classification"
@@ -85,7 +85,8 @@ class _Config(msgspec.Struct, frozen=True):
 
     @property
     def first_labels(self) -> dict[int, str]:
-        """A label of ImageNet or ADE20K lists synonyms, such as "tench, Tinca tinca": the first one names the class."""
+        """The labels up to the first comma. Labels of ImageNet and ADE20K list synonyms, such as "tench, Tinca tinca";
+        the first synonym names the class."""
         return {number: label.partition(",")[0] for number, label in self.id2label.items()}
 
 
@@ -111,8 +112,8 @@ def read_settings(file: Path) -> dict[str, str]:
     of segmentation or depth. Empty if no file next to it describes one.
 
     These are `family` (not for classifiers), `names` (unless prompts are the classes), `decode.activation` for several
-    labels, `outputs.finite` for Grounding DINO, and `preprocess.*`: mean and std, the size if the processor fits all
-    pictures into one, and how. A file that cannot be read counts as absent.
+    labels, `outputs.finite` for Grounding DINO, and `preprocess.*`: mean and std, and, if the processor fits all
+    pictures into one size, this size and the way of fitting. A file that cannot be read counts as absent.
     """
     folder = next((each for each in (file.parent, file.parent.parent) if (each / CONFIG).is_file()), None)
     config = None if folder is None else _read(folder / CONFIG, _Config)
@@ -174,8 +175,8 @@ def _pixels(processor: _Processor) -> dict[str, str]:
 def _fit(processor: _Processor) -> dict[str, str]:
     """Return how pictures are fitted into the input of a classifier or encoder, and its size; empty if that is unknown.
 
-    The processors stretch the picture, or resize its shorter side and cut out the middle. Those with `crop_pct`
-    (ConvNext, ResNet) do the latter if their only size is below 384 pixels.
+    The processors stretch the picture, or resize its shorter side and cut out the middle. Processors with `crop_pct`
+    (ConvNext, ResNet) cut out the middle if their only size is below 384 pixels.
     """
     if processor.do_resize is False:
         return {}
@@ -196,7 +197,7 @@ def _fit(processor: _Processor) -> dict[str, str]:
 
 
 def _cropped(resized: float, kept: int) -> dict[str, str]:
-    """Return the settings for a shorter side that is resized to some pixels, of which the middle ones are kept."""
+    """Return the settings for resizing the shorter side to `resized` pixels and cutting out the middle `kept` ones."""
     return {"preprocess.fit": "center_crop", "preprocess.zoom": f"{max(1.0, resized / kept):.6g}"}
 
 

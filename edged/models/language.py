@@ -52,12 +52,12 @@ _MOST_SYSTEM = 16 << 10
 
 
 class LanguageSettings(msgspec.Struct, frozen=True):
-    """Settings of a language model. `context`: the most tokens of a prompt and its answer; `output_tokens`: the most
-    of an answer, and how many a request gets that names no number; `requests`: those that are generated at once;
-    `waiting`: those that may wait; `memory_mb`: of its host, 0 for an estimate; `runtime`: empty for the faster one;
-    `system`: the first message of every chat that has no message of the system; `threads`: 0 for all processors but
-    one; `seconds`: the longest time of a request; `verifies`: whether a new version of the runtime must answer as the
-    version before."""
+    """Settings of a language model. `context`: the most tokens of a prompt and its answer, 0 for the default;
+    `output_tokens`: the most tokens of an answer, also for a request that names no number; `requests`: how many are
+    generated at once; `waiting`: how many may wait; `memory_mb`: the memory of the host in MiB, 0 for an estimate;
+    `runtime`: empty for the faster one; `system`: the first message of every chat without a system message; `threads`:
+    0 for all processors but one; `seconds`: the longest time of a request; `verifies`: whether a new version of the
+    runtime must answer like the version before."""
 
     context: int = 0
     output_tokens: int = _USUAL_OUTPUT
@@ -141,8 +141,8 @@ class LanguageFiles(msgspec.Struct, frozen=True):
 
 
 def check_fits(files: LanguageFiles, settings: LanguageSettings) -> None:
-    """Raise ConfigError if no form is for the runtime in the settings, or if the model was made for a shorter context
-    than they want."""
+    """Raise ConfigError if no form is for the runtime in the settings, or if the settings want a longer context than
+    the model was made for."""
     if files.context and settings.context > files.context:
         raise ConfigError(f"setting {CONTEXT} is {settings.context}, but the model was made for {files.context} tokens")
     runtimes = [form.runtime for form in files.forms]
@@ -198,7 +198,7 @@ def _check_exported(folder: Path) -> None:
 
 
 def is_language(path: str) -> bool:
-    """Whether a path is that of a file that makes its folder a language model."""
+    """Whether the file at `path` has a name that makes its folder, or the file alone, a language model."""
     name = path.rpartition("/")[2]
     return name in (GENAI, OPENVINO, _PICTURES) or is_gguf(name)
 
@@ -244,13 +244,13 @@ def digest(path: Path) -> str:
 
 
 def files(path: Path) -> list[Path]:
-    """Return all files of a language model, by one of them. A GGUF file among others is alone. Raises ModelRefused."""
+    """Return all files of the language model that `path` belongs to. Raises ModelRefused."""
     return [path.parent / name for name in _names(path)]
 
 
 def _names(path: Path) -> list[str]:
-    """Return the files of a model by their paths in its folder. A GGUF file that is not in a folder of a version has
-    other models next to it."""
+    """Return the paths of a model's files in its folder. A GGUF file outside a version's folder is the model's only
+    file: the files next to it belong to other models."""
     if is_gguf(path.name) and not path.parent.name.isdecimal():
         return [path.name]
     try:

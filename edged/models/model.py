@@ -38,8 +38,8 @@ class Model(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: ModelEntry, inspection: Inspection, recognition: Recognition | None = None) -> Model:
-        """Combine entry and inspection. `recognition` is that of a family of another package; None if only edged's own
-        families may decode the model.
+        """Combine entry and inspection. `recognition` is the recognition by a family of another package; None if only
+        edged's own families may decode the model.
 
         Raises ConfigError if settings or config.pbtxt do not match the model, ModelRefused if the model cannot be
         served.

@@ -54,7 +54,8 @@ _READ_AGAIN_SECONDS = 30.0  # an unchanged folder is read again, in case a read 
 
 
 class _Read(NamedTuple):
-    """The cached content of a model's folder, its fingerprint before it was read, and when (monotonic seconds)."""
+    """The cached content of a model's folder, the folder's fingerprint before it was read, and the time of the reading
+    (monotonic seconds)."""
 
     mark: tuple[object, ...] | None
     read_at: float
@@ -120,9 +121,9 @@ class Repository:
         """Add a model from copies of files, or, with `move`, from the files themselves. Return the path of its first
         file.
 
-        The first of `files` is the ONNX model, the others are its external data by relative path; or all are files of a
-        language model, the first one of those that make it one. `samples` are by file name. `record` is the record of
-        the model's repair. The model appears whole or not at all.
+        `files` are by relative path. The first is the ONNX model, the others are its external data; or all are files of
+        a language model, and the first is one that `language.is_language` accepts. `samples` are by file name. `record`
+        is the record of the model's repair. The model appears whole or not at all.
 
         With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
         keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
@@ -239,8 +240,9 @@ class Repository:
         atomic.sync_directory(self.root)
 
     def _restore(self, own: tuple[str, ...]) -> bool:
-        """Exchange the files with these names, the first three those of a model, for the newest in the trash; return
-        whether the trash has any. If that fails, all files are where they were. Raises OSError."""
+        """Exchange the files with the names `own` for the newest ones in the trash. The first three names are those of
+        a model; return whether the trash has one of them. If the exchange fails, all files stay where they were. Raises
+        OSError."""
         if not (self.root / TRASH).is_dir():
             return False
         with _trash_lock(self.root):

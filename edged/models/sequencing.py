@@ -31,7 +31,8 @@ _NEXT = ("{}N", "{}n", "{}_n", "{}_out", "{}_next", "next_{}", "new_{}")
 
 
 class Sequencing(msgspec.Struct, frozen=True):
-    """A model's states and controls. `idle` is in seconds. `declared` is false if they were recognised by name."""
+    """A model's states and controls. `idle` is how long a sequence may be idle, in seconds. `declared` is false if the
+    states were recognised by their names."""
 
     states: tuple[State, ...] = ()
     controls: tuple[Control, ...] = ()

@@ -188,7 +188,8 @@ def batch_wait_seconds(settings: Mapping[str, str]) -> float:
 
 
 def repair_seconds(settings: Mapping[str, str]) -> float:
-    """Return how many seconds a build may spend to make an int8 engine right that is too wrong; 0 for none."""
+    """Return how many seconds a build may spend to repair an int8 engine that differs too much from the reference; 0
+    for no repair."""
     wanted = number(settings, REPAIR_S, 0.0, _MAX_REPAIR_SECONDS)
     return _REPAIR_SECONDS if wanted is None else wanted
 

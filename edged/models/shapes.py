@@ -3,9 +3,9 @@ that several inputs share. Pure.
 
     shapes.policy      any: an engine that takes any shape answers (the default); refuse: return an error;
                        learn: like any, and also build engines for a wider range
-    shapes.quiet_s     learn: seconds without a request for a wider range before one is built
-    shapes.most_mb     learn: the most MiB that the inputs of one request take in the largest shapes
-    shapes.per_hour    learn: the most wider ranges that are begun in an hour
+    shapes.quiet_s     learn: seconds for which the wanted range must not grow before its engines are built
+    shapes.most_mb     learn: the most MiB that the inputs of one request may take in the largest shapes
+    shapes.per_hour    learn: how many wider ranges may be begun in an hour
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def max_batch_size(
 
 
 def may_be_completed(signature: Signature, settings: Mapping[str, str], triton: TritonConfig) -> bool:
-    """Whether the model may have a batch dimension that neither settings nor config.pbtxt mention: it has, if its rows
-    are independent."""
+    """Whether the model may have a batch dimension that neither settings nor config.pbtxt mention. It has one if its
+    rows are independent."""
     has_text = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
     return (
         not has_text

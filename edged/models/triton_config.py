@@ -135,8 +135,8 @@ class State(msgspec.Struct, frozen=True):
 
 
 class SequenceBatching(msgspec.Struct, frozen=True):
-    """How requests form sequences. `idle` is the longest time between two of them. `strategy` is how Triton would batch
-    several sequences."""
+    """How requests form sequences. `idle` is the longest time between two requests of a sequence. `strategy` is how
+    Triton would batch several sequences."""
 
     strategy: Literal["direct", "oldest"] = "direct"
     idle: float = 1.0

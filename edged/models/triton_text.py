@@ -116,7 +116,8 @@ def _unknown_names(text: str) -> Iterator[str]:
     line = 0
 
     def lines() -> Iterator[str]:
-        """Count the lines that the tokenizer has taken. Its own errors have the number too, but copy the line."""
+        """Yield the lines, and count those that the tokenizer has taken. Its own errors have the number, too, but they
+        copy the line."""
         nonlocal line
         for each in text.split("\n"):
             line += 1

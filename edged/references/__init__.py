@@ -1,7 +1,7 @@
 """References: addresses that stand for a model file wherever a command or the configuration takes one.
 
-reference.py   what a reference says
-sources.py     which files it stands for, by scheme, and the settings that its source knows
+reference.py   parses references
+sources.py     finds the files for which a reference stands, by scheme, and the settings that its source knows
 transfer.py    downloads
-kept.py        the files on this box, with their digests: fetched once, never looked up again
+kept.py        keeps the fetched files on this box, with their digests, so that each reference is fetched once
 """

@@ -1,9 +1,9 @@
-"""The files of references on this box. A reference is fetched once; its digests are kept, and the files are used for
-ever, also without network.
+"""The files of references on this box. A reference is fetched once. Its files and their digests are kept; later uses
+need no network.
 
     STATE/references/KEY/         KEY is a digest of the reference; STATE is a daemon's state or a user's data folder
         pin.json                  the reference, digests, settings
-        problem                   why it could not be fetched, until it is
+        problem                   why the reference could not be fetched; a successful fetch removes this file
         files/NAME                the model, and files that belong to it
 """
 
@@ -34,8 +34,8 @@ _PAGE = (b"<!", b"<html", b"<?xml")  # the first bytes of a page, such as one fo
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """What was fetched: the SHA-256 of each file by its relative name, the model first, and the settings and notes of
-    the source."""
+    """The record of a fetched reference: the SHA-256 of each file by its relative name, the model first, and the
+    settings and notes of the source."""
 
     reference: str
     digests: dict[str, str]
@@ -56,8 +56,9 @@ class Local(NamedTuple):
 
 
 def local(text: str, state: Path | None = None, notify: Callable[[str], None] = lambda line: None) -> Local:
-    """Return the file of an argument: the path itself, or the file of a reference, which is fetched if it is not kept
-    yet. `state` is the folder in which it is kept; None is that of this user.
+    """Return the model file that an argument names: the path itself, or the file of a reference, which is fetched if
+    this box does not have it yet. `state` is the folder for fetched files; None means this user's data folder. `notify`
+    gets lines about the progress.
 
     Raises InvalidInput for a reference that cannot be used, Refused if a file is not the one that the digest names, and
     the errors of `transfer.save`.
@@ -76,8 +77,8 @@ def local(text: str, state: Path | None = None, notify: Callable[[str], None] = 
 
 
 def place_of(text: str, state: Path) -> tuple[Path, bool]:
-    """Return the file of an argument, and whether it is on this box. A reference is not fetched: if its file is missing
-    or is another one, the path does not exist.
+    """Return the path of an argument's file, and whether the file is on this box. A reference is not fetched: if its
+    file is missing or has changed, the returned path does not exist.
 
     Raises InvalidInput for a reference that cannot be used.
     """
@@ -92,7 +93,7 @@ def place_of(text: str, state: Path) -> tuple[Path, bool]:
 
 
 def keep_problem(text: str, state: Path, problem: str) -> None:
-    """Keep why a reference could not be fetched; fetching it removes that."""
+    """Store `problem`, the reason why a reference could not be fetched. A later successful fetch removes it."""
     path, is_kept = place_of(text, state)
     if not is_kept:
         with contextlib.suppress(OSError):  # it is in the log too
@@ -149,7 +150,8 @@ def read(place: Path) -> Pin | None:
 
 
 def _is_kept(reference: Reference, place: Path, pin: Pin) -> bool:
-    """Whether the files are the ones that were fetched, and the reference names no other one."""
+    """Whether the files are still as they were fetched, and the model has the digest that the reference names, if
+    any."""
     try:
         return reference.digest in ("", pin.model[1]) and all(
             _digest(place / _FILES / name) == digest for name, digest in pin.digests.items()
@@ -192,7 +194,8 @@ def _fetch(reference: Reference, place: Path, pin: Pin | None, notify: Callable[
 
 @contextlib.contextmanager
 def _scratch(place: Path) -> Iterator[Path]:
-    """A folder that is removed at the end. Raises OutOfSpace, DiskFailing or Refused if something cannot be stored."""
+    """Yield a folder that is removed at the end. Raises OutOfSpace, DiskFailing or Refused if a file cannot be
+    stored."""
     try:
         with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as folder:
             yield Path(folder)
@@ -212,7 +215,7 @@ def _no_model(file: Path) -> str:
 
 
 def _compare(reference: Reference, found: Pin, pin: Pin | None, place: Path) -> None:
-    """Raise Refused if the model is not the one that the reference names, or that was fetched first."""
+    """Raise Refused if the model does not have the digest in the reference or, without one, that of the first fetch."""
     _, digest = found.model
     wanted = reference.digest or (pin.model[1] if pin else "")
     if wanted and digest != wanted:

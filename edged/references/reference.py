@@ -1,4 +1,4 @@
-"""What a reference to a model says. Pure."""
+"""Parses references to models, such as `https://HOST/PATH#sha256=HEX`. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reference(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """What identifies the source of the file, whatever its digest."""
+        """The reference without the digest, but with a query. It identifies the source of the file."""
         return f"{self.scheme}://{self.place}"
 
 
@@ -62,7 +62,7 @@ def parse(text: str) -> Reference | None:
 
 
 def is_private(url: str) -> bool:
-    """Whether a URL is encrypted, or of this machine."""
+    """Whether a URL has the scheme https, or has http and is on this machine."""
     try:
         parts = urlsplit(url)
     except ValueError:

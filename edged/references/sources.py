@@ -1,6 +1,6 @@
-"""The files that a reference stands for, and the settings that its source knows, by scheme.
+"""Finds the files for which a reference stands, and the settings that its source knows, by scheme.
 
-Sources: the distribution specification of the Open Container Initiative 1.1; `resolve` of the Hugging Face Hub; the
+Protocols: the distribution specification of the Open Container Initiative 1.1; `resolve` of the Hugging Face Hub; the
 endpoint `ort` of Roboflow, as Roboflow Inference 1.x uses it.
 """
 
@@ -28,7 +28,7 @@ from edged.references.transfer import Challenged, Location
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _TITLE = "org.opencontainers.image.title"
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
-# What edged reads next to a model of the Hub, in its folder and in the one above.
+# Files that are fetched with a model of the Hub, from the model's folder and from the root of the repository.
 _COMPANIONS = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json")
 # How Roboflow fits a picture into the input.
 _FITS = {
@@ -40,7 +40,8 @@ _NOT_DONE = ("contrast", "grayscale", "static-crop")  # steps of Roboflow that e
 
 
 class Source(NamedTuple):
-    """`files` by their relative names; the first is the model. `notes` are lines for the user."""
+    """The files for which a reference stands, by their relative names; the first is the model. `settings` are those of
+    the model that its source knows. `notes` are lines for the user."""
 
     files: Mapping[str, Location]
     settings: Mapping[str, str] = {}
@@ -48,8 +49,8 @@ class Source(NamedTuple):
 
 
 def find(reference: Reference) -> Source:
-    """Return what a reference stands for. Raises InvalidInput for a reference of another form, and the errors of
-    `transfer`."""
+    """Return the files and settings of a reference. Raises InvalidInput if the reference does not have the form of its
+    scheme, and the errors of `transfer`."""
     if reference.scheme == "hf":
         return _hugging_face(reference)
     if reference.scheme == "oci":
@@ -209,7 +210,8 @@ def _mapping(value: object, key: str) -> dict[str, object]:
 
 
 def _secret(variable: str) -> str:
-    """Return a secret of the environment; empty without one."""
+    """Return a secret from an environment variable; empty if it is unset. Raises ConfigError if it cannot be a
+    token."""
     secret = os.environ.get(variable, "").strip()
     if not (secret.isascii() and secret.isprintable()):
         raise ConfigError(f"{variable} has characters that a token cannot have; set it again")

@@ -1,7 +1,7 @@
 """Downloads over HTTPS, and from object stores by `obstore`.
 
-Passwords and tokens are sent only to the host that they are for, not to one that it redirects to. They are in no
-message: a message shows a URL without its query.
+Passwords and tokens are sent only to the host for which they are meant, not to the target of a redirect. Messages do
+not contain them: they show a URL without its query.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Challenged(Unauthenticated):
 
 
 class Location(NamedTuple):
-    """Where a file is. `headers` are sent to the host of `url` only. `digest` is the SHA-256 that the source names, in
-    hexadecimal digits. `is_optional`: the source may not have the file."""
+    """The location of a file. `headers` are sent only to the host of `url`. `digest` is the SHA-256 that the source
+    announces, in hexadecimal digits; empty if unknown. `is_optional`: the source may not have the file."""
 
     url: str
     headers: Mapping[str, str] = {}
@@ -69,7 +69,8 @@ def shown(url: str) -> str:
 
 
 def answer(url: str, headers: Mapping[str, str] = {}) -> tuple[bytes, Mapping[str, str]]:
-    """Return a small answer and its headers, by lower-case name. Raises as `save`."""
+    """Return a small answer and its headers, by lower-case name. Raises the errors of `save` except those of the disk,
+    and TooLarge for more than 4 MiB."""
     with _opened(Location(url, headers)) as response:
         data = _within(lambda: _read(response.read, url, _LARGEST_ANSWER + 1), url)
         if len(data) > _LARGEST_ANSWER:
@@ -78,7 +79,7 @@ def answer(url: str, headers: Mapping[str, str] = {}) -> tuple[bytes, Mapping[st
 
 
 def answered_json(url: str, headers: Mapping[str, str] = {}) -> object:
-    """Return an answer in JSON. Raises as `save`, and Refused if it is no JSON."""
+    """Return the decoded JSON of an answer. Raises the errors of `answer`, and Refused if the answer is not JSON."""
     data, _ = answer(url, headers)
     try:
         return json.loads(data)
@@ -87,10 +88,10 @@ def answered_json(url: str, headers: Mapping[str, str] = {}) -> object:
 
 
 def save(location: Location, file: Path, moved: Callable[[int], None]) -> None:
-    """Write a file. `moved` is called with the number of bytes so far.
+    """Download a file. `moved` is called with the number of bytes so far.
 
-    Raises NotFound, Unauthenticated, or Refused as the source answers, DaemonUnavailable if it cannot be reached or
-    stops, OutOfSpace or DiskFailing for the disk, and Unsupported if a package is missing.
+    Raises NotFound, Unauthenticated or Refused if the source answers so, DaemonUnavailable if it cannot be reached, is
+    too slow or stops, OutOfSpace or DiskFailing for the disk, and Unsupported if a package is missing.
     """
     done, began = 0, time.monotonic()
     try:
@@ -131,7 +132,7 @@ def _read(read: Callable[[int], bytes], url: str, most: int) -> bytes:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Refuses to leave HTTPS."""
+    """Refuses redirects that lead from HTTPS, or from this machine, to an unencrypted address."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
@@ -146,7 +147,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 @contextmanager
 def _opened(location: Location) -> Iterator[http.client.HTTPResponse]:
     place = shown(location.url)
-    # A digest protects a file, but not what is sent for it.
+    # A digest protects the file, but not the headers of the request.
     if not is_private(location.url) and (location.headers or not location.digest):
         raise Refused(f"{place} is not https; the file could be altered on its way, and passwords read")
     try:
@@ -165,7 +166,7 @@ def _opened(location: Location) -> Iterator[http.client.HTTPResponse]:
     except OSError as error:
         reason = str(getattr(error, "reason", None) or error)[:200]
         raise DaemonUnavailable(f"{place} cannot be reached: {reason}") from None
-    except (http.client.HTTPException, ValueError) as error:  # their texts may have what was sent
+    except (http.client.HTTPException, ValueError) as error:  # their texts may have parts of the request
         raise Refused(f"{place} is no server of HTTP, or its address is invalid ({type(error).__name__})") from None
     with response:
         if response.status != 200:
@@ -174,8 +175,8 @@ def _opened(location: Location) -> Iterator[http.client.HTTPResponse]:
 
 
 def _within(call: Callable[[], T], url: str) -> T:
-    """Return what a call returns. The timeout of a socket does not end a server that sends a byte now and then, so the
-    call runs in a thread, which is given up. Raises DaemonUnavailable."""
+    """Return the result of a call. A socket's timeout does not limit a server that sends a byte now and then, so the
+    call runs in a thread, which is abandoned after 40 s. Raises DaemonUnavailable then, and the errors of the call."""
     done: queue.SimpleQueue[tuple[bool, T | BaseException]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -207,7 +208,7 @@ def _stored(url: str) -> Iterator[bytes]:
     options: dict[str, Any] = {"client_options": {"allow_http": is_private(os.environ.get("AWS_ENDPOINT_URL", ""))}}
     options["retry_config"] = {"max_retries": 2, "retry_timeout": timedelta(seconds=_QUIET_S)}
     if parts.scheme == "s3" and not any(map(os.environ.get, _AWS)):
-        # Without credentials the library would ask the address that has them in Amazon's cloud.
+        # Otherwise the library would request credentials from the address that provides them in Amazon's cloud.
         options["skip_signature"] = True
     try:
         store = from_url(f"{parts.scheme}://{parts.netloc}", **options)

@@ -29,8 +29,8 @@ Sift: TypeAlias = "Callable[[jobs.Sift], Awaitable[jobs.Sifted]]"
 
 @dataclass(frozen=True)
 class Pace:
-    """How long candidates wait for a child, in seconds, and the least time between two children if there are many, or
-    if a collection is complete apart from its candidates. Both are shorter for a collection of a few minutes."""
+    """How long candidates wait for a child, and the least time between two children if many candidates wait, or if a
+    collection only waits for its candidates. In seconds. Both are shorter for a collection of a few minutes."""
 
     wait_s: float = 30.0
     between_s: float = 10.0
@@ -49,8 +49,8 @@ class Candidate(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The file to keep of a candidate, what it looks like, and its suffix. `problem`: why the frame cannot be used;
-    `disk_problem`: why it could not be examined."""
+    """The outcome of examining a candidate: the file to keep, the likeness of its picture (`vision.likeness`), and the
+    suffix of its format. `problem`: why the frame cannot be used; `disk_problem`: why it could not be examined."""
 
     candidate: Candidate
     file: Path
@@ -68,7 +68,7 @@ class _Batch:
 
 
 class Candidates:
-    """Those that wait, and the child that examines them. All methods raise only EdgedError for a full or failing disk.
+    """The waiting candidates, and the child that examines them. Methods raise EdgedError if the disk is full or fails.
 
     One caller adds candidates; another may examine a batch meanwhile.
     """

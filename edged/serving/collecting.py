@@ -33,7 +33,7 @@ class Clock(NamedTuple):
 
 
 class Pacer:
-    """Chooses the candidates of one collection, whose `spent_s` was true at `now` (monotonic seconds).
+    """Chooses the candidates of one collection, which has run for its `spent_s` at `now` (monotonic seconds).
 
     Cameras take turns: a camera whose turn it is gets a moment to send a frame before the next camera may. The time of
     a collection begins with its first candidate.
@@ -127,9 +127,9 @@ def is_known(likeness: int, camera: str, frames: Iterable[Frame]) -> bool:
 def dated(frame: Frame, now: Clock) -> Frame:
     """Return a frame dated by the clocks of the present boot.
 
-    Within a boot, ages come from a clock that does not jump, and the date follows the wall clock. The age of a frame of
-    an earlier boot comes from the wall clock once. If it is negative, the frame counts as new after an hour: before
-    that, the wall clock may not be set yet.
+    Within a boot, ages come from a clock that does not jump, and the date follows the wall clock. For a frame of an
+    earlier boot, the age is computed from the wall clock, once. If that age is negative, the wall clock may not be set
+    yet: the frame stays as it is during the first hour after the boot, and then counts as new.
     """
     if frame.boot == now.boot:
         taken = now.unix_s - (now.uptime_s - frame.uptime_s)

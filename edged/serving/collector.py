@@ -1,7 +1,7 @@
 """Collects frames of live cameras for models: takes candidates from streams, and keeps those that look new.
 
-All access to the disk is in threads. If the disk or the budget is full, a collection rests and tries again later;
-nothing is half kept. A collection goes on after a restart of the daemon.
+All access to the disk is in threads. If the disk or the budget is full, a collection rests and tries again later; no
+frame is stored incompletely. A collection continues after a restart of the daemon.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class EngineId(msgspec.Struct, frozen=True, order=True):
 class Death(msgspec.Struct, frozen=True):
     """The death of a host while an engine had work in it; `unix_s` is in seconds since the epoch.
 
-    is_alone: no other engine had work in the host, or the host is known to have hung in this one. is_outside: the host
-    was killed by another process, or by the kernel for lack of memory.
+    is_alone: no other engine had work in the host, or this engine is known to have made the host hang. is_outside: the
+    host was killed by another process, or by the kernel for lack of memory.
     """
 
     unix_s: float
@@ -128,8 +128,8 @@ def _move(records: Records, involved: list[EngineId], most_hosts: int, now: floa
 
 
 def _is_enough(deaths: tuple[Death, ...], allowed: int) -> bool:
-    """Whether the deaths suffice for a quarantine. All deaths together with other engines count as one, and the engine
-    must have died alone at least once: one that kills its host is alone in it sooner or later."""
+    """Whether the deaths suffice for a quarantine. All deaths together with other engines count as one. In at least one
+    death, the engine must have been alone: an engine that kills its host is alone in it sooner or later."""
     counted = _counted(deaths)
     alone = sum(death.is_alone for death in counted)
     return alone > 0 and alone + min(1, len(counted) - alone) >= allowed

@@ -96,8 +96,8 @@ class Budget:
 
     @contextlib.asynccontextmanager
     async def reserve(self, rows: int = 1, *, patient: bool = False) -> AsyncIterator[Reservation]:
-        """Wait for the memory of a request with `rows`, and yield it. Raises Overloaded if too many requests wait and
-        this one is not `patient`."""
+        """Wait until the budget has room for a request with `rows`, and yield its reservation. Raises Overloaded if too
+        many requests wait and this one is not `patient`."""
         least = self.capacity // _RUNNING
         size = self.capacity // _UNKNOWN if self.expected is None else max(math.ceil(self.expected * rows), least)
         await self._enter(size, patient)

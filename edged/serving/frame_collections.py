@@ -27,7 +27,7 @@ _REST_SECONDS = 60.0  # after a full disk or budget
 
 
 class FrameCollections:
-    """What was and is collected, by model."""
+    """The finished and the running collections, by model."""
 
     def __init__(self, files: FrameFiles, emit: Callable[[What, str], None], clock: Callable[[], Clock]) -> None:
         """Read the collections on disk. `emit` records an event of a model."""

@@ -30,7 +30,7 @@ _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 
 
 class Adopted(NamedTuple):
-    """A stored frame: its file name, the SHA-256 of the file, and its bytes."""
+    """A stored frame: its file name, the SHA-256 of the file, and its size in bytes."""
 
     name: str
     sha256: str
@@ -153,4 +153,4 @@ def _is_empty(folder: Path) -> bool:
 def _make_private(*folders: Path) -> None:
     for folder in folders:
         folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        folder.chmod(_FOLDER_MODE)  # whatever the umask, or another program, made of it
+        folder.chmod(_FOLDER_MODE)  # the umask or another program may have set another mode

@@ -90,7 +90,7 @@ class HostProcess:
 
     @property
     def end(self) -> End:
-        """Why the process ended; valid once it has."""
+        """Why the process ended; valid once it has ended."""
         return end_of(self.status, is_out_of_memory=memory.kernel_kills() != self._kernel_kills)
 
     def look(self) -> None:

@@ -75,7 +75,7 @@ class HostSession:
 
     A session runs at most `instances` jobs at a time, in order. The time of a waiting job begins when a running job
     ends. A job that reaches its limit is stopped. If it still runs after a grace period, its runtime cannot stop it,
-    and the host is replaced. If the engine runs several times for a job, its limit is as many times as long.
+    and the host is replaced. If the engine runs several times for a job, the limit is multiplied by the number of runs.
     """
 
     __slots__ = (
@@ -104,7 +104,7 @@ class HostSession:
         self.asked = now  # when opening or closing was requested
         self.has_answered = False
         self.jobs: dict[int, float] = {}  # in order, with the time at which each began; infinity while it waits
-        self.stopped: dict[int, float] = {}  # when a running job was told to stop at its limit
+        self.stopped: dict[int, float] = {}  # when the host was asked to stop a running job that had reached its limit
         self.runs: dict[int, int] = {}  # of the engine, for the jobs that need several
 
     @property

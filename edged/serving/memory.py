@@ -27,8 +27,8 @@ def derived_mb(total_mb: int) -> int:
 
 
 def is_gpu_mapped() -> bool:
-    """Whether processes on this box may map a GPU. If so, the size of a data segment says nothing about the used
-    memory, and hosts get no limit on that size."""
+    """Whether processes on this box may map a GPU. If so, the size of a data segment does not show how much memory is
+    used, and hosts get no limit on that size."""
     return any(os.path.exists(path) for path in _DRIVERS)
 
 

@@ -20,7 +20,7 @@ import msgspec
 from edged.errors import Overloaded
 from edged.models.triton_config import QueuePolicy
 
-_REMEMBERED = 256  # how many empty queues that had more than their share are kept; cut when twice as many
+_REMEMBERED = 256  # empty queues that are kept because they had more than their share; cut if there are twice as many
 
 
 class Waiting(Protocol):

@@ -57,7 +57,7 @@ _SUSPECT = 3  # after this many failed requests in a row, a probe is sent
 class SessionHealth:
     """Health of one session, from the outcomes of requests and probes.
 
-    A runtime usually rejects a request because of its values, so failed requests alone do not condemn an engine:
+    A runtime usually rejects a request because of its values, so failed requests alone do not prove a faulty engine:
     several in a row make it suspect, and a probe decides. `unproven` says why the engine must still prove that it
     works; it is empty after the first answer. `answered_at` and `probed_at` are times of the last answer and probe
     (time.monotonic()).

@@ -1,4 +1,4 @@
-"""Sources of sound: frames of samples in, classes out. A source is used as a model's slot is.
+"""Sources of sound. A source takes frames of samples and answers with classes. Streams use it like a model's slot.
 
 A source cuts windows from its frames and gives them to the model's slot as tensor requests, one at a time, because the
 state that a model returns belongs to the next window. State, and samples that fill no window yet, are kept here: the
@@ -91,7 +91,7 @@ class SoundSource:
         self._add(frame, self.slot.push)
 
     def withdraw(self, camera: Hashable, frame: FrameWork) -> bool:
-        """Remove a frame that waits for earlier ones; return whether it did."""
+        """Remove a frame that waits for earlier ones; return whether it was waiting."""
         found = next((turn for turn in self._waiting if turn.frame is frame), None)
         if found is not None:
             self._waiting.remove(found)
@@ -240,7 +240,8 @@ class _WindowWork(TensorWork):
 
 
 class _Turn:
-    """A frame on its way: the windows that it completes, how they are asked for, and what their answers say so far."""
+    """A frame that is being answered: the windows that it still waits for, `give` to send a window to the slot, and the
+    scores and times of the windows answered so far."""
 
     __slots__ = ("asked", "engine", "frame", "give", "queue_ms", "scores", "times", "windows")
 

@@ -1,7 +1,7 @@
-"""Takes copies of camera frames as they pass, with the model's answers, for what looks at a few of them.
+"""Copies camera frames for taps. A tap is a part of the daemon that examines a few of the frames, with their answers.
 
-A tap is asked for every frame, on the event loop, so `wants` must cost next to nothing. A frame that no tap wants is
-not copied.
+`wants` of each tap is called for every frame, on the event loop, so it must cost next to nothing. A frame that no tap
+wants is not copied.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tapped(msgspec.Struct, frozen=True):
 
 
 class Tap(Protocol):
-    """What looks at some of the frames of streams."""
+    """A part of the daemon that examines some of the frames of streams."""
 
     def wants(self, model: str, camera: str, now: float) -> bool:
         """Whether to copy a frame that was received at `now` (monotonic seconds). The copy may never be given: the
@@ -82,6 +82,6 @@ def _bytes_of(work: FrameWork) -> bytes:
     copy = bytearray(data.size)
     try:
         data.read_into(memoryview(copy))
-    except EdgedError:  # it becomes the answer of the frame when the slot reads it
+    except EdgedError:  # the slot meets the same error, which becomes the frame's answer
         return b""
     return bytes(copy)

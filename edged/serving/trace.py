@@ -161,7 +161,8 @@ class _File:
 
 
 class TraceFiles:
-    """The trace files of one folder. The first trace creates the folder. One thread uses it, except `restart`."""
+    """The trace files of one folder. The first trace creates the folder. Use it from one thread; only `restart` may be
+    called from another one."""
 
     def __init__(self, folder: Path, file_bytes: int = _FILE_BYTES, folder_bytes: int = _FOLDER_BYTES) -> None:
         self._folder, self._file_bytes, self._folder_bytes = folder, file_bytes, folder_bytes

@@ -95,7 +95,7 @@ class OutputView(msgspec.Struct, frozen=True):
         return OutputTensor(self.name, self.datatype, self.shape, bytes(self.data))
 
 
-# Must read the outputs before it returns: their memory is reused afterwards. An EdgedError becomes the answer.
+# A sink must read the outputs before it returns: their memory is reused afterwards. An EdgedError becomes the answer.
 Sink: TypeAlias = Callable[[tuple[OutputView, ...]], None]
 
 

@@ -306,7 +306,7 @@ class Scene:
 
 
 def _place(rng: np.random.Generator, width: int, height: int, count: int) -> tuple[Disc, ...]:
-    """Return random discs that do not touch. All are made smaller if they would cover too much."""
+    """Return random discs. They touch only if 200 tries find no free place. All are smaller if they cover too much."""
     unit = min(width, height)
     radii = rng.uniform(*_RADIUS, count) * unit
     covered = float(np.sum(math.pi * radii**2)) / (width * height)
@@ -341,7 +341,7 @@ def _dress(rng: np.random.Generator, class_id: int, behind: _Colour) -> _Figure:
 
 
 def _draw(picture: NDArray[np.uint8], figure: _Figure, disc: Disc, angle: float) -> Truth:
-    # A disc's edges run from 0 to the picture's size; OpenCV counts from the middle of the first pixel.
+    # A disc's coordinates count from the picture's edge, OpenCV's from the middle of the first pixel.
     x, y = disc.x - 0.5, disc.y - 0.5
     for part, colour in ((1.0, figure.rim), (_RIM, figure.fill)):
         _fill(picture, outline(figure.class_id, x, y, disc.radius * part - _BLEED, angle), colour)

@@ -31,7 +31,8 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """The figures of one class, or of one camera. `objects` are those of the reference, `found` those of the engine."""
+    """The figures of one class, or of one camera. `objects` counts those of the reference, `found` those of the
+    engine."""
 
     name: str
     objects: int

@@ -1,7 +1,7 @@
 """Keys of engines: all that decides whether an engine is valid, as named parts, and their digest.
 
-The format version comes first, so that a change of this file's meaning makes every older engine a miss instead of a
-mistake. What only describes a build (when, how long, how warm) belongs in the record.
+The format version comes first. If the meaning of keys changes, a new version makes sure that no older engine is found.
+Facts that only describe a build, such as its date and its duration, are in the record and not in the key.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PartChange,
 
 
 def differ_by_driver(old: Mapping[str, str], new: Mapping[str, str]) -> bool:
-    """Whether two keys differ only in the driver, or in parts for which the engine of the old key was built to be
-    compatible. So model, recipe and runtime are the same."""
+    """Whether two keys differ, but only in the driver, or in parts for which the engine of the old key was built to be
+    compatible. The model and the recipe are the same."""
     differing = changes(old, new)
     options = frozenset(old.get(_OPTIONS, "").split(";"))
     return bool(differing) and all(is_driver(change.part) or _is_bridged(change, options) for change in differing)
@@ -86,7 +86,7 @@ def differ_by_driver(old: Mapping[str, str], new: Mapping[str, str]) -> bool:
 
 def _is_bridged(change: PartChange, options: frozenset[str]) -> bool:
     """Whether an engine with these build options also works with the new value of a changed part: another TensorRT
-    of the same major version, or another GPU, both of them Ampere or later."""
+    of the same major version, or another GPU if both GPUs are Ampere or later."""
     if "version_compatible" in options and change.part in _TENSORRT:
         one, other = ((version or "").split(".") for version in (change.old, change.new))
         return one[0].isdecimal() and one[0] == other[0]
@@ -120,10 +120,10 @@ def _lasting(options: str | None) -> set[str]:
 
 
 def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, str]]]) -> str | None:
-    """Return the digest of the stored key of the same backend with the fewest differing parts; None without one.
+    """Return the digest of the stored key of the same backend that is most similar; None if no key has the backend.
 
-    Keys of the same model come first, then those of the same recipe: the best explanation of an engine is how it
-    differs from the previous engine of its model.
+    Keys of the same model come first, then those with fewer differing parts of the recipe, then those with fewer
+    differing parts: the best explanation of an engine is how it differs from the previous engine of its model.
     """
     rivals = ((digest, parts) for digest, parts in stored if parts.get(_BACKEND) == wanted.get(_BACKEND))
 

@@ -21,7 +21,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class BuildFacts(msgspec.Struct, frozen=True):
-    """Facts about a build, for information only: seconds since the epoch, seconds, MiB."""
+    """Facts about a build, for information only. `build_s` is the time of the build alone."""
 
     created_unix_s: float
     build_s: float
@@ -31,9 +31,9 @@ class BuildFacts(msgspec.Struct, frozen=True):
     effort: Effort = "full"
 
 
-# Costs that the timing does not show. A busy box also decodes pictures and answers requests, so that one inference on
-# all cores often waits for its slowest thread. Several instances gain nothing if each request waits for the previous
-# one.
+# Factor for costs that the timing does not show. A busy box also decodes pictures and answers requests, so that one
+# inference on all cores often waits for its slowest thread. Several instances gain nothing if each request waits for
+# the previous one.
 _LESS_SUITED = 1.1
 
 
@@ -84,7 +84,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
     speeds: tuple[Speed, ...] = ()  # with each parallelism that it can be opened with; empty if it was not timed
     load: float | None = None  # share of the box's processors, 0 to 1, that others used while it was timed
     standard: str = ""  # digest of the verification standard; a verdict by another standard is out of date
-    adopted_from: str = ""  # key of the engine, built for another driver, whose files it uses
+    adopted_from: str = ""  # key of the engine, built ahead or for another driver, whose files it uses
     ahead: str = ""  # the other device that it was built for; it is verified there before it serves
     shared_by: str = ""  # the box that built it, if it came from a shared store; it was verified here
     composition: Composition = Composition()  # what the runtime made of the model

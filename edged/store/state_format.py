@@ -35,7 +35,7 @@ class Mark(msgspec.Struct, frozen=True):
     written_by: str
 
 
-# For a directory without `format.json`, which is new, or of an edged before that file.
+# For a directory without `format.json`: it is new, or an edged that did not write this file yet has used it.
 _FIRST = Mark(1, "")
 
 

@@ -296,5 +296,5 @@ def _foreign(folder: Path, record: EngineRecord) -> str:
 
 
 def _set_time(folder: Path, seconds: float) -> None:
-    with contextlib.suppress(OSError, OverflowError):  # a read-only disk evicts nothing anyway
+    with contextlib.suppress(OSError, OverflowError):  # the time only matters for evictions
         os.utime(folder, (seconds, seconds))

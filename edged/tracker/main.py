@@ -69,7 +69,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             tracker = cameras[request.camera] = ByteTracker(request.after)
         answer = follow(tracker, request)
         if isinstance(answer, m.NotFollowed):
-            cameras[request.camera] = ByteTracker(tracker.last)  # the state of the failed one is unknown
+            cameras[request.camera] = ByteTracker(tracker.last)  # the state of the failed tracker is unknown
         send(answer)
 
 

@@ -33,7 +33,7 @@ _MARGIN_PER_SECOND = 5.0  # in widths and heights of the box, on each side
 _LARGEST_MARGIN = 1.0
 # Each class has its own strip of the plane, so that boxes of two classes never overlap.
 _STRIP = float(1 << 20)
-_FARTHEST = _STRIP / 8  # pixels from the origin, so that margins and predictions stay in the strip
+_FARTHEST = _STRIP / 8  # pixels from the origin; farther boxes are not followed: margins and predictions need room
 
 
 class ByteTracker:
@@ -89,7 +89,8 @@ class Clock:
         self._gap = 1 / _NOMINAL
 
     def advance(self, captured: float) -> float:
-        """Return the seconds since the previous frame; if the capture time is unusable, the previous result."""
+        """Return the seconds since the previous frame, at most 60. If the capture time is not later than the previous
+        one, return the previous result, or 1/30 for the first frame."""
         gap = captured - self._captured
         if 0 < gap < math.inf:
             self._gap = min(gap, _LONGEST_GAP)
@@ -99,7 +100,8 @@ class Clock:
 
 
 def margin(gap: float) -> float:
-    """Return the margin on each side of compared boxes, in widths and heights, for a gap in seconds."""
+    """Return the margin on each side of compared boxes, as a multiple of their width or height, for frames that are
+    `gap` seconds apart."""
     return min(max(gap - _SURE_GAP, 0.0) * _MARGIN_PER_SECOND, _LARGEST_MARGIN)
 
 

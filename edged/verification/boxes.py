@@ -140,7 +140,7 @@ def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float3
     infinite without such a box.
 
     The nearest score counts because an object has many candidate boxes. If the best scores of the sides differ, the
-    comparison still shows it from the side with the higher one: all scores of the other side are lower.
+    detection with the higher score still shows the difference: all scores of the other side are lower.
     """
     scores: npt.NDArray[np.float32] = np.abs(seen.scores[:, None] - offered.scores)
     same = (overlaps(seen.boxes, offered.boxes) >= _SAME_PLACE) & (seen.class_ids[:, None] == offered.class_ids)

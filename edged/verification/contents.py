@@ -21,7 +21,7 @@ from edged.vision.placement import Fit, Placement, place
 
 # A class with a smaller share of both maps does not count, because a few cells decide its IoU.
 _LEAST_SHARE, _LEAST_CELLS = 0.005, 32
-_LEGIBLE = 0.8  # not compared if both sides read with a lower score
+_LEGIBLE = 0.8  # texts are not compared if both sides read them with a lower score
 _TINY = 1e-6
 _FIGURES: Mapping[type[Content], str] = {
     Classes: "class_score",
@@ -48,7 +48,7 @@ class ContentMatcher:
         self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement | None
     ) -> tuple[str, float] | None:
         """Return the name and the value of the figure for one picture; None if an output is left out because it differs
-        between runs, or if a recogniser finds no text. Without a placement, the whole input is the picture."""
+        between runs, or if no side reads the text clearly. Without a placement, the whole input is the picture."""
         if not self._read <= expected.keys():
             return None
         where = placement or self._whole

@@ -63,7 +63,8 @@ class _Count:
             self.sums[figure] = before + total, count + number
 
     def figures(self, *, has_boxes: bool) -> dict[str, float]:
-        """Return the figures. A side without detections has nothing wrong or missed: 1."""
+        """Return the figures. Recall is 1 if the reference has no detections, precision is 1 if the engine has no
+        detections; if neither has any, both are left out."""
         found: dict[str, float] = {}
         if has_boxes and (self.objects or self.found):
             found["recall"], found["recall_75"] = (_share(n, self.objects) for n in (self.pairs, self.pairs_75))
@@ -107,7 +108,7 @@ class FrameJudge:
         size: tuple[int, int],
     ) -> None:
         """Compare the answers to one frame of `size` (width, height). Raises ValueError if the reference's answer
-        cannot be decoded; an answer of the engine that cannot be is the worst possible."""
+        cannot be decoded. If the engine's answer cannot be decoded, it counts as the worst possible answer."""
         family = self._family
         if isinstance(family, Family):
             self._add_boxes(family, name, camera, expected, found, placement, size)
@@ -220,8 +221,8 @@ class FrameJudge:
         return tuple(each.text[:_LONGEST] for each in islice(lines(side, self._names), _MOST_LINES))
 
     def judgement(self, collection: str, skipped: int = 0, left: int = 0) -> Judgement:
-        """Return the outcome over all frames. `skipped` frames could not be read; without any frame they are gone.
-        There was no time for `left` frames."""
+        """Return the outcome over all frames. `skipped` frames could not be read; there was no time for `left` frames.
+        If no frame was compared or skipped, the outcome is `no_frames`."""
         if not self.frames and not skipped:
             return Judgement(collection, "no_frames")
         has_boxes = isinstance(self._family, Family)

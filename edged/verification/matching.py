@@ -63,7 +63,7 @@ def _mask_iou(one: masks.Counts, other: masks.Counts, width: int, height: int) -
         )
         both = int(np.count_nonzero(ours & theirs))
     union = int(np.count_nonzero(a)) + int(np.count_nonzero(b)) - both
-    return both / union if union else 1.0  # both sides say that nothing of the object is seen
+    return both / union if union else 1.0  # both masks are empty
 
 
 def keypoint_similarities(expected: Detections, found: Detections, pairs: Pairs) -> list[float]:

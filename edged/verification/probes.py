@@ -137,8 +137,8 @@ def made_sounds(recognition: Recognition) -> Iterator[Probe]:
 
 class _Companions:
     """The inputs other than the picture that a model's family fills (`Family.extra_inputs`), such as the size of the
-    picture. They must not be random. Only the daemon fills them randomly if the family is from another package: the
-    engine may then refuse the probe, like any probe."""
+    picture. Random values would be invalid. But a process that may not run the code of another package's family, such
+    as the daemon, leaves them random: the engine may then refuse the probe, like any probe."""
 
     def __init__(self, recognition: Recognition) -> None:
         self._family = open_family(recognition) if is_decoded_here(recognition) else None

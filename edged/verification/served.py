@@ -1,8 +1,8 @@
-"""Compares an answer that was served for a frame with what the reference says about it. Pure: outputs in, figures out.
+"""Compares an answer that was served for a frame with the reference's answer. Pure: outputs in, figures out.
 
-Only the decoded answer of the engine is known, not its outputs: without the boxes that suppression or the threshold
-removed. So a detection of the reference must have been served only if its score is clearly above the threshold. A
-detection that was served must be among all boxes of the reference, as in a verification (`boxes.py`).
+Only the decoded answer of the engine is known, not the boxes that suppression or the threshold removed. So a detection
+of the reference is required in the served answer only if its score is clearly above the threshold. A detection that was
+served must be among all boxes of the reference, as in a verification (`boxes.py`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from edged.errors import Unsuitable
 from edged.models.model import Model
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec, numpy_dtype
 
-_LARGEST_BATCH = 32 << 20  # the most bytes of one input in a probe of a whole batch
+_LARGEST_BATCH = 32 << 20  # bytes of one input; larger shapes at the limits of a range are not probed
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
@@ -59,8 +59,8 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return {s.name: self._shape(s) for s in signature.inputs} if self.profile.ranges else None
 
     def batch(self, signature: Signature) -> Shapes | None:
-        """Return the usual shapes with the largest batch. None if no larger batch was set or learnt, or if it is
-        expensive to run."""
+        """Return the usual shapes with the largest batch. None if no larger batch was set or learnt, or if an input of
+        that batch is too large to probe."""
         grows = {r.name for r in self.profile.ranges if r.name in self.given and r.maximum[:1] > r.optimum[:1]}
         if not grows:
             return None
@@ -70,7 +70,7 @@ class ShapeRange(msgspec.Struct, frozen=True):
 
     def edges(self, signature: Signature) -> list[Shapes]:
         """Return the shapes at the limits of ranges that were set or learnt, without duplicates: those with the largest
-        batch, the smallest, and the largest. Shapes that are expensive to probe are left out."""
+        batch, the smallest, and the largest. Shapes that are too large to probe are left out."""
         batch = self.batch(signature)
         found = [] if batch is None else [batch]
         if not self.given:

@@ -39,11 +39,11 @@ class Tolerance(msgspec.Struct, frozen=True):
     box_score: float  # at most: largest difference between the scores of a detection
     class_score: float  # at most: largest difference between the probabilities of a class, in pictures and samples
     class_map: float  # at least: mean IoU of the classes in a class map
-    depth: float  # at most: RMS difference of depths over their standard deviation; without a unit after the best fit
+    depth: float  # at most: RMS difference over the reference's standard deviation; after the best fit if without unit
     embedding: float  # at least: cosine of the angle between embeddings
     text: float  # at least: share of a text's characters that are equal, in texts that are read clearly
     anomaly: float  # at most: difference of anomaly scores over the larger score
-    # On frames of cameras, where all figures are means over the frames or objects:
+    # The figures on frames of cameras. All are means over the frames or objects:
     recall: float  # at least: share of the reference's detections that the engine has too, matched one to one
     precision: float  # at least: share of the engine's detections that the reference has too
     recall_75: float  # at least: as `recall`, at an IoU of 0.75 instead of 0.5
@@ -218,8 +218,8 @@ class Standard(msgspec.Struct, frozen=True):
 
 
 def is_judged_on_frames(model: Model, precision: str) -> bool:
-    """Whether engines of a precision are judged on collected frames: not exact ones, whose answers differ by rounding
-    only, and only if answers to pictures are decoded."""
+    """Whether engines of a precision are judged on collected frames: the precision is not fp32, in which answers differ
+    by rounding only, and a family decodes the model's answers to pictures."""
     return precision != "fp32" and model.recognition.family is not None and model.recognition.preprocess is not None
 
 

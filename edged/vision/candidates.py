@@ -1,6 +1,6 @@
 """All families that accept a model's tensors, each with the settings that it needs, to compare them on a picture.
 
-Some formats have the same shapes, and the file does not say which one it is. A person can tell from the drawn boxes.
+Some formats have the same shapes, and the file does not say which format it has. A person sees it from the drawn boxes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST = 48  # candidates; all families together have fewer forms
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A family that accepts the model. `settings` are those to give with it, `family` among them."""
+    """A family that accepts the model. `settings` are the settings that select this family, including `family`."""
 
     settings: dict[str, str]
     recognition: Recognition

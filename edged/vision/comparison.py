@@ -20,7 +20,7 @@ _LONGEST_NAME, _LONGEST_DIM, _MOST_DIMS = 48, 16, 8
 # The points for a name in common, and the costs of differences. For shapes see `TensorPattern.points`.
 _NAME, _COMMON_NAME = 3, 1
 _MISSING, _SHAPE, _EXTRA, _RENAMED = 3, 2, 2, 1
-# Names that tell little, because models of many kinds have them.
+# Names that distinguish little, because models of many kinds have them.
 _COMMON = frozenset({"data", "image", "images", "input", "input.1", "output", "output0", "outputs", "x"}) | frozenset(
     {"boxes", "embeddings", "features", "labels", "logits", "masks", "scores"}
 )
@@ -32,7 +32,7 @@ class Tensors(msgspec.Struct, frozen=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     size: tuple[int, int] | None = None
-    more_inputs: int = 0  # those that are not compared
+    more_inputs: int = 0  # how many are not compared
     more_outputs: int = 0
 
     @classmethod

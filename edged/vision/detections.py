@@ -1,7 +1,7 @@
 """Detections of one picture, and their packed form between processes of one box and one version of edged.
 
-Packed detections with boxes only are fixed-size records. Detections with more fields start with a
-header that cannot be mistaken for a record, because its first four bytes are a float32 NaN. It says what follows, in
+Packed detections with boxes only are fixed-size records. Detections with more fields start with a header that cannot be
+mistaken for a record, because its first four bytes are a float32 NaN. The header describes the parts that follow, in
 little endian:
 
     header | n records | tracker ids | keypoints | corners | length of each mask | runs of all masks
@@ -134,7 +134,8 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def unpack(cls, packed: bytes | memoryview) -> Detections:
-        """Reverse `pack`. Copies, since the bytes may lie in reused memory. ValueError if they are truncated."""
+        """Reverse `pack`. The arrays are copies, because the memory of `packed` may be reused. Raises ValueError if the
+        bytes are truncated."""
         if packed[:4] != _MAGIC:
             return cls(*_columns(np.frombuffer(packed, RECORD)))
         if len(packed) < _HEADER.size:

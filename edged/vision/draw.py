@@ -164,7 +164,7 @@ def _draw_outlines(
 
 
 def _draw_box(canvas: Image, box: Box, color: Color, style: _Style) -> None:
-    """Draw a thin outline with thicker corners, so that crowded boxes can be told apart."""
+    """Draw a thin outline with thicker corners, so that crowded boxes can be distinguished."""
     x1, y1, x2, y2 = box
     cv2.rectangle(canvas, (x1, y1), (x2, y2), color, style.line, cv2.LINE_AA)
     length = max(2, min(x2 - x1, y2 - y1) // 5)

@@ -342,8 +342,8 @@ def _of_sound(claim: Claim, settings: Mapping[str, str], exported: ExportMetadat
 
 
 def is_decoded_here(recognition: Recognition) -> bool:
-    """Whether `open_family` can open the model's family in this process: it has one, and the daemon runs no code of
-    other packages."""
+    """Whether `open_family` can open the model's family in this process. False if the model has no family, or if its
+    family is of another package and this process may not run such code, as the daemon."""
     return recognition.family is not None and (recognition.package is None or family_packages.is_permitted())
 
 

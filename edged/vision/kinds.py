@@ -1,4 +1,4 @@
-"""Kinds of models that edged serves as raw tensors: how they are called, and their signatures.
+"""Kinds of models that edged serves as raw tensors: their names and signatures.
 
 A model is of a kind only if its tensors match a signature entirely and have a fact in common with it, such as a name, a
 number or the size of a grid. If a rule of a family claims the model, its kind does not matter.
@@ -8,7 +8,7 @@ each), optimum-onnx (commit 1939f27, `model_configs.py` and `_TASK_TO_COMMON_OUT
 of each model), airockchip/rknn_model_zoo (README.md of YOLOv5, YOLOv6 and YOLOv8), facebookresearch/segment-anything
 (`export_onnx_model.py`), snakers4/silero-vad (`OnnxWrapper`), biubug6/Pytorch_Retinaface (`convert_to_onnx.py`),
 fabio-sim/LightGlue-ONNX (`cli.py`), argman/EAST (`model.py`, commit 21d68e7), clovaai/CRAFT-pytorch (`craft.py`, commit
-60fbdb0). The signatures are read there; only those of silero-vad 6 and of the models in
+60fbdb0). The signatures were read in these sources; only those of silero-vad 6 and of the models in
 rapidocr-onnxruntime are verified on files.
 """
 
@@ -29,7 +29,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def identify(tensors: Tensors) -> tuple[Kind, Comparison] | None:
-    """Return the kind that has the most in common with a model, the first of several; None if it is of no kind."""
+    """Return the kind with the most in common with a model, the first of equal ones; None if no kind matches."""
     best: tuple[Kind, Comparison] | None = None
     for kind in KINDS:
         for known in kind.signatures:

@@ -1,5 +1,5 @@
-"""Reads the metadata that Ultralytics' exporter writes into a model, and the characters that RapidOCR writes.
-Untrusted.
+"""Reads the metadata that Ultralytics' exporter writes into a model, and the characters that RapidOCR writes. The
+metadata is untrusted.
 
 Every value of Ultralytics is Python's `str()` of the original: `{0: 'person', ...}`, `[640, 640]`, `True`.
 `ast.literal_eval` parses it, but a hostile text can exhaust the parser's stack or time, so only short texts of literals

@@ -1,8 +1,8 @@
 """Describes a model that no rule recognises: its kind, or the families whose signatures are nearest, and the values of
 the setting `family` that may be right.
 
-A setting is named only if the family accepts the model. The order is that of what a family's signature and the model
-have in common, such as names, see `edged.vision.comparison`.
+A setting is named only if the family accepts the model. Families whose signatures have more in common with the model,
+such as names, come first (see `edged.vision.comparison`).
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def explain_without_picture(tensors: Tensors) -> Claim:
 
 
 def advise(claim: Claim, evidence: Evidence, families: Families) -> Claim:
-    """Return the claim of a rule. If it is undecided, add those of its families that accept the model, the most likely
-    first; the settings that select them, in its reason; and the model's kind, if that is nearer."""
+    """Return the claim of a rule. If the claim is undecided, keep in `between` only the families that accept the model,
+    the most likely first; add to the reason the settings that select them; and set the model's kind, if the kind is
+    nearer than all these families."""
     if not claim.between:
         return claim
     accepting = [families[name] for name in claim.between if accepts(families[name], evidence)]
@@ -125,8 +126,8 @@ def _is_tried(family: type[Opened], evidence: Evidence) -> bool:
 
 
 def _likeness(near: list[str], compared: Mapping[str, Comparison]) -> str:
-    """Return what the model looks like, and what differs. Families that differ in the same are named together; if some
-    do not differ, only these are named."""
+    """Return a text that names the nearest families and their differences from the model. Families with the same
+    differences are named together; if some families have no difference, only these are named."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name in near:
         groups.setdefault(compared[name].differences, []).append(name)

@@ -21,8 +21,8 @@ class PictureStatistics(msgspec.Struct, frozen=True):
 
     `light` has the share of pixels in each of `STEPS` equal steps of brightness, from dark to bright. `contrast` is the
     standard deviation of the brightness, in levels of 0 to 255. `colour` is by how many levels blue and red are above
-    green, on average. `layout` has the mean brightness, 0 to 255, of the
-    cells of a grid of 12 x 8, row by row.
+    green, on average. `layout` has the mean brightness, 0 to 255, of each cell of a grid of 12 columns and 8 rows, row
+    by row.
     """
 
     light: tuple[float, ...]

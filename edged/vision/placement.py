@@ -44,8 +44,8 @@ class Roi(msgspec.Struct, frozen=True, array_like=True):
     corners: Corners | None = None
 
 
-# By rotation: the signs of (x, y) in the formula (x, y) in the picture = signs * (x, y) in the turned window + `_far`.
-# After a quarter turn, the window's (y, x) is used instead of its (x, y).
+# By rotation: the signs in the formula "picture (x, y) = signs * turned window (x, y) + `_far`". After a quarter turn,
+# the turned window's (y, x) replaces its (x, y).
 _SIGNS = {0: (1, 1), 90: (1, -1), 180: (-1, -1), 270: (-1, 1)}
 
 

@@ -23,7 +23,7 @@ _EXAMPLE = "write a text, or a text and its token ids: a cat [49406 320 2368 494
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A text, and its token ids with those of start and end; empty if they are not known yet."""
+    """A text, and its token ids, which include those of start and end. `tokens` is empty if they are not known yet."""
 
     text: str
     tokens: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """A model's settings for pictures, sound and detections, and typed readers of setting values.
 
-Other keys are ignored. An unknown key under `preprocess.`, `thresholds.`, `decode.` or `sound.` raises a
-ConfigError that suggests the closest known key.
+An unknown key under `preprocess.`, `thresholds.`, `decode.` or `sound.` raises a ConfigError that suggests the closest
+known key. Keys of other modules are ignored.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ A signature is written as documentation writes it, with the inputs only if they 
 - A tensor without a name has any name, one without brackets any shape; `[]` is a scalar. `a|b` is one of two names,
   `a?` is the usual name, but others will do, and `a*` stands for one or more tensors whose names begin with `a`. `...`
   at the end allows further tensors.
-- `N` is the batch, which is not compared. `H` and `W` are the sides of the picture, `H/8` a side of a grid, rounded up,
-  `cells` the number of cells of the grids of strides 8, 16 and 32, `cells64` and `cells128` with those up to this
-  stride, `cells/8` of one stride.
+- `N` is the batch, which is not compared. `H` and `W` are the sides of the picture, `H/8` is a side of a grid, rounded
+  up. `cells` is the number of cells of the grids of strides 8, 16 and 32 together; `cells64` and `cells128` also count
+  the grids of larger strides, up to 64 and 128; `cells/8` counts only the grid of stride 8.
 - Other words stand for a number of at least 1, the same one in the whole signature: `5+classes`, `3*cells`,
   `classes+32`. `scale*H` is a multiple of at least 2.
 """
@@ -84,9 +84,9 @@ class DimPattern(msgspec.Struct, frozen=True):
 
 
 class TensorPattern(msgspec.Struct, frozen=True):
-    """One tensor of a signature. `names` are the names that it can have, none if it has any; `is_usual`: other names
-    will do; `is_start`: it stands for all tensors whose names begin with the name. `dims` is None if the shape does not
-    matter."""
+    """One tensor of a signature. `names` are the names that it can have, empty for any name; `is_usual`: other names
+    are possible; `is_start`: it stands for all tensors whose names begin with the name. `dims` is None if the shape
+    does not matter."""
 
     names: tuple[str, ...] = ()
     dims: tuple[DimPattern, ...] | None = None

@@ -1,6 +1,7 @@
 """Sound as models take it: what a model is fed, samples from bytes, and windows cut from a stream of samples. Pure.
 
-Samples are mono. In memory they are float32 in -1..1; on the wire they are that, or 16-bit integers over 32768.
+Samples are mono. In memory they are float32 in -1..1. On the wire they are float32, too, or 16-bit integers, which are
+divided by 32768.
 """
 
 from __future__ import annotations

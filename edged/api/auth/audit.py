@@ -54,8 +54,8 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AuditLog:
-    """The audit log. `lost` counts lines that could not be written; `problem` says why the last one could not; empty if
-    it could."""
+    """The audit log. `lost` counts lines that could not be written; `problem`: why the last line could not be written;
+    empty if it was written."""
 
     def __init__(
         self, folder: Path, size: int, *, waiting: int = _WAITING, clock: Callable[[], float] = time.monotonic
@@ -81,7 +81,7 @@ class AuditLog:
             self.problem = "the disk is too slow"
 
     def refused(self, line: Line, host: str) -> None:
-        """Queue a line about a refused call: at most one per second and host, since any client can cause them."""
+        """Queue a line about a refused call: at most one per second and host, since any client can cause refusals."""
         now = self._clock()
         if now - self._refusals.get(host, -_REFUSAL_SECONDS) < _REFUSAL_SECONDS:
             return

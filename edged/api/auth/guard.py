@@ -32,7 +32,7 @@ class Guard:
     """The guard of one daemon. Tokens, certificates and configuration may change while calls run."""
 
     def __init__(self, access: Access, tls: Tls, state: Path, defaults: tuple[str, str] | None = None) -> None:
-        """`state` is the daemon's folder, `defaults` its two default sockets if both are served.
+        """`state` is the daemon's state folder, `defaults` its two default sockets; None unless both are served.
 
         Raises ConfigError if the files of tokens or certificates are unusable.
         """
@@ -65,8 +65,8 @@ class Guard:
     async def reconfigure(
         self, access: Access, listen: Iterable[str], others: Iterable[str] = (), without_roles: Iterable[str] = ()
     ) -> None:
-        """Apply new roles, limits and tokens. `listen` are the addresses of gRPC, `others` and `without_roles` those of
-        other endpoints. On ConfigError nothing changes."""
+        """Apply new roles, limits and tokens. `listen` are the addresses of gRPC, `others` those of other endpoints,
+        `without_roles` those of endpoints whose callers need no role. On ConfigError nothing changes."""
         addresses = list(listen)
         gone = set(self.access.unencrypted) - set(access.unencrypted)
         if still := gone & {*addresses, *others, *without_roles}:
@@ -121,7 +121,7 @@ class Guard:
             _LOG.info("certificate %s is in use", self.tls.certificate)
 
     def alarms(self) -> Iterator[Alarm]:
-        """The problems of certificates, tokens and the audit log."""
+        """Yield an alarm for each problem of the certificate, the tokens and the audit log."""
         if self.certificate is not None and self.certificate.problem:
             yield Alarm(AlarmKind.CERTIFICATE, self.certificate.problem)
         if self._book.problem:

@@ -75,8 +75,8 @@ def current(peer: str) -> Identity:
 
 
 def namespace(peer: str) -> str:
-    """Return the owner of the current call's regions and sequences: its token or certificate, otherwise the user or
-    address that it comes from."""
+    """Return the name of the owner of the current call's shared memory regions and sequences: the client's token or
+    certificate, otherwise the user or address that the call comes from."""
     caller = CURRENT.get()
     if caller is not None and caller.has_shown:
         return caller.key
@@ -103,7 +103,8 @@ def of_socket(path: Path) -> Identity:
 
 @functools.lru_cache(maxsize=64)
 def _members(gid: int, period: int) -> frozenset[int]:
-    """Return the users in a group: those whose primary group it is, and those that it lists."""
+    """Return the users in a group: those whose primary group it is, and those that it lists. A new `period` makes the
+    cached result invalid."""
     with contextlib.suppress(KeyError):
         named = set(grp.getgrgid(gid).gr_mem)
         return frozenset(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid or user.pw_name in named)

@@ -43,7 +43,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct):
-    """The current usage of one client. `allowance` is how many requests it may make at once, as of `seen`."""
+    """The current usage of one client. `allowance` is how many requests it could make at once at the time `seen`, in
+    monotonic seconds."""
 
     name: str
     allowance: float
@@ -90,7 +91,7 @@ class ClientLimits:
         bounds = self.bounds
         if usage.requests >= bounds.requests:
             raise self._refusal("requests", f"{usage.name} has {usage.requests} running requests, the maximum")
-        if usage.size and usage.size + size > bounds.size:  # a request alone may be as large as a message may be
+        if usage.size and usage.size + size > bounds.size:  # a client's only request may have any size
             raise self._too_many_bytes(usage)
         self._charge(usage, now)
         usage.requests += 1
@@ -155,7 +156,7 @@ class ClientLimits:
 
 LARGE = 1 << 20  # bytes; smaller messages do not count
 _TOTAL, _EACH = 32 << 20, 16 << 20  # bytes of large messages in progress, of all clients and of one
-_PER_SECOND = 384 << 20  # bytes; a message counts for at least its size / this rate seconds, so that others get turns
+_PER_SECOND = 384 << 20  # bytes; even if answered sooner, a message counts for size / this seconds: others get turns
 _REFUSAL_SECONDS = 0.5  # seconds after which a refused client may retry
 
 

@@ -47,8 +47,9 @@ class ListenerPolicy(msgspec.Struct, frozen=True):
     """An address of the daemon.
 
     `roles` are granted to every client that reaches it. `is_local`: only clients on this machine reach it, by unix
-    socket or loopback without TLS. `asks_certificates`: clients must show one. `group` may open the socket, if it is a
-    default socket. `operators` is the address where operators should call instead, for the remedy of a refusal.
+    socket or loopback without TLS. `asks_certificates`: clients must show a certificate. `group`: the group that may
+    open a default socket; empty for other addresses. `operators` is the address where operators should call instead,
+    for the remedy of a refusal.
     """
 
     name: str
@@ -104,7 +105,7 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
 
 def require_known(access: Access, tls: Tls, addresses: Iterable[str], without_roles: Iterable[str] = ()) -> None:
     """Raise ConfigError if the access rules name an address that is not listened on: a typo could leave another address
-    more open than intended. `without_roles` are addresses whose callers need no role, so that grants do not apply."""
+    more open than intended. `without_roles` are addresses whose callers need no role: grants must not name them."""
     guarded, others = list(addresses), list(without_roles)
     for key, named, known in (
         ("access.grants", access.grants, guarded),
@@ -301,7 +302,8 @@ def refusal(method: str, caller: Caller) -> EdgedError | None:
 
 
 def least_role(method: str) -> str:
-    """Return the least role that may call a method, or two roles if either may; empty if no role is needed."""
+    """Return the least role that may call a method, or "infer or read" if each of them may; empty if no role is
+    needed."""
     needed = METHODS.get(method, DENY_ALL)
     if needed is None:
         return ""

@@ -164,7 +164,7 @@ class Certificate:
     """The certificate in use. Used by the event loop, and by a thread that reads files."""
 
     def __init__(self, tls: Tls, look_seconds: float = 1.0) -> None:
-        """Read the files of `tls`, at most every `look_seconds`. Raises ConfigError."""
+        """Read the files of `tls`. `look` checks them at most every `look_seconds`. Raises ConfigError."""
         self._look_seconds = look_seconds
         self._tls = tls
         self._sign = _signed(tls)
@@ -223,7 +223,7 @@ class Certificate:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the certificate, or will be soon; empty if nothing is."""
+        """The problem that the certificate has, or will have soon; empty if it has no problem."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
 

@@ -154,8 +154,8 @@ class TokenFile:
 
 
 class TokenBook:
-    """The valid tokens, as of the last look at the file. If the file becomes unusable, the previous tokens stay valid,
-    and `problem` says why."""
+    """The tokens in the file, as of the last look at it. If the file becomes unusable, the previous tokens stay valid,
+    and `problem` is the reason; otherwise it is empty."""
 
     def __init__(self, file: TokenFile) -> None:
         """Read the file. Raises ConfigError."""
@@ -194,4 +194,4 @@ class TokenBook:
             status = self._file.path.stat()
         except OSError:
             return ()
-        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns  # ctime: of owner, mode
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns  # ctime: owner or mode changed

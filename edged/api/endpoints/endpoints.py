@@ -51,7 +51,7 @@ class Endpoint(Generic[Setting]):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses that it listens on."""
+        """The addresses that the endpoint listens on; empty while it is closed."""
         return self._opened.addresses if self._opened is not None else ()
 
     async def start(self) -> None:

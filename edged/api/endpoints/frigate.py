@@ -117,7 +117,8 @@ class FrigateEndpoint:
             self._models.popitem(last=False)
 
     def _which(self, file: str) -> str:
-        """Return the configured model, the model with the file's name, or the only one. Raises NotFound."""
+        """Return the name of the configured model, or else of the model that is named like the file, or else of the
+        only model. Raises NotFound."""
         if self._settings.model:
             return self._controller.find(self._settings.model).entry.name
         try:
@@ -146,8 +147,8 @@ class FrigateEndpoint:
             self._reply(peer, answer)
 
     def _planned(self, peer: bytes) -> PlannedModel | None:
-        """Return the model of a peer; the configured or only model if the peer has not named one since the daemon's
-        start; None if several models exist. Raises NotFound if the model was removed."""
+        """Return the model that a peer named since the daemon's start, or else the configured model, or else the only
+        model; None if the daemon has no model or several. Raises NotFound if the model was removed."""
         name = self._models.get(peer) or self._settings.model
         if name:
             return self._controller.find(name)

@@ -50,7 +50,8 @@ class ModelSent(msgspec.Struct, frozen=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, eq=False):
-    """A picture: `pixels` is uint8 or float32, in the layout of its shape; `model_type` in lower case."""
+    """A picture: `pixels` is uint8 or float32, of shape [1, height, width, channels] or [1, channels, height, width];
+    `model_type` is in lower case."""
 
     pixels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
     model_type: str
@@ -197,7 +198,8 @@ class Form(msgspec.Struct, frozen=True, eq=False):
 
 class Reader:
     """Converts pictures and answers for one model, used as one of Frigate's model types. `pixel_format` is Frigate's
-    order of colours."""
+    order of colours. `score`: the least score; None for the model's. `labels`: the number of classes that Frigate
+    knows; 0 for the model's."""
 
     def __init__(self, model: Model, model_type: str, pixel_format: str, score: float | None, labels: int) -> None:
         self._model, self._colors = model, pixel_format

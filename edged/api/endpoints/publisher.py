@@ -1,4 +1,4 @@
-"""Describes results as JSON, and publishes them, and events, on a PUB socket.
+"""Describes results as JSON, and publishes results and events on a PUB socket.
 
 Topics are `results/MODEL/CAMERA` and `events/KIND`. A message is built only if its topic has a subscriber. A slow
 subscriber misses messages and does not delay others.
@@ -63,7 +63,8 @@ class Publisher:
         self._topics.clear()
 
     def wants(self, topic: str) -> bool:
-        """Whether the topic has a subscriber."""
+        """Whether the topic has a subscriber. With too many subscribed topics to record, every topic counts as
+        subscribed."""
         if not self._topics:
             return False
         name = topic.encode()

@@ -119,7 +119,7 @@ class Segments:
         InvalidInput if the place is outside the segment, or if size or stamp is 0.
         """
         name = name.removeprefix("/")
-        length = self._segment(name).length()  # not in a variable: tracebacks would keep it open
+        length = self._segment(name).length()  # no variable holds the segment: a traceback would keep it open
         if size <= 0 or stamp <= 0:
             raise InvalidInput("the shared image has a size or a stamp of 0")
         if not 0 <= offset <= LARGEST_OFFSET or offset + layout.HEADER + size > length:
@@ -142,7 +142,7 @@ class Segments:
 
 
 class SharedPicture:
-    """One announced picture. It keeps its segment open until it is dropped or turns out unreadable."""
+    """One announced picture. The object keeps its segment open until the object is dropped or a read fails."""
 
     __slots__ = ("_offset", "_segment", "_stamp", "size")
 
@@ -152,7 +152,7 @@ class SharedPicture:
 
     def read_into(self, place: memoryview) -> None:
         """Copy the picture into `place`, of `size` bytes: the only copy on its way to the engine. Raises Overwritten if
-        the client reused its slot, SegmentUnusable if the segment cannot be read."""
+        the client reused the picture's slot, SegmentUnusable if the segment cannot be read."""
         problem = self._stamp_problem() or self._read(place, layout.HEADER) or self._stamp_problem()
         if problem is not None:
             self._segment = None

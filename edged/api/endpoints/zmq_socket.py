@@ -89,7 +89,8 @@ class BoundSocket:
         return bound.rstrip(b"\0").decode()
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool | None:
-        """Return True if the message was sent, False if its peer has disconnected, None if the peer does not read."""
+        """Send a message without waiting. Return True if it was sent, False if its peer has disconnected, None if the
+        peer does not read."""
         try:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
@@ -136,7 +137,7 @@ class BoundSocket:
             self._due = self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        """Read all messages: the descriptor signals only once for any number of them."""
+        """Read the waiting messages, in bursts: the descriptor signals only once for any number of messages."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -157,7 +158,8 @@ class BoundSocket:
 def place(address: str, setting: str, allow_remote: bool | None = None) -> tuple[str, Path | None]:
     """Return the address for ZeroMQ, and the path if it is a socket file. Raises ConfigError for an invalid address.
 
-    `allow_remote`: True accepts addresses that other machines can reach; None means that no setting could allow them.
+    `allow_remote`: True accepts addresses that other machines can reach, False and None refuse them. With False the
+    error names the setting that allows them; None: no such setting exists.
     """
     kind, _, rest = address.partition("://")
     if kind == "ipc" and rest.startswith("/"):

@@ -82,7 +82,7 @@ class _RunningCall:
         self._is_audited = policy.is_audited(method.path)
 
     async def single(self) -> None:
-        """Run a call of one message and one answer. Raises ClientLimited before the call counts as begun."""
+        """Run a call of one message and one answer. Raises ClientLimited if the client may not begin another call."""
         call, method, limits = self._call, self._method, self._limits
         limits.request(self._usage, 0, time.monotonic())  # the call counts even before its message arrives
         outcome, message, data, large, held = Status.CANCELLED, "", None, None, 0
@@ -110,7 +110,7 @@ class _RunningCall:
             self._end(outcome, message, data)
 
     async def stream(self) -> None:
-        """Run a call of many messages or answers. Raises ClientLimited before the call counts as begun."""
+        """Run a call of many messages or answers. Raises ClientLimited if the client may not begin another stream."""
         call, method, limits = self._call, self._method, self._limits
         limits.stream(self._usage, time.monotonic())
         large = LargeMessage(self._guard.budget, self._context.peer, self._who)
@@ -152,7 +152,7 @@ class _RunningCall:
 
 class _Requests:
     """Yields the messages of a call as they arrive, within its client's limits, until `end`. `about` has the names in
-    the first message, if that is a protobuf message.
+    the first message for the audit log; empty if the method is not audited or the message is not a protobuf message.
 
     If a task of the handler outlives the call and asks for the next message, the iteration ends.
     """
@@ -216,5 +216,5 @@ def end(call: Call, error: Exception) -> tuple[Status, str]:
     """End a call with the status of an error; return the status and the message."""
     status, message = describe(error)
     call.finish(status, message, trailing(error, status, message))
-    traceback.clear_frames(error.__traceback__)  # frames hold large messages until garbage is collected
+    traceback.clear_frames(error.__traceback__)  # stack frames hold large messages until garbage is collected
     return status, message

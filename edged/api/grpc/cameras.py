@@ -1,4 +1,4 @@
-"""edged.v1.Cameras: frames in, detections out."""
+"""edged.v1.Cameras: receives frames of pictures or sound, and answers with results such as detections."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class CameraService:
     async def answer(
         self, request: FrameRequest, seconds: float | None = None, client: Identify = anyone
     ) -> Delivery[Tag]:
-        """Return the result of one image, or raise its error. The request expires after `seconds`. The image may lie in
-        shared memory of `client`."""
+        """Return the result of one frame, an image or a whole sound recording, or raise its error. The request expires
+        after `seconds`; None: never. The image may lie in shared memory of `client`."""
         received_ns, frame = time.time_ns(), request.message
         slot = self._controller.slot(frame.model)
         if frame.HasField("samples"):
@@ -105,10 +105,10 @@ class CameraService:
     async def _read(
         self, frames: AsyncIterator[bytes], stream: Stream[Tag], segments: Segments, sources: SoundSources
     ) -> None:
-        """Put the received frames into the stream. If the model of a frame does not exist or does not take pictures or
-        sound as sent, or if the frame needs tracking that is not installed, the first frame ends the call; a later
-        frame gets the error as its result. An error of the stream itself, such as too many cameras, ends the call
-        too."""
+        """Put the received frames into the stream. A frame with an error gets the error as its result. But an error of
+        the first frame ends the call if all later frames would fail, too: the model does not exist, does not take
+        pictures or sound as sent, or the frame needs tracking that is not installed. An error of the stream itself,
+        such as too many cameras, always ends the call."""
         failure: BaseException | None = None
         first = True
         try:
@@ -177,7 +177,7 @@ def work_of(
     segments: Segments | None = None,
     client: Identify = anyone,
 ) -> FrameWork:
-    """Return the work for a frame, which expires after `seconds`. Raises InvalidInput.
+    """Return the work for a frame. The work expires after `seconds`; None: never. Raises InvalidInput.
 
     `segments` are the segments of the frame's stream. Without `segments`, a segment is opened for this frame only, if
     `client` itself could open it.
@@ -207,8 +207,8 @@ _FORMS = {pb.Samples.S16: "s16", pb.Samples.F32: "f32"}
 
 
 def _source(controller: Controller, sources: SoundSources, frame: pb.Frame, slot: FrameSlot) -> SoundSource:
-    """Return the source of sound that a frame continues. Raises InvalidInput if each such frame would fail, and
-    NotReady while the model is read."""
+    """Return the source of sound that a frame continues: it keeps the model's state for the frame's camera. Raises
+    InvalidInput if each such frame would fail, and NotReady while the model is read."""
     if isinstance(slot, PipelineSlot):
         raise InvalidInput(f"pipeline {slot.model!r} takes pictures, not sound")
     answering = controller.find(slot.model).answering
@@ -235,8 +235,8 @@ def sound_work(
     seconds: float | None = None,
     is_whole: bool = False,
 ) -> SoundWork:
-    """Return the work for a frame of samples, which expires after `seconds`. Raises InvalidInput. `is_whole`: the frame
-    is a whole recording."""
+    """Return the work for a frame of samples. The work expires after `seconds`; None: never. Raises InvalidInput.
+    `is_whole`: the frame is a whole recording."""
     frame, place = request.message, source.take_place()
     if frame.samples.format not in _FORMS:
         raise InvalidInput("the samples have no format; set S16 or F32")
@@ -312,7 +312,7 @@ def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) 
     InvalidInput if one is out of range."""
     known = controller.find(controller.pipelines.detector(model)).model if model else None
     base = known.recognition.thresholds if known is not None else Thresholds()
-    # The model's own score is not checked: an anomaly score may have any scale. This form also refuses NaN.
+    # The model's own score is not checked: an anomaly score may have any scale. `not 0 <= x <= 1` also refuses NaN.
     wrong = [f"{key}={given[key]:g}" for key in ("score", "iou") if key in given and not 0 <= given[key] <= 1]
     if wrong:
         raise InvalidInput(f"thresholds {' '.join(wrong)} must be between 0 and 1")

@@ -1,4 +1,4 @@
-"""Converts contents of pictures to messages."""
+"""Converts contents, answers about a whole picture, to messages."""
 
 from __future__ import annotations
 

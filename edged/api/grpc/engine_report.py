@@ -30,7 +30,7 @@ _MOST_BYTES = 3 << 19  # of all pictures; as text they take a third more, and a 
 
 
 class EngineReportHandlers:
-    """Answers EngineReport. Pictures of one call at a time are drawn."""
+    """Answers EngineReport. Draws the pictures of one call at a time."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller, self._drawing = controller, asyncio.Lock()
@@ -69,7 +69,8 @@ class EngineReportHandlers:
         return found
 
     def _bounds(self, engine: EngineInfo) -> dict[str, float]:
-        """Return the limits of the engine's figures by the settings that its model has now."""
+        """Return the limits of the engine's figures, by name, from the current settings of its model. Empty for the
+        reference, and if the model is not known."""
         planned = self._controller.models.get(engine.model)
         if planned is None or planned.model is None or engine.is_reference:
             return {}
@@ -79,7 +80,8 @@ class EngineReportHandlers:
     async def _pictures(
         self, judgement: Judgement, models: tuple[str, ...]
     ) -> tuple[dict[str, tuple[bytes, bytes]], str]:
-        """Return the pictures by the frame's name, and why some are missing; empty if none is."""
+        """Return two JPEGs for each frame, by its name: with the detections of the reference and of the engine. The
+        text says why frames have no pictures; empty if all have."""
         worst, paths = judgement.worst, self._paths(judgement.collection, models)
         frames = [frame for frame in worst if frame.name in paths]
         drawn: dict[str, tuple[bytes, bytes]] = {}

@@ -180,7 +180,7 @@ class OperationsService:
         if record is not None and record.steps:
             self._controller.events.emit(ModelRepaired(record.digest, record.original, short(record)), header.name)
         info = await self._read_again(header.name)
-        if record is not None:  # the answer lacks what reading finds if reading takes longer
+        if record is not None:  # `info` lacks the record if the daemon has not read the model yet
             info = msgspec.structs.replace(info, repair=record)
         return to_message(info, pb.ModelStatus)
 
@@ -378,7 +378,8 @@ def _selection(selector: pb.Selector) -> Selection:
 
 
 def event_message(event: Event, epoch: str) -> pb.Event:
-    """Return an event as a message. Its kind is the name of the set field, whose message has the event's own fields."""
+    """Return an event as a message. The name of the field that is set is the event's kind; that field has the event's
+    own fields."""
     what = msgspec.to_builtins(event.what)
     kind = what.pop("type")
     return pb.Event(

@@ -1,8 +1,8 @@
 """Protobuf messages on the wire that edged reads and writes by hand.
 
-Large messages: protobuf parses a message in one go while it holds Python's lock, and two bytes on the wire can become
-an object: 30 MiB of empty fields would block the daemon for seconds and use gigabytes. So a large message is measured
-first: apart from pictures, tensors and files, it must be small.
+Large messages: protobuf parses a whole message while it holds the GIL, and two bytes on the wire can become an object:
+30 MiB of empty fields would block the daemon for seconds and use gigabytes. So a large message is measured first: apart
+from its contents (pictures, sound, tensors and files), it must be small.
 
 Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is parsed without its
 raw contents, and a camera's frame without its picture; contents and picture stay views of the bytes that arrived. A
@@ -24,12 +24,12 @@ from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
 Received = TypeVar("Received", bound=Message)
-SMALL = 128 << 10  # bytes; a larger message is measured first, and may have so many bytes besides contents
+SMALL = 128 << 10  # bytes; a larger message is measured first, and may have at most this many besides its contents
 _MOST_PARSED_FIELDS = 4096  # most fields directly in one message
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # wire types, with _DELIMITED
 
-# The fields of a message that hold contents, by number: which share of their bytes counts as not contents, or
-# the fields inside them that hold contents.
+# The fields of a message that hold contents, by field number. The value is the share (0 to 1) of the field's bytes that
+# counts towards the limit `SMALL`, or, for a field that is a message, its own fields that hold contents.
 ContentFields: TypeAlias = "Mapping[int, float | ContentFields]"
 
 _FREE, _PARSED = 0.0, 1 / 32  # for fields that protobuf copies, and for fields that it parses number by number
@@ -131,7 +131,7 @@ _ENCODED, _RAW_IMAGE, _SHARED_IMAGE, _SAMPLES = (
         cameras.Frame.SAMPLES_FIELD_NUMBER,
     )
 )
-# The field with the contents, in the messages that describe them.
+# The tag of the contents inside a raw image or samples, by the tag of the image or samples in the frame.
 _DESCRIBED = {
     _RAW_IMAGE: cameras.RawImage.DATA_FIELD_NUMBER << 3 | _DELIMITED,
     _SAMPLES: cameras.Samples.DATA_FIELD_NUMBER << 3 | _DELIMITED,
@@ -152,7 +152,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def read(data: bytes) -> Request:
-    """Parse a request; the raw contents of a large one are views of `data`. Raises InvalidInput."""
+    """Parse a request; the raw contents of a large request are views of `data`. Raises InvalidInput."""
     if len(data) >= _SMALL and (found := _split(memoryview(data))) is not None:
         rest, raw = found
         return Request(parse(rest, pb.ModelInferRequest), raw)
@@ -160,8 +160,8 @@ def read(data: bytes) -> Request:
 
 
 class FrameRequest(msgspec.Struct, frozen=True):
-    """A camera's frame: the message, and its picture, encoded or as pixels, or its samples. `picture` is empty if it
-    lies in shared memory or is missing."""
+    """A camera's frame. `picture` has the encoded picture, the pixels or the sound samples; empty if the picture lies
+    in shared memory or is missing. `message` may lack the bytes that `picture` has."""
 
     message: cameras.Frame
     picture: Contents = b""
@@ -203,7 +203,7 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
     """Return the message's other fields, and its raw contents; None for a message that protobuf should parse."""
     raw: list[memoryview] = []
     others: list[memoryview] = []
-    position, since = 0, 0  # where this field starts, and where the fields start that are to be kept before it
+    position, since = 0, 0  # where this field starts, and where the other fields before it start
     for _ in range(_MOST_FIELDS):
         if position == len(data):
             others.append(data[since:])

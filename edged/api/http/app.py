@@ -102,7 +102,7 @@ def _peer(scope: Scope, is_unix: bool) -> str:
 
 
 async def _while_connected(receive: Receive, work: Awaitable[HttpResponse]) -> HttpResponse:
-    """Do work for a client. Raises Gone if the client disconnects."""
+    """Return the result of `work`. If the client disconnects, cancel `work` and raise Gone."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -174,7 +174,7 @@ class HttpListener:
         self.address = ""
 
     async def start(self) -> None:
-        """Start to answer. After a ConfigError, `stop` closes the sockets that are open."""
+        """Start to answer. Raises ConfigError if the address cannot be used."""
         is_unix = self._listen.startswith("unix:")
         app = App(self._dispatcher, Bodies(self._limit, self._limit * _BODIES_AT_ONCE), is_unix)
         server = Server(app)

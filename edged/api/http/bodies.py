@@ -52,8 +52,8 @@ class Bodies:
             self.used -= held.size
 
     def take(self, held: Held, size: int) -> None:
-        """Take room for `size` more bytes of a body. If no room is left, take that of a slow body, or raise
-        Overloaded."""
+        """Take room for `size` more bytes of a body. If no room is left, end the slowest other body and take its room;
+        raise Overloaded if that body is fast enough or its room does not suffice."""
         if self.used + size > self._room:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
@@ -199,7 +199,7 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def accepted(header: str) -> str | None:
-    """Return the first supported encoding in an Accept-Encoding header; None if there is none."""
+    """Return the first supported encoding in an Accept-Encoding header; None if the header has no such encoding."""
     for each in header.split(","):
         name, _, quality = each.partition(";")
         if name.strip().lower() in _BITS and quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):

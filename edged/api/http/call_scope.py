@@ -17,7 +17,7 @@ from edged.api.grpc.status import describe
 async def call_scope(
     guard: Guard, rpc: str, who: Caller, peer: str, size: int, about: Mapping[str, str]
 ) -> AsyncGenerator[None, None]:
-    """Run a call of `rpc`, a gRPC path, with a body of `size` bytes; record a command with `about`.
+    """Run a call of `rpc`, a gRPC path, with a body of `size` bytes. If the call is a command, record it with `about`.
 
     Raises ClientLimited. Cancels the call when its client's credentials become invalid.
     """

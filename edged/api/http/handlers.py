@@ -244,7 +244,7 @@ async def by_message(calls: Calls, http: HttpRequest, method: str, names: Mappin
 
 # -- methods with pictures and tensors ---------------------------------------------------------------------------------
 
-# curl sends the last one with --data-binary by default, whatever the body is.
+# The content types of bodies without a declared type: curl's --data-binary sends the last of these by default.
 _UNTYPED = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 _PICTURES = (*_UNTYPED, "image/jpeg", "image/jpg", "image/png")
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]

@@ -164,8 +164,8 @@ _TAGS = {"DetectOne": "Detection", "LanguageModels": "Language", "Chat": "Langua
 
 
 def document(table: Sequence[tuple[str, tuple[str, ...], str]], rpcs: Mapping[str, str]) -> Schema:
-    """Return the document of a table of routes: gRPC method, HTTP methods, path with {names} and [optional parts].
-    `rpcs` are the paths in gRPC of methods outside the Open Inference Protocol."""
+    """Return the document of a table of routes. A row of the table is a gRPC method, the HTTP methods, and a path with
+    {names} and [optional parts]. `rpcs` are the paths in gRPC of methods outside the Open Inference Protocol."""
     types, schemas = _types()
     paths: dict[str, Schema] = {}
     for rpc, methods, template in table:

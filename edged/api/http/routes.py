@@ -65,7 +65,7 @@ TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Chat", _POST, "v1/chat/completions"),
     ("Complete", _POST, "v1/completions"),
 )
-# Routes whose method has another path in gRPC than that of `policy.INFERENCE`.
+# The paths in gRPC of the methods that are not in the service `policy.INFERENCE`.
 RPCS = {
     "DetectOne": "/edged.v1.Cameras/DetectOne",
     "LanguageModels": "/edged.v1.Language/LanguageModels",
@@ -161,8 +161,8 @@ class Dispatcher:
         return who
 
     async def _call(self, route: Route, request: HttpRequest) -> HttpResponse:
-        """Run the handler within the client's limits, and record it if it is a command. Raises ClientLimited, and the
-        errors of `_admit` and the handler."""
+        """Run the handler within the client's limits, and record the call if it is a command. Raises ClientLimited, and
+        the errors of `_admit` and the handler."""
         if route.method in ("Chat", "Complete") and openai_requests.is_streamed(request):
             return await self._stream(route, request)
         who, about = self._admit(route, request), {}
@@ -184,7 +184,7 @@ class Dispatcher:
         return await handlers.by_message(self._calls, request, route.method, route.names)
 
     async def _stream(self, route: Route, request: HttpRequest) -> HttpResponse:
-        """Return the response of a streamed answer, whose call lasts until its last event is made."""
+        """Return the response with a streamed answer. The call counts as running until its last event is made."""
         who = self._admit(route, request)
         work = openai.begin(self._calls.language, request, _KINDS[route.method])
 
@@ -196,8 +196,8 @@ class Dispatcher:
 
 
 def _authorization(request: HttpRequest) -> str | None:
-    """Return the header `authorization`. Clients of OpenAI's protocol always send a key, such as "none": a text that is
-    no token of edged counts as none there."""
+    """Return the header `authorization`; None if it is missing. Clients of OpenAI's protocol always send a key, even a
+    dummy: on their paths, a header without a token of edged counts as missing."""
     found = request.headers.get("authorization")
     if found is None or not request.path.startswith(_OPENAI):
         return found

@@ -200,8 +200,8 @@ def _add(message: pb.ModelInferRequest, given: InputBody) -> None:
 
 
 def _completed(shape: list[int], item: int, size: int, name: str) -> list[int]:
-    """Return the shape with its dynamic dimension computed from the number of bytes. If there are two and one is the
-    first dimension (the batch), the batch becomes 1."""
+    """Return the shape with its dynamic dimension computed from the number of bytes. If two dimensions are dynamic and
+    one of them is the first (the batch), the batch becomes 1."""
     free = [index for index, dim in enumerate(shape) if dim < 0]
     if len(free) == 2 and free[0] == 0:
         shape = [1, *shape[1:]]

@@ -1,8 +1,8 @@
 """Converts tensors in JSON to raw contents and back. Pure.
 
-Numbers are decoded and encoded in blocks, so that a large tensor never exists as Python objects as a whole. Nested
-lists are read as one list, row by row. JSON has no NaN and no infinities: they are the bare words `NaN`, `Infinity` and
-`-Infinity`, as in Triton's clients; in requests they can also be strings.
+Numbers are decoded and encoded in blocks, so that only a part of a large tensor exists as Python objects at a time.
+Nested lists are read as one list, row by row. JSON has no NaN and no infinities: they are the bare words `NaN`,
+`Infinity` and `-Infinity`, as in Triton's clients; in requests they can also be strings.
 """
 
 from __future__ import annotations

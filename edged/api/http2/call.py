@@ -294,7 +294,7 @@ class Call:
             return
         self.has_ended = True
         self._drop()
-        if self.is_receiving:  # tell the client not to send the rest
+        if self.is_receiving:  # the client should not send the rest
             self._connection.sender.send(frames.reset(self.stream, Code.NO_ERROR))
         self._connection.forget(self)
         self._wake()

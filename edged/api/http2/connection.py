@@ -64,7 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._block_stream = self._block_flags = 0
         self._last_stream = 0
         self._receive_window, self._consumed, self._pool = limits.window, 0, _POOL
-        self._is_waiting = False  # whether reading is paused until the client reads
+        self._is_waiting = False  # whether reading is paused until the client reads its answers
         self._allowance = Allowance(limits, self._loop.time)
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -128,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._direct = True
                 return space
         self._direct = False
-        if self._end == _BUFFER:  # an incomplete frame is at its end
+        if self._end == _BUFFER:  # the end of the buffer holds an incomplete frame
             self._compact()
         return self._buffer[self._end :]
 
@@ -369,7 +369,8 @@ class Connection(asyncio.BufferedProtocol):
             self._headers(self._block_stream, self._block_flags, block)
 
     def _headers(self, stream: int, flags: int, block: bytes) -> None:
-        """Begin a call; or end its messages, if these are trailers, whose fields are ignored."""
+        """Begin a call. For a stream that has begun before, these are trailers: end the messages of its call, and
+        ignore the fields."""
         self._work += _HEADERS_WORK + len(block) // _BLOCK_WORK
         if cost := len(block) // costs.BLOCK_BYTES:
             self._allowance.charge(cost)

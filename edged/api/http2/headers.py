@@ -55,8 +55,8 @@ class Status(IntEnum):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The headers of a call. `timeout` is in seconds, None for no timeout. `status` and `problem` say why the call
-    cannot be answered; `http` is 200, or the status for a client that does not use gRPC."""
+    """The headers of a call. `timeout` is in seconds, None for no timeout. `status` is OK, or `status` and `problem`
+    say why the call cannot be answered. `http` is 200, or the HTTP status for a client that does not use gRPC."""
 
     path: str = ""
     metadata: Metadata = ()
@@ -76,7 +76,7 @@ class HeadDecoder:
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=_MOST_LIST)
-        self._known: dict[bytes, Head] = {}  # of blocks that only refer to the HPACK table; valid until it changes
+        self._known: dict[bytes, Head] = {}  # of blocks that only refer to the HPACK table, until the table changes
 
     def decode(self, block: bytes) -> Head:
         """Return the headers of a call. Raises MalformedHead, or ConnectionFault if HPACK decoding fails."""

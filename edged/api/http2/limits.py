@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Allowance:
-    """How many more frames without a message a client may send. The allowance grows with time and with answers."""
+    """The units that a client may still spend on frames without a message. They grow with time and with messages."""
 
     def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
         """`now` is a monotonic clock, in seconds."""

@@ -127,7 +127,7 @@ def _require_the_repository(name: str) -> None:
 
 
 def _language_statistics(planned: PlannedLanguageModel) -> pb.ModelStatistics:
-    """Return how many requests a language model answered."""
+    """Return the numbers of answered and of failed requests of a language model."""
     counts = planned.counts
     message = pb.ModelStatistics(name=planned.entry.model, version=planned.version)
     message.inference_count = message.execution_count = counts.requests - counts.failed

@@ -48,7 +48,8 @@ class _Served(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, model: Model) -> _Served:
         plan, signature = model.sequencing, model.declared
-        # Requests with strings are not batched: only the lengths that clients write separate their strings.
+        # Requests with strings are not batched: in a batch, only the length prefixes that clients write would separate
+        # the strings of different requests.
         has_strings = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
         most_rows, configured_rows = model.max_batch_size, model.triton.max_batch_size
         is_batched = most_rows > 0 and plan is None and not model.is_decoupled and not has_strings
@@ -82,8 +83,8 @@ class Inference:
         self._sequences.close()
 
     async def answer(self, request: Request, caller: Caller, write: Write[Written]) -> list[Written]:
-        """Answer a request. `write` is called for each response while the response's contents are valid; return what it
-        returned.
+        """Answer a request: call `write` for each response while the response's contents are valid, and return the
+        results of these calls.
 
         There is exactly one response, unless the call is streamed and the model is decoupled. Raises if the request
         fails.

@@ -76,7 +76,7 @@ EXTENSIONS = (
 
 
 class ConfigurationHandlers:
-    """Answers from the controller's plans."""
+    """Answers calls about readiness, metadata and configuration from the controller's plans."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller

@@ -72,7 +72,8 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class RequestedOutput(msgspec.Struct, frozen=True):
-    """A requested output: unchanged, as its `classes` best classes, or written into shared memory."""
+    """A requested output: unchanged; or as its `classes` best classes, if `classes` is not 0; or written to `place` in
+    shared memory, if `place` is not None."""
 
     name: str
     classes: int = 0
@@ -172,7 +173,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: Model) -> Bounds:
-        # The file's signature: config.pbtxt may fix a dimension in one input and leave the same one open in another.
+        # The signature of the model file, not of config.pbtxt, which may fix a dimension in one input and leave the
+        # dimension of the same name open in another input.
         signature = model.inspection.signature
         return cls(
             model.bounds,
@@ -220,7 +222,7 @@ _TYPED = {
 }
 _MAX_ELEMENTS = 1 << 40
 _MAX_RANK = 32
-_MANY = 64 << 10  # bytes of a message from which on the conversion of its values counts as long
+_MANY = 64 << 10  # bytes of a message; converting the values of a larger message takes too long for the event loop
 _BLOCK = 4096  # values that are converted at a time
 _MOST_NAMED = 16  # most tensors that an error message names, since the message must fit into a status
 _ANY = Bounds()
@@ -275,16 +277,18 @@ def inputs_of(
 def require_fitting(
     tensors: Sequence[InputTensor], signature: Signature, bounds: Bounds, optional: Sequence[TensorSpec]
 ) -> None:
-    """Check tensors that another model made, like `inputs_of` for those of a request. Raises InvalidTensor."""
+    """Check tensors that another model made, as `inputs_of` checks the tensors of a request. Raises InvalidTensor."""
     specs = {spec.name: spec for spec in (*signature.inputs, *optional)}
     _require_names([tensor.name for tensor in tensors], signature, (), specs.keys())
     bounds.check({tensor.name: _shape(tensor.datatype, tensor.shape, specs[tensor.name]) for tensor in tensors})
 
 
 def rows(model: str, most: int, configured: int, inputs: Sequence[InputTensor]) -> int | None:
-    """Return the rows of a request; None for a model without batches. The model takes at most `most` rows; `configured`
-    is max_batch_size of its configuration, 0 for none. Raises InvalidTensor for too many rows, or for inputs with
-    unequal numbers of rows."""
+    """Return the number of rows of a request; None for a model without batches, or if the inputs have no rows. The
+    model takes at most `most` rows, 0 for no batches. `configured` is max_batch_size of its configuration, 0 for none.
+
+    With `configured`, raises InvalidTensor for too many rows, or for inputs with unequal numbers of rows. Otherwise
+    unequal numbers give None, and any number is returned."""
     counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
     if not most or not counts or (len(counts) != 1 and not configured):
         return None

@@ -30,10 +30,10 @@ class Form(msgspec.Struct, frozen=True):
     """The form of a request's responses. `id` is the request's.
 
     `wanted` are the outputs in their order; empty means all except `hidden`. `states` has, by output, the input that
-    gets it as state in the next request. `regions` are shared memory by output. `labels` are names of classes by
-    output; `default_labels` apply to other outputs. `by_row`: every output has a batch dimension. `rows`: each row of
-    the outputs becomes a response; with `empty_final` an empty response follows. `streamed`: the last response has a
-    parameter that marks it.
+    gets the output as its state in the next request. `regions` are shared memory by output. `labels` are names of
+    classes by output; `default_labels` apply to other outputs. `by_row`: every output has a batch dimension. `rows`:
+    each row of the outputs becomes a response; with `empty_final` an empty response follows. `streamed`: each response
+    has a parameter that is true in the last one.
     """
 
     name: str
@@ -131,7 +131,8 @@ def _set_place(tensor: pb.ModelInferResponse.InferOutputTensor, place: Place, si
 
 
 def _by_rows(outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[list[tuple[RequestedOutput, OutputView]]]:
-    """Yield the outputs row by row, with a first dimension of 1. Raises EngineUnusable if they have unequal rows."""
+    """Yield the outputs row by row, with a first dimension of 1. Raises EngineUnusable if the outputs have unequal
+    numbers of rows, TooLarge for too many rows."""
     counts = {output.shape[0] if output.shape else -1 for _, output in outputs}
     if len(counts) > 1 or -1 in counts:
         shapes = ", ".join(f"{output.name} {list(output.shape)}" for _, output in outputs)

@@ -127,7 +127,7 @@ class Sequences:
     async def turn(self, of: Hashable, options: Options, idle: float, expires: float) -> AsyncIterator[Turn]:
         """Wait for earlier requests of the same sequence, and yield the turn. `of` identifies client and model: clients
         cannot use each other's sequences. Raises InvalidInput if the sequence was not started, Overloaded if there are
-        too many, or DeadlineExceeded."""
+        too many sequences or too many waiting requests of this one, or DeadlineExceeded."""
         key = (of, options.sequence)
         sequence = self._arrive(key, options, idle)
         try:
@@ -248,7 +248,8 @@ class _Sizes:
         self._batch = next((tensor.shape[0] for tensor in given if tensor.shape), 1)
 
     def shape(self, spec: TensorSpec, configured: Sequence[int] = ()) -> tuple[int, ...]:
-        """Return the shape of an input; `configured` may lack the batch dimension, and has -1 for unknown ones."""
+        """Return the shape of an input. `configured` is its configured shape, with -1 for unknown sizes; it may lack
+        the batch dimension. Raises InvalidTensor for too many elements."""
         dims = spec.shape if spec.shape != ANY_SHAPE else tuple("?" for _ in configured)
         unknown = len(dims) - len(configured)
         hints = [-1] * unknown + list(configured) if unknown >= 0 else [-1] * len(dims)

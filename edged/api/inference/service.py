@@ -59,7 +59,7 @@ class InferenceService:
         self._access.over_tcp = allowed
 
     def stop(self) -> None:
-        """Take no more requests on streams: each ends once its requests are answered."""
+        """Take no more requests on streams: each stream ends once its requests are answered."""
         self._inferring.stop()
         self.inference.close()
 
@@ -85,7 +85,7 @@ class InferHandlers:
         self._readers: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """Take no more requests on streams: each ends once its requests are answered."""
+        """Take no more requests on streams: each stream ends once its requests are answered."""
         for reader in self._readers:
             reader.cancel()
 
@@ -184,7 +184,7 @@ class _Answers:
 
 
 class _Window:
-    """The requests of one stream in progress, in their order, and their bytes."""
+    """The requests in progress of one stream, in their order, and the bytes of these requests."""
 
     def __init__(self) -> None:
         self._answers: deque[tuple[_Answers, int]] = deque()

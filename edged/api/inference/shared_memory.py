@@ -1,4 +1,4 @@
-"""Shared memory that clients register: system shared memory. That of CUDA is not supported."""
+"""Shared memory that clients register: system shared memory. CUDA shared memory is not supported."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _write = partial(wire.write, streamed=True)
 
 
 class _Parameters(msgspec.Struct):
-    """`sampling_parameters` of vLLM; the others of its parameters are ignored."""
+    """The `sampling_parameters` of vLLM that edged uses; others are ignored."""
 
     max_tokens: int | None = None
     temperature: float | None = None

@@ -25,7 +25,7 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "$defs", "definitions", "patternProperties")
 _COUNTS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_MOST_SIZE = 50_000  # of an expression whose repetitions are written out
+_MOST_SIZE = 50_000  # characters and classes of an expression, counted as if its repetitions were written out
 
 
 def check_schema(text: str) -> dict[str, Any]:
@@ -147,7 +147,8 @@ class _RegexCheck:
             raise InvalidInput("the regular expression repeats too much; use smaller numbers")
 
     def _alternatives(self, depth: int) -> int:
-        """Return the size of alternatives; each must have something."""
+        """Return the size of the alternatives at this place together. Raises InvalidInput if an alternative is empty or
+        invalid."""
         if depth > _DEEPEST:
             raise self._wrong(f"groups are nested more than {_DEEPEST} times")
         size = self._sequence(depth)

@@ -26,7 +26,7 @@ _EVENTS = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 
 
 def models(service: LanguageService, model: str = "") -> HttpResponse:
-    """Return the language models, those that are ready first, or one of them. Raises ModelNotFound."""
+    """Return the language models by name, without those that were refused; or only `model`. Raises ModelNotFound."""
     rows = [
         {
             "id": each.name,
@@ -76,8 +76,8 @@ _Work = Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]]
 
 
 async def stream(work: _Work) -> HttpResponse:
-    """Return the response of a streamed request, once its first event is made. Raises the error of the model if there
-    is none."""
+    """Return the response of a streamed request, once its first event is made. Raises the error of the model if the
+    model fails before that."""
     streamed = Streamed(work, _failed)
     await streamed.begin()
     return HttpResponse(headers=_EVENTS, stream=streamed)
@@ -109,7 +109,7 @@ class _Answer:
         is_first, tokens, last = True, 0, Text(0, "", 0)
         async with aclosing(texts):
             async for last in texts:
-                if is_first and self._is_chat:  # not before: until then the request can be refused by its status
+                if is_first and self._is_chat:  # not before the first text: until then, a status can refuse the request
                     yield self._chunk({"role": "assistant", "content": ""})
                 is_first = False
                 tokens += last.tokens

@@ -1,7 +1,7 @@
 """Requests of OpenAI's protocol: bodies of /v1/chat/completions and /v1/completions, and what is read from them.
 
-Format: https://platform.openai.com/docs/api-reference/chat. What a request asks for and no runtime here can do, such as
-several choices, is refused and not ignored. Extensions of other servers that are accepted: `structured_outputs` of
+Format: https://platform.openai.com/docs/api-reference/chat. Known options that no runtime here can follow, such as
+several choices, are refused and not ignored. Extensions of other servers that are accepted: `structured_outputs` of
 vLLM, and `response_format` of type `regex`.
 """
 
@@ -78,7 +78,7 @@ class _Message(msgspec.Struct):
 
 
 class _Body(msgspec.Struct, kw_only=True):
-    """What both requests have. Unknown fields are ignored, as by other servers."""
+    """The fields that both kinds of request have. Unknown fields are ignored, as by other servers."""
 
     model: str = ""
     stream: bool = False
@@ -135,7 +135,7 @@ class _Asked(msgspec.Struct):
 
 
 def read(http: HttpRequest, kind: Kind) -> Wanted:
-    """Parse a request. Raises InvalidInput for what cannot be done."""
+    """Parse a request. Raises InvalidInput for an invalid body, and for options that are not supported."""
     if kind == "completion":
         completion = parse_json(http.body, CompletionBody, "the request")
         for name in ("best_of", "logprobs", "suffix"):
@@ -190,7 +190,7 @@ def _common(body: _Body, most: int | None) -> ChatRequest:
 
 
 def _guidance(body: _Body) -> tuple[Guidance, str]:
-    """Return what the answer must follow, and the kind of that; empty if it is free."""
+    """Return the kind of grammar that the answer must follow, and the grammar; both empty if the answer is free."""
     structured, wanted = body.structured_outputs, body.response_format
     if structured is not None:
         if structured.json is not None:
@@ -242,7 +242,8 @@ def _message(message: _Message) -> ChatMessage:
 
 
 def _arguments(call: _Call) -> Any:
-    """Return the arguments of a call as the templates of models expect them: as an object."""
+    """Return the arguments of a call as an object, which the templates of models expect; as text if they are not
+    JSON."""
     try:
         return json.loads(call.function.arguments)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A request for an answer, of any protocol, and what the model's host gets of it. Pure."""
+"""A request to a language model, the same for all protocols, and its conversion for the model's host. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edged.language.model import PlannedLanguageModel
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MOST_MESSAGES, _MOST_STOPS, _LONGEST_STOP, _MOST_PICTURES = 512, 4, 256, 16
-_TOKEN_BYTES = 32  # a token is rarely longer, so that a text with more bytes than this for each token is too long
+_TOKEN_BYTES = 32  # a token is rarely longer: a prompt with more than this for each token of the context is too long
 _LARGEST_PICTURE, _LARGEST_PICTURES = 32 << 20, 64 << 20
 
 
@@ -75,7 +75,8 @@ def generation(request: ChatRequest, planned: PlannedLanguageModel) -> Generatio
 
 
 def _followed(request: ChatRequest) -> tuple[Guidance, str]:
-    """Return what the runtime must follow: an expression instead of a schema, if that can be."""
+    """Return the kind of grammar that the runtime must follow, and the grammar; both empty for a free answer. A JSON
+    schema becomes a regular expression if one can describe it. Raises InvalidInput."""
     if request.guidance == "json_schema":
         found = regex_of(grammar.check_schema(request.grammar))
         return ("json_schema", request.grammar) if found is None else ("regex", found)

@@ -1,7 +1,7 @@
 """JSON schemas as regular expressions, so that answers are compact and numbers end. Pure.
 
-A runtime that follows a schema by itself allows spaces without end between the parts, and digits without end, which a
-small model may write until its tokens are used up. Schemas that no regular expression can describe are left to it.
+A runtime that follows a schema itself allows any number of spaces between the parts, and of digits. A small model may
+write these until its tokens are used up. The runtime still gets the schemas that no regular expression can describe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DEEPEST: Final = 8
 _MOST_NUMBERS: Final = 200  # of a range that is written out
 _MOST_WORK: Final = 30_000  # characters that are made, and parts that are visited
 _MOST_REPEATED: Final = 256  # larger counts make expressions that take long to prepare
-# Words that change which values are valid, and that are not translated.
+# Keywords of schemas that change which values are valid, and that are not translated.
 _OTHERS: Final = frozenset(
     ("allOf", "not", "if", "dependentRequired", "dependentSchemas", "patternProperties", "prefixItems", "contains")
 ) | frozenset(
@@ -35,8 +35,8 @@ class _Unknown(Exception):
 
 
 def regex_of(schema: Mapping[str, Any]) -> str | None:
-    """Return an expression whose texts are valid for a schema that was checked; None if there is none. Not every valid
-    text matches."""
+    """Return an expression for a schema that was checked; None if the schema cannot be translated. Every text that
+    matches is valid for the schema, but not every valid text matches."""
     try:
         found = _Translator(schema).value(schema, 0)
         check_regex(found)
@@ -105,7 +105,7 @@ class _Translator:
         self._left -= sum(map(len, others)) * len(others)
         if self._left < 0:
             raise _Unknown
-        # The first one that is there has no comma before it.
+        # The first property in a text has no comma before it, and each property may be the first.
         starts = (each + "".join(f"(, {later})?" for later in others[i + 1 :]) for i, each in enumerate(others))
         return r"\{(" + "|".join(starts) + r")?\}"
 

@@ -26,15 +26,15 @@ class LanguageService:
         self.service = Service(pb.DESCRIPTOR.services_by_name["Language"], self)
 
     def find(self, name: str, version: str = "") -> PlannedLanguageModel:
-        """Return a language model, or the only one if the name is empty. Raises ModelNotFound, or InvalidInput if the
-        model is not a language model."""
+        """Return a language model; if the name is empty, the only language model. Raises ModelNotFound, or InvalidInput
+        if the model is not a language model."""
         if name and self._controller.language.find(name, version) is None:
             self._controller.find_any(name, version)  # raises if no model has this name
             raise InvalidInput(f"model {name[:80]!r} is not a language model; see: edged models list")
         return self._controller.language.require(name, version)
 
     def of(self, name: str, version: str = "") -> PlannedLanguageModel | None:
-        """Return a language model; None if another model, or none, has this name."""
+        """Return a language model; None if no language model has this name."""
         return self._controller.language.find(name, version) if name else None
 
     async def answer(

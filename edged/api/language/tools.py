@@ -1,4 +1,4 @@
-"""Calls of tools in an answer: the schema that forces one, and how one is found in text. Pure.
+"""Calls of tools in an answer: the schema that forces a call, and how calls are found in text. Pure.
 
 Models write a call as JSON with a name and arguments, bare or between tags such as <tool_call>.
 """
@@ -26,9 +26,9 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 def schema_of(tools: Sequence[dict[str, Any]], name: str = "") -> dict[str, Any]:
-    """Return the JSON schema of a call of one of the tools, or of the one with this name."""
+    """Return the JSON schema of a call of any of the tools; with `name`, of the tool with this name."""
     chosen = [tool["function"] for tool in tools if name in ("", tool["function"]["name"])]
-    # Each tool's parameters are a schema of their own, whose references begin at its root.
+    # The parameters of each tool are a separate schema, whose references begin at the root of that schema.
     parameters = {
         f"tool{number}": _moved(each.get("parameters") or {"type": "object"}, f"#/$defs/tool{number}")
         for number, each in enumerate(chosen)
@@ -46,7 +46,7 @@ def schema_of(tools: Sequence[dict[str, Any]], name: str = "") -> dict[str, Any]
 
 
 def _moved(value: Any, root: str, depth: int = 0) -> Any:
-    """Return a schema whose references begin at another root."""
+    """Return a copy of a schema whose references begin at `root` of another schema."""
     if depth > _DEEPEST:
         return value
     if isinstance(value, list):
@@ -61,7 +61,8 @@ def _moved(value: Any, root: str, depth: int = 0) -> Any:
 
 
 def find_calls(text: str, names: Sequence[str]) -> list[ToolCall]:
-    """Return the calls of tools with these names, if a text consists of calls; otherwise none."""
+    """Return the calls in a text that consists only of calls of tools with these names; for any other text, an empty
+    list."""
     rest = _TAGS.sub(" ", text.strip()).strip()
     decoder, found = json.JSONDecoder(), list[ToolCall]()
     while rest:
@@ -86,7 +87,8 @@ def _call(value: Any, names: Sequence[str]) -> ToolCall | None:
 
 
 class HeldText:
-    """Text of an answer that may be a call of a tool: what cannot be one is given out at once."""
+    """Holds back the text of an answer while it may be a call of a tool. Text that cannot be a call is passed on at
+    once."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -105,6 +107,6 @@ class HeldText:
         return held
 
     def rest(self) -> str:
-        """Return what was held back."""
+        """Return the text that is held back."""
         held, self._held = self._held, ""
         return held

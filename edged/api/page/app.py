@@ -111,7 +111,7 @@ class PageApp:
         return await self._post(request, receive)
 
     def _refusal(self, request: HttpRequest) -> str:
-        """Return why a request is refused that a page of another site sends; empty if the request is allowed."""
+        """Return why a request that may come from a page of another site is refused; empty if it is allowed."""
         why = web_page_refusal(request.headers, request.peer, any_host=self._is_secure)
         if why is None and request.method == "POST" and "origin" not in request.headers:
             return "a command without the header Origin is refused; set it to this page's address"
@@ -199,7 +199,8 @@ class PageApp:
     async def _stream(
         self, receive: Receive, send: Send, kind: str, parts: AsyncGenerator[bytes, None]
     ) -> HttpResponse | None:
-        """Send parts until they end or the client disconnects. An error before the first part is a response."""
+        """Send parts until they end or the client disconnects. Raises the error of `parts` if it comes before the first
+        part: then a response can still report it."""
         async with aclosing(parts):
             first = await anext(parts)
             headers = ((b"content-type", kind.encode()), (b"cache-control", b"no-store"), *_encoded(_ALWAYS))
@@ -261,8 +262,8 @@ class PageApp:
         return json_response(message_fields(answer))
 
     async def _upload(self, verb: str, name: str, request: HttpRequest, receive: Receive) -> HttpResponse:
-        """Add or try a model. The body is its file, followed by `picture` bytes of a picture; the other parameters of
-        the query are its settings."""
+        """Add or try a model. The body is the model's file, followed by a picture, whose size in bytes is the parameter
+        `picture` of the query. The other parameters are the model's settings."""
         settings = dict(request.query)
         picture = _number(settings.pop("picture", "0"), "picture")
         size = _number(request.headers.get("content-length", ""), "content-length") - picture
@@ -317,7 +318,8 @@ async def _until_gone(receive: Receive) -> None:
 
 
 def _pictures(camera: str, request: HttpRequest) -> pb.WatchPicturesRequest:
-    """Return the pictures that a request wants. Raises InvalidInput."""
+    """Return the message that requests pictures of a camera, with width and rate from the query. Raises
+    InvalidInput."""
     width = _number(request.query.get("width", "0"), "width")
     fps = _number(request.query.get("fps", "0"), "fps")
     return pb.WatchPicturesRequest(camera=camera, fps=min(fps, 60), width=min(width, _MOST_WIDTH))

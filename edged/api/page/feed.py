@@ -14,7 +14,7 @@ from edged.backends import registry
 from edged.engines.controller import Controller
 
 _SECONDS = 1.0  # seconds between two updates
-_LOG_LINES = 300  # most of the newest events that are looked at; some events have no line
+_LOG_LINES = 300  # the number of newest events that are read; some events have no line
 _ENGINES_EVERY = 3  # the list of engines takes the longest: it is made only every so many updates
 
 _encoder = msgspec.json.Encoder()

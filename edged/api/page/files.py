@@ -9,7 +9,7 @@ from typing import Final
 
 from edged.api.http.exchange import HttpResponse
 
-# No inline scripts or styles and none of other sites are used; other sites cannot show the page in a frame.
+# The browser refuses inline scripts and styles, and those of other sites. Other sites cannot show the page in a frame.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self';"
     " form-action 'none'; base-uri 'none'; frame-ancestors 'none'"

@@ -13,7 +13,8 @@ _MOST_DOTS = 60
 
 
 def score_curves(points: Sequence[Point]) -> str:
-    """Return precision and recall over the score from which detections of the engine count. Empty without points."""
+    """Return a chart of precision and recall by the score threshold for detections of the engine; empty without
+    points."""
     if not points:
         return ""
     height, top, bottom = 230, 14, 40
@@ -49,8 +50,8 @@ def _line(kind: str, start: tuple[float, float], end: tuple[float, float]) -> st
 
 
 def latencies(engine: Sequence[float], reference: Sequence[float]) -> str:
-    """Return a row of dots and a box for the times of each side, in milliseconds on one logarithmic axis. Empty without
-    times."""
+    """Return a chart of the times of the engine and of the reference, in milliseconds: for each a row of dots and a
+    box, on one logarithmic axis. Empty without times."""
     every = [time for time in (*engine, *reference) if time > 0 and math.isfinite(time)]
     if not every:
         return ""
@@ -86,7 +87,7 @@ def latencies(engine: Sequence[float], reference: Sequence[float]) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return a few round numbers between two numbers; their ends if there are none."""
+    """Return 2 to 8 round numbers between two numbers; if that is impossible, two numbers near the ends."""
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), tuple(n / 10 for n in range(10, 100))):
         found = [value for power in powers for step in steps if low <= (value := round(step * 10.0**power, 9)) <= high]

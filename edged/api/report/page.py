@@ -52,7 +52,7 @@ ul { margin: .3rem 0; padding-left: 1.2rem; }
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What is known about an engine. `bounds` are those of the figures of its verdict.
+    """The facts about an engine. `bounds` are the limits of the figures in its verdict, by name.
 
     `no_pictures` says why the worst frames have no pictures; empty if they have.
     """
@@ -66,8 +66,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def page(report: Report, pictures: Mapping[str, tuple[bytes, bytes]]) -> str:
-    """Return the page. `pictures` has two JPEGs for a worst frame by name: with the detections of the reference and of
-    the engine; the second is empty if only the frame itself is shown."""
+    """Return the page. `pictures` has two JPEGs for each worst frame that has pictures, by the frame's name: with the
+    detections of the reference and of the engine. The second is empty if only the frame itself is shown."""
     engine = report.engine
     title = f"Engine {engine.key[:12]} of {', '.join(report.models)}"
     parts = [f"<h1>{escape(title)}</h1>", _verdict(report), _facts(report), *_frames(report), *_figures(report)]
@@ -129,8 +129,8 @@ def _figures(report: Report) -> Iterable[str]:
 
 
 def _deciding(verdict: Verdict, bounds: Mapping[str, float]) -> dict[str, float]:
-    """Return the bounds of the figures that decided. `top1` is recorded for every model, but decides only for
-    classifiers: a bound that is not kept and not in the reason did not count."""
+    """Return the bounds that decided the verdict. A bound that is not kept, although the reason does not name its
+    figure, did not count: `top1` is recorded for every model, but decides only for classifiers."""
     figures, reason = verdict.figures, verdict.reason
     return {
         name: bound
@@ -229,7 +229,7 @@ def _value(value: float | None) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
-    """Return a table whose first column names the rows. With `numbers` the others are aligned to the right."""
+    """Return a table whose first column names the rows. With `numbers` the other columns are aligned to the right."""
     kind = ' class="number"' if numbers else ""
     title = "".join(f'<th scope="col"{kind if place else ""}>{escape(text)}</th>' for place, text in enumerate(head))
     body = "".join(

@@ -1,4 +1,5 @@
-"""What a runtime of language models does: it opens a model, and generates text for several requests in steps."""
+"""The contract of a runtime of language models, which opens a model and generates text for several requests in
+steps."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ Reason: TypeAlias = Literal["", "stop", "length"]
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen. `temperature` 0 takes the most probable one. `seed` makes an answer repeatable; None for a
-    random one. `guidance` says what `grammar` is, a JSON schema or a regular expression that the text must follow."""
+    """How tokens are chosen. `temperature` 0 takes the most probable token. `seed` makes an answer repeatable; None for
+    a random seed. The text must follow `grammar`, a JSON schema or a regular expression, as `guidance` says."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -43,8 +44,8 @@ class Prompt(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step gave to a request: text, the number of new tokens, and why generating ended ("" if it goes on).
-    `prompt` comes with the first token. `error` ends the request, too."""
+    """The result of a step for request `number`: text, the number of new tokens, and the reason why the answer ended
+    ("" if it continues). `prompt` comes with the first token. `error` ends the request, too."""
 
     number: int
     text: str = ""
@@ -55,8 +56,8 @@ class Step(NamedTuple):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """How to open a model: the file that names its form, the threads, the longest context in tokens, and the requests
-    at once."""
+    """How to open a model: `file` is the path of its form (see `edged.models.language`), `threads` the number of CPU
+    threads, `context` the most tokens of a prompt and its answer, `most` the most requests at once."""
 
     file: str
     threads: int = 1

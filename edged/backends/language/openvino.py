@@ -40,7 +40,7 @@ RUNTIME = _Runtime()
 
 
 class _Request:
-    """A request, its handle, its tokens, and the text that was decoded since the last look."""
+    """A request, its handle, its tokens, and the text that was decoded since the last step."""
 
     def __init__(self, number: int, ids: list[int], wanted: Generation, tokenizer: Any) -> None:
         self.number, self.ids, self.wanted, self.prompt = number, ids, wanted, Prompt(len(ids))
@@ -175,8 +175,8 @@ class OpenvinoLanguageModel:
         return steps
 
     def _without_suspects(self, error: RuntimeError) -> list[Step]:
-        """Open the pipeline again after an error, which it does not survive, and continue all requests except those
-        whose grammar has probably caused it. Raises EngineUnusable if there is none."""
+        """Open the pipeline again after an error, because it no longer works. Requests without tokens whose grammar has
+        probably caused the error end; the others continue. Raises EngineUnusable if there is no such request."""
         suspects = [each for each in self._requests.values() if each.wanted.sampling.guidance and not each.made]
         if not suspects:
             raise EngineUnusable(f"OpenVINO GenAI failed: {one_line(error)}") from error

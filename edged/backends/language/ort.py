@@ -25,8 +25,8 @@ from edged.backends.language.contract import Generation, Opening, Step
 from edged.backends.language.ort_groups import Alone, Batch, Group, Kept, Request, set_sampling
 from edged.errors import EngineUnusable, InvalidInput
 
-_LEAST_SHARE = 0.5  # of a prompt that must be known; otherwise the generator is kept for a request that fits better
-_KEPT = 2  # generators that have ended
+_LEAST_SHARE = 0.5  # of a prompt that a kept generator must know; otherwise it waits for a request that fits better
+_KEPT = 2  # most generators of ended requests that are kept
 _PROBE = json.dumps([{"role": "user", "content": "x"}])
 # What stands for a picture in a prompt, by the model's type. {} is the picture's number.
 _MARKS = {
@@ -227,7 +227,8 @@ class OrtLanguageModel:
             raise
 
     def _keep(self, group: Group, ended: set[int]) -> None:
-        """Keep the generator of an ended request, within the number of requests whose memory is planned for."""
+        """Keep the generator of an ended request, and drop the oldest kept ones if there are too many: memory is
+        planned for `_most` running requests and kept generators together, but one generator may always be kept."""
         if not isinstance(group, Alone) or not any(each.number in ended for each in group.requests):
             return
         (request,) = group.requests
@@ -262,8 +263,8 @@ def _templates(folder: Path) -> list[str]:
 
 
 def _whole(picture: bytes) -> bytes:
-    """Return a picture that is complete: the runtime's decoder ends the process at a damaged JPEG. Raises
-    InvalidImage."""
+    """Decode a picture and return it as a complete JPEG: the runtime's decoder ends the process at a damaged one.
+    Raises InvalidImage."""
     from edged.vision import draw, image  # OpenCV, which few models need
 
     return draw.encode_jpeg(image.decode(picture), quality=95)

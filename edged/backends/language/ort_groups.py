@@ -31,7 +31,7 @@ class Request:
 
     @property
     def may_share(self) -> bool:
-        """Whether it can be in a batch."""
+        """Whether the request can be in a batch."""
         sampling = self.wanted.sampling
         is_plain = sampling.seed is None and not sampling.guidance and self.inputs is None
         return is_plain and len(self.ids) <= _SHORT_PROMPT
@@ -62,7 +62,8 @@ class Kept:
         self.generator, self._ids, self._sampling = generator, ids, sampling
 
     def shared(self, request: Request) -> int:
-        """Return how many tokens of a request it knows. The last one is always read again, which gives the scores."""
+        """Return how many of a request's first tokens the generator knows; 0 if the sampling differs. The last token
+        does not count: it is always read again, which gives the scores of the next one."""
         if request.wanted.sampling != self._sampling:
             return 0
         most = min(len(self._ids), len(request.ids) - 1)
@@ -103,7 +104,7 @@ class Alone:
         return [request.took(token, self._ends, "length" if self.generator.is_done() else "")]
 
     def cancel(self, request: Request) -> None:
-        """Nothing to do: a generator works only when it is asked to."""
+        """Do nothing: a generator works only when it is asked to."""
 
 
 class Batch:
@@ -174,7 +175,7 @@ def set_sampling(parameters: Any, sampling: Sampling, context: int) -> None:
 
 
 def _compact(sampling: Sampling) -> str:
-    """Return the grammar. In JSON no spaces may be generated, of which a model could make any number."""
+    """Return the grammar. A JSON schema gets an option that forbids spaces, because a model could make any number."""
     if sampling.guidance != "json_schema":
         return sampling.grammar
     schema = json.loads(sampling.grammar)

@@ -1,10 +1,11 @@
 """Engines of ONNX Runtime on a device with its own execution provider, and which of their nodes still run on the CPU.
 
 An engine is the model's graph, which is optimised at every opening, and a file that lists the nodes that the CPU ran
-when the engine was built. The optimised graph is not saved: it is already partitioned. It contains the copies between
-the two memories as nodes, which may collide with those of the next session or have no kernel there
-(microsoft/onnxruntime issue 11348), and above level `basic` fused nodes that only one provider knows. Optimising at
-opening gives the same graph and placement as in the build, and takes little time compared with loading CUDA.
+when the engine was built. The optimised graph is not saved, because it is already partitioned: it contains nodes that
+copy between the two memories. In the next session, these may collide with new ones or have no kernel
+(microsoft/onnxruntime issue 11348). Above level `basic` it also contains fused nodes that only one provider knows.
+Optimising at opening gives the same graph and placement as in the build, and takes little time compared with loading
+CUDA.
 """
 
 from __future__ import annotations

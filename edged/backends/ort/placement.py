@@ -1,8 +1,8 @@
 """Which execution provider runs which node, as ONNX Runtime reports it when a session is created.
 
-Since 1.24 a session records it (`session.record_ep_graph_assignment_info`). Older versions only write it to the verbose
-log on standard error; of these, edged supports 1.23, the last version for Python 3.10. The report shows how the graph
-was partitioned: nodes that a provider fuses later are counted separately.
+Since 1.24 a session can record this (`session.record_ep_graph_assignment_info`). Older versions only write it to the
+verbose log on standard error; of these, edged supports 1.23, the last version for Python 3.10. The report shows how the
+graph was partitioned: nodes that a provider fuses later are counted separately.
 """
 
 from __future__ import annotations

@@ -107,7 +107,8 @@ def _serialised(trt: Trt, kind: str, builder: Builder, parsed: Parsed, config: C
 
 
 def _inspected(trt: Trt, kind: str, order: Order, plan: memoryview, asked: Composition) -> Composition:
-    """Return the composition of the built engine, or `asked` if no device is here to load the engine on."""
+    """Return the composition of the built engine, or `asked` if the engine is for another device or cannot be
+    loaded."""
     if order.capability:
         return asked
     try:

@@ -4,7 +4,8 @@ The file is only a hint: if it is invalid, the build continues without it and ad
 the next build takes longer. It has a line with the runtime's version, a digest, and the timings in the runtime's own
 format. The runtime would not notice damage. TensorRT-RTX measures nothing when it builds, so it has no such file.
 
-Files are named BACKEND-WHAT, one for each device, driver and runtime that a box has had; the newest few are kept.
+The name of a file begins with the backend and a hyphen. There is a file for each device, driver and runtime that a box
+has had; the newest `_MOST_FILES` of a backend are kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`edged fleet rollout`: a change goes to a few boxes first, and is taken back if it does harm.
 
 plan.py       waves of boxes, and the rules that end a rollout. Pure
-changes.py    what can be rolled out, and how it is taken back
-record.py     the record of a rollout, in a file: what a later command continues, and what an auditor reads
-run.py        carries a rollout out
+changes.py    the kinds of changes, and how each is taken back
+record.py     the record of a rollout: a file from which a later command continues, and which an auditor can read
+run.py        carries out a rollout
 commands.py   the command line
 """

@@ -1,4 +1,4 @@
-"""What can be rolled out, and how it is taken back."""
+"""The kinds of changes that can be rolled out, and how each is taken back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from edged.api_types import ModelInfo
     from edged.client.client import Client
 
-Had = Mapping[str, str]  # what a box had before
-_READ_S = 60.0  # until a daemon has read a model
+Had = Mapping[str, str]  # the state of a box before the change
+_READ_S = 60.0  # limit until a daemon has read a model
 _CUT = re.compile(r"\.\.\. \(\d+ characters\)$")  # the end of a long value in reports
 
 
@@ -29,16 +29,17 @@ class Change(Protocol):
     """A change of one box. Every method may be called again after an interruption."""
 
     def plan(self) -> str:
-        """Return what is done on each box, as the end of a sentence."""
+        """Describe the change of each box, as the end of a sentence."""
 
     def had(self, client: Client) -> dict[str, str]:
-        """Return what `undo` needs. Raises EdgedError if the change is not possible on this box."""
+        """Return the state of a box before the change, for `undo`. Raises EdgedError if the change is not possible on
+        this box."""
 
     def apply(self, client: Client, had: Had) -> None:
         """Change the box, and wait until it serves. Raises EdgedError if that fails."""
 
     def undo(self, client: Client, had: Had) -> str:
-        """Take the change back; return what was done. Raises EdgedError if that is not possible."""
+        """Take the change back; return a line about the result. Raises EdgedError if that is not possible."""
 
 
 class AddModel:
@@ -166,7 +167,7 @@ KINDS: Mapping[str, Callable[[Order], Change]] = {
 
 
 def of(order: Order) -> Change:
-    """Return the change of an order. Raises InvalidInput or Refused if it is not possible."""
+    """Return the change that an order describes. Raises InvalidInput or Refused if this change is not possible."""
     if order.kind not in KINDS:
         raise InvalidInput(f"{order.kind[:40]!r} cannot be rolled out by this edged")
     return KINDS[order.kind](order)
@@ -190,8 +191,8 @@ def measure(client: Client, model: str) -> Figures:
 
 
 def digest_of(file: Path) -> str:
-    """Return the digest of a model with its external data, as daemons name it. Raises ModelRefused if it is no ONNX
-    file."""
+    """Return the digest of a model with its external data, as daemons compute it. Raises ModelRefused if the file is
+    not an ONNX model."""
     from edged.client.upload import Package
 
     package = Package.of("model", file, None)
@@ -199,7 +200,8 @@ def digest_of(file: Path) -> str:
 
 
 def _identity(model: ModelInfo | None) -> dict[str, str]:
-    """Return the file and the settings on the box's disk, which are not yet those that answer; empty for no model."""
+    """Return the digest and the settings of a model on the box's disk, which may not serve yet; empty without a
+    model."""
     if model is None:
         return {}
     return {"digest": model.digest, "settings": msgspec.json.encode(model.settings, order="sorted").decode()}

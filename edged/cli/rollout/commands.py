@@ -1,4 +1,4 @@
-"""`edged fleet rollout`."""
+"""`edged fleet rollout`: the commands that begin, continue and show rollouts."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def resume(
 
     Boxes that are changed already are not changed again.
     """
-    record.load(name)  # says what is wrong with the name, before a lock is taken
+    record.load(name)  # raises an error for an invalid name before a lock is taken
     with record.alone(name):
         found = record.load(name)
         if found.state not in ("running", "aborting"):
@@ -190,7 +190,7 @@ def show(
 def _before_after(box: BoxRecord) -> tuple[str, str]:
     def pair(before: float | None, after: float | None) -> str:
         if before is None and after is None:
-            return ""  # nothing was asked of the model
+            return ""  # no figure is known
         return " → ".join("?" if each is None else f"{each:.3g}" for each in (before, after))
 
     if box.before is None:

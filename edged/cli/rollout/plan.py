@@ -16,9 +16,9 @@ _WORDS = ("alarms", "failures")
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a box said about a model: the engine that serves; the median of one inference and the highest 99th
-    percentile of its cameras' ages, in ms, None if unknown; failed requests so far; messages of alarms by what they are
-    about, since the numbers in a message change."""
+    """A box's figures about a model: the engine that serves; the median of one inference and the highest 99th
+    percentile of its cameras' ages, in ms, None if unknown; failed requests so far; messages of alarms. Alarms are
+    identified by kind, model and camera, since the numbers in a message change."""
 
     engine: str = ""
     backend: str = ""
@@ -29,15 +29,16 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What ends a rollout, apart from a box on which the change fails. `factors`: by figure, how many times its value
-    before the change."""
+    """The rules that end a rollout: a new alarm, a failed request, or a figure (p99, infer) that exceeds its value
+    before the change by more than its factor in `factors`. A box on which the change fails always ends the rollout."""
 
     alarms: bool = False
     failures: bool = False
     factors: dict[str, float] = {}
 
     def broken(self, before: Figures, after: Figures) -> str:
-        """Return the rule that a box breaks; empty if none. A figure that is unknown breaks no rule."""
+        """Return the first rule that a box breaks, as a text; empty if it breaks none. An unknown figure breaks no
+        rule."""
         if self.alarms and (new := [each for about, each in after.alarms.items() if about not in before.alarms]):
             return f"a new alarm: {new[0]}"
         # A model that is replaced counts from 0 again.

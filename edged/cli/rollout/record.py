@@ -30,7 +30,8 @@ State: TypeAlias = Literal["running", "aborting", "done", "aborted"]
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What is rolled out. `kind` is one of `changes.KINDS`; `digest` is the SHA-256 of a model's file."""
+    """The change that is rolled out. `kind` is one of `changes.KINDS`; `digest` is that of a model with its external
+    data."""
 
     kind: str
     model: str = ""
@@ -41,8 +42,8 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class BoxRecord(msgspec.Struct):
-    """One box: its state, figures before and after the change, what it had before (to take the change back), and what
-    went wrong."""
+    """One box: its state, figures before and after the change, `had` (its state before the change, to take the change
+    back), and its problem."""
 
     state: BoxState = "waiting"
     before: Figures | None = None
@@ -85,7 +86,7 @@ class Record(msgspec.Struct):
         self.save()
 
     def save(self) -> None:
-        """Write the file. Raises Refused if that is not possible: a rollout must be able to go on."""
+        """Write the file. Raises Refused if that fails: without its record, a rollout could not be continued."""
         place = _place(self.id)
         try:
             place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -95,7 +96,7 @@ class Record(msgspec.Struct):
 
 
 def new_id(order: Order) -> str:
-    """Return a name for a new rollout: when it begins, and what it changes."""
+    """Return an unused name for a new rollout, made of the current time, the kind of change and the model."""
     about = re.sub(r"[^\w.-]", "-", order.model, flags=re.ASCII)[:40]
     name = "-".join(filter(None, (time.strftime("%Y%m%d-%H%M%S"), order.kind, about)))
     return next(each for each in (name, *(f"{name}-{n}" for n in range(2, 10_000))) if not _place(each).exists())
@@ -119,7 +120,7 @@ def alone(name: str) -> Iterator[None]:
 
 
 def user() -> str:
-    """Return who runs this command."""
+    """Return the name of the user who runs this command; "unknown" if the system has none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # no name
@@ -139,7 +140,7 @@ def load(name: str) -> Record:
 
 
 def names() -> list[str]:
-    """Return all rollouts, the oldest first."""
+    """Return the names of all rollouts, the oldest first."""
     return sorted(path.stem for path in _place("x").parent.glob("*.json"))
 
 

@@ -1,4 +1,5 @@
-"""Carries a rollout out: wave after wave, with figures before and after, and back if a rule is broken."""
+"""Carries out a rollout, wave after wave. Figures before and after the change are compared; if a box breaks a rule, all
+changed boxes are changed back."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def run(record: Record, change: Change, boxes: Sequence[Box], report: Callable[[
 
 
 def unreachable(boxes: Sequence[Box]) -> dict[str, str]:
-    """Return why boxes do not answer, by name."""
+    """Return, for each box that does not answer, its name and the reason."""
 
     def ask(client: Client, report: Callable[[str], None]) -> bool:
         client.status()
@@ -85,7 +86,7 @@ class _Rollout:
 
     def _look_before(self, name: str, client: Client) -> None:
         box = self._record.boxes[name]
-        if box.had is None:  # otherwise it was interrupted, and may have changed since
+        if box.had is None:  # otherwise keep the first values: after an interruption the box may have changed
             box.had, box.before = self._change.had(client), changes.measure(client, self._record.order.model)
 
     def _apply(self, name: str, client: Client) -> None:
@@ -114,7 +115,7 @@ class _Rollout:
             raise _Broken(broken)
 
     def _each(self, names: Iterable[str], work: Callable[[str, Client], None], *, is_silent: bool = False) -> str:
-        """Do something on several boxes at the same time; return what failed, or an empty text."""
+        """Call `work` for several boxes at the same time; return the failures as one text, empty if all succeeded."""
         failed = self._call(names, work)
         for name, why in failed.items():
             box = self._record.boxes[name]

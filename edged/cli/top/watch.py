@@ -17,8 +17,8 @@ from edged.errors import EdgedError
 
 
 class BoxState(msgspec.Struct, frozen=True):
-    """The state of one box. `rates`: requests and frames a second by model between the last two answers, for the models
-    where both are known.
+    """The state of one box. `rates`: requests and frames a second by model between the last two answers, if both
+    answers have the model.
 
     `last_answer` and `tried` are the times of the last answer and the last call, in seconds since the epoch, 0 for
     never; `answers` counts answers. `error` is why the last call failed; empty if it succeeded.

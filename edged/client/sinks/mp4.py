@@ -138,8 +138,8 @@ class Timeline:
         self._last = -1
 
     def at(self, result: Result) -> int:
-        """Return the presentation time of a result, from its capture time. Without one, pictures follow at 25 a
-        second."""
+        """Return the presentation time of a result, from its capture time. A result without capture time follows the
+        previous one after 1/25 s."""
         taken = result.captured_mono_ns
         if not taken:
             at = self._last + _USUAL_TICKS if self._last >= 0 else 0
@@ -152,7 +152,7 @@ class Timeline:
 
 def _fitted(image: Image, width: int, height: int) -> Image:
     """Return the picture scaled to fit into width x height on a black background; the aspect ratio is kept. If the
-    picture is larger by only one row or column, that one is cut off."""
+    picture is larger by only one row or column, that row or column is cut off."""
     if image.shape[1] - image.shape[1] % 2 == width and image.shape[0] - image.shape[0] % 2 == height:
         return np.ascontiguousarray(image[:height, :width])
     scale = min(width / image.shape[1], height / image.shape[0])

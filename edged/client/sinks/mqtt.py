@@ -111,7 +111,7 @@ class Mqtt(Sink):
                 self._publish_places()
 
     def publish_description(self, rule: str, text: str, unix_s: float) -> None:
-        """Publish what a language model said about the camera, at `description`; it stays there."""
+        """Publish a language model's description of the camera's picture, as a retained message at `description`."""
         with self._publishing:
             if self._client.is_connected():
                 self._publish(*self._topics.description_entity(), self._topics.described(rule, text, unix_s))
@@ -140,7 +140,7 @@ class Mqtt(Sink):
                 self._publish_counts()
                 self._publish_text()
                 self._publish(self._topics.available(False))
-            with contextlib.suppress(RuntimeError, ValueError):  # broker gone: its will says offline
+            with contextlib.suppress(RuntimeError, ValueError):  # without a connection the will message reports offline
                 self._sent[-1].wait_for_publish(_LAST_WORDS_S)
         self._client.disconnect()
         self._client.loop_stop()
@@ -362,7 +362,7 @@ class Topics:
         return Message(self.result, encode(result, maps))
 
     def state(self, counts: Counter[str]) -> tuple[Message, Message]:
-        """Return the messages with whether anything is detected, and the number of objects of each class."""
+        """Return two messages: whether anything is detected (ON or OFF), and the number of objects of each class."""
         seen = b"ON" if counts else b"OFF"
         return Message(self.detected, seen, retain=True), Message(self.counts, _json(dict(counts)), retain=True)
 
@@ -384,7 +384,7 @@ class Topics:
         return Message(self.readings, _json({each.name: each.value for each in found}), retain=True)
 
     def reading_entity(self, reading: Reading) -> tuple[Message, ...]:
-        """Return the entity for a reading; 0 while a result lacks it. Empty if discovery is off."""
+        """Return the entity for a reading. Its value is 0 while results lack the reading. Empty if discovery is off."""
         name = msgspec.json.encode(reading.name).decode()
         config = {"name": reading.name, "state_topic": self.readings, "state_class": "measurement"}
         unit = {"unit_of_measurement": reading.unit} if reading.unit else {}

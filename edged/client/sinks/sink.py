@@ -122,7 +122,7 @@ class Background:
         self._raise_failure()
 
     def close(self) -> None:
-        """Wait until all work is done. Raises its error, if any."""
+        """Wait until all work is done. Raises the error of the work, if any."""
         self._waiting.put(None)
         self._thread.join()
         self._raise_failure()
@@ -286,9 +286,9 @@ def encode(result: Result, maps: bool = True) -> bytes:
 
 
 def line(result: Result, maps: bool = True) -> dict[str, object]:
-    """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. Instead of `predictions`
-    a content has the fields of `content_fields`, with or without `maps`. A result of a recording also has `position_s`,
-    and a result of a pipeline has `second`."""
+    """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. A result with a content
+    also has the fields of `content_fields`, with or without `maps`; a classifier's replace `predictions`. A result of a
+    recording also has `position_s`, and a result of a pipeline has `second`."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}

@@ -180,7 +180,7 @@ class GstFilm:
     rate = 25.0  # for samples without a position, which are rare
 
     def __init__(self, path: str) -> None:
-        """Raises InvalidInput if the file cannot be opened."""
+        """Open the file. Raises InvalidInput if it cannot be opened."""
         self._gst = require_gst()
         self._pipeline = self._gst.parse_launch(_FILM_PIPELINE)
         self._pipeline.get_by_name("source").set_property("location", path)

@@ -37,7 +37,7 @@ class Recording(Reader):
     shots have no capture time. With `loop` the video is repeated."""
 
     def __init__(self, name: str, open_film: Callable[[], Film], *, pace: bool, loop: bool = False) -> None:
-        """Raises what `open_film` raises."""
+        """Open the video. Raises the errors of `open_film`."""
         super().__init__(name)
         self.paced = pace
         self._open = open_film
@@ -135,7 +135,7 @@ def open_source(
 
     A video plays in real time; without `pace`, as fast as frames are taken. `latest=True` keeps only the newest frame,
     the default for cameras; `latest=False` returns every frame, the default for files. `max_fps` leaves out frames
-    above this rate, measured in a video by its own time; 0 means no limit. `loop` repeats a file. `hardware` decodes
+    above this rate, in a video by the frames' positions; 0 means no limit. `loop` repeats a file. `hardware` decodes
     video in hardware if possible.
 
     Raises NotFound or InvalidInput if the source cannot be opened, Unsupported if a library for it is not installed. A

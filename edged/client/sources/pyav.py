@@ -165,7 +165,7 @@ class AvFilm:
     """A video file, or an address that PyAV reads like a file."""
 
     def __init__(self, path: str, accelerated: bool) -> None:
-        """Raises InvalidInput if the video cannot be opened or has no video stream."""
+        """Open the video. Raises InvalidInput if it cannot be opened or has no video stream."""
         av = require_av()
         try:
             self._container: Any = av.open(path, **_hardware(accelerated))

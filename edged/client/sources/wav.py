@@ -31,7 +31,7 @@ class Wav(Source):
     repeated."""
 
     def __init__(self, name: str, *, pace: bool = True, loop: bool = False, chunk_s: float = CHUNK_S) -> None:
-        """Raises the errors of `read_wav`, and InvalidInput if the file or a chunk has no samples."""
+        """Open the file. Raises the errors of `read_wav`, and InvalidInput if the file or a chunk has no samples."""
         super().__init__(name)
         self.paced, self._loop = pace, loop
         self._file = _open(name)

@@ -1,5 +1,5 @@
-"""What an exporter is: a file of this folder with a function `load`. The sources that it is for, and the packages that
-it needs, are in `edged/export/source.py`.
+"""The interface of exporters. An exporter is a file of this folder with a function `load`; `edged/export/source.py` has
+its sources and the packages that it needs.
 
 These files run in the user's own Python, 3.9 or newer, which need not have edged: they import only the framework and
 the standard library.
@@ -21,7 +21,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. `source` is a path, or a name as in `timm:NAME` without the prefix.
+    """The user's request. `source` is a path, or a name as in `timm:NAME` without the prefix.
 
     `weights`: a file with the weights, empty for none. `imgsz`: height and width of pictures in pixels, None if not
     given. `dynamic`: "batch" or "size" for dimensions that shall be open. `half`: in float16. `trust`: whether a file
@@ -55,7 +55,7 @@ class Loaded:
     `ways` are the names of the ways to export, in the order in which they are tried; `export(out, opset, way)` writes
     the file, with the framework's own opset if `opset` is None. `answer` returns the framework's outputs, in the order
     and with the names of the file's outputs. `layers` returns a sample of the output of each layer, by the name of its
-    module, in the order of execution; None if the framework does not tell.
+    module, in the order of execution; None if the exporter does not support this.
     """
 
     framework: str

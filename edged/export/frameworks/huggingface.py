@@ -33,7 +33,7 @@ def load(request: Request) -> Loaded:
 
 
 def _size(folder: str) -> tuple:
-    """Return height and width that the processor makes; empty if it keeps the shape of pictures."""
+    """Return the height and width to which the model's processor resizes pictures; empty if it does not set both."""
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
     except Exception:

@@ -1,7 +1,8 @@
 """The user's Python: loads a model, exports it, and answers with the framework. See `edged/export/child.py`.
 
-Each line of standard input is a request, and each line of the answer channel, the first standard output, is its answer:
-JSON objects. Frameworks print to standard output, so that becomes standard error.
+Each line of standard input is a request, and each line of the answer channel is the answer to a request; both are JSON
+objects. The answer channel is the original standard output. Because frameworks print to standard output, file
+descriptor 1 is then redirected to standard error.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import types
 
 
 def main() -> None:
-    """Answer requests until standard input ends. The first argument is a folder to import the user's modules from."""
+    """Answer requests until standard input ends. The first argument is the folder of the user's modules."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     folder = os.path.dirname(os.path.abspath(__file__))
@@ -84,7 +85,7 @@ class _Worker:
 
         with np.load(inputs, allow_pickle=False) as given:
             found = what({name[1:]: given[name] for name in given.files})
-        # Numbered, because the names of outputs may be no names of files.
+        # Numbered, because the names of outputs may not be valid names of files.
         np.savez(outputs, **{str(number): value for number, value in enumerate(found.values())})
         return {"names": list(found)}
 

@@ -1,7 +1,7 @@
 """Exports a torch module with torch's own exporters, and answers with it. Used by the exporters of torch's frameworks.
 
-torch 2.5 and newer have two exporters. The newer one ("dynamo") may write another opset than it was asked for, and only
-logs that; the older one ("torchscript") writes the one asked for. Both are tried.
+torch 2.5 and newer have two exporters. The newer one ("dynamo") may write another opset than the requested one, and
+only log this; the older one ("torchscript") writes the requested opset. Both are tried.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def load(
     input_name: str = "images",
     keep: Sequence[str] = (),
 ) -> Loaded:
-    """Return a module that takes one picture [N, 3, height, width], or the inputs in its attribute `example_inputs`.
-    `size` is the usual height and width. `keep`: the outputs to keep if the module returns a mapping; all tensors
-    without it."""
+    """Prepare a module that takes one picture [N, 3, height, width], or the inputs in its attribute `example_inputs`.
+    `size` is the usual height and width. `keep`: the outputs to keep if the module returns a mapping; empty keeps all
+    tensors."""
     module = module.float().eval()
     example = getattr(module, "example_inputs", None)
     if isinstance(example, torch.Tensor):
@@ -107,13 +107,13 @@ def fill(module: torch.nn.Module, path: str) -> torch.nn.Module:
 
 
 def classes_in(path: str, usual: int) -> int:
-    """Return the number of classes of a classifier's weights: the rows of its last layer."""
+    """Return the number of classes of a classifier's weights: the rows of its last layer; `usual` without layers."""
     rows = [value.shape[0] for value in read_weights(path).values() if value.ndim >= 2]
     return int(rows[-1]) if rows else usual
 
 
 class Flat(torch.nn.Module):
-    """Returns a module's tensors as a tuple: exporters and files know no mappings. `names` are known after a run."""
+    """Returns a module's tensors as a tuple, since ONNX files have no mappings. `names` has their names after a run."""
 
     def __init__(self, model: torch.nn.Module, keep: Sequence[str]) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class _Model:
                 torch.onnx.export(self._flat, arguments, out, dynamic_axes=axes or None, **options)
         own = os.path.abspath(sys.path[0])
         for each in warned:
-            # A trace follows one example. In libraries such lines are mostly checks of sizes.
+            # A trace has only the branches that its example took. In libraries, such lines are mostly checks of sizes.
             if "Python boolean" in str(each.message) and os.path.abspath(each.filename).startswith(own + os.sep):
                 raise Refused(
                     f"{os.path.basename(each.filename)}:{each.lineno} decides by a value, but the file would always go"
@@ -213,7 +213,7 @@ class _Model:
 
 
 def layers_of(module: torch.nn.Module, run: Callable[[], object]) -> Arrays:
-    """Run, and return a sample of the output of each module inside, by "name|shape"."""
+    """Call `run`, and return a sample of the output of each module inside `module`, by "name|shape"."""
     found = OrderedDict()  # type: OrderedDict[str, Any]
 
     def keep(name: str) -> Any:

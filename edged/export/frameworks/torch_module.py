@@ -1,5 +1,5 @@
 """Any torch module: `package.module:factory`, a function or class that takes no arguments. The attribute
-`example_inputs` of the module, tensors by name or in order, says what it takes; without it one picture."""
+`example_inputs` of the module has its inputs: tensors by name or in order; without it, the module takes one picture."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ _LARGE = 1 << 16  # bytes of a constant
 _DEEPEST = 50  # graphs inside graphs
 _MOST_NODES = 1_000_000  # an operator that is written out may become many
 _OLDEST_IR = 4  # the first in which constants need not be inputs as well
-# What a version brought that older readers do not know. Element types by their names in onnx.TensorProto.
+# Features by the IR version that introduced them; older readers do not know them. Element types have their names in
+# onnx.TensorProto.
 _TYPES = {
     9: ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
     10: ("UINT4", "INT4"),
@@ -179,7 +180,7 @@ class _Floor:
         if not any(True for _ in bodies(node)):  # the converter does not see which values a nested graph captures
             try:
                 made = self._converted(node, scope)
-            except Exception as error:  # of C++, without a type
+            except Exception as error:  # from C++, without a class of its own
                 failed = _reason(error)
             else:
                 self._report(node, "converted")
@@ -215,7 +216,7 @@ class _Floor:
 
         try:
             made = changed(node, scope, self._version, write_out, self._new_name)
-        except Exception as error:  # of C++, without a type
+        except Exception as error:  # from C++, without a class of its own
             raise Unsuitable(f"{came}: {_reason(error)}") from error
         if any(each.op_type == node.op_type for each in made):
             raise Unsuitable(f"{came}; export it with opset {self._version - 1} or update the runtime")
@@ -235,7 +236,7 @@ def _typed(model: ModelProto) -> ModelProto:
     """Return the model with the inferred types of its values, or unchanged if inference fails."""
     try:
         return onnx.shape_inference.infer_shapes(model)
-    except Exception:  # inference only helps: if types are unknown, answers decide
+    except Exception:  # inference only helps: without types, comparing answers decides
         return model
 
 

@@ -219,7 +219,7 @@ def _written(element: int) -> str:
 
 
 def _softmax(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
-    """Convert Softmax to opset 12, where all dimensions from `axis` on are flattened. That is the same only for the
+    """Convert Softmax to opset 12, which flattens all dimensions from `axis` on. The result is the same only for the
     last axis, so another axis is transposed to the end."""
     shape = scope.shape(node.input[0]) or scope.shape(node.output[0])
     axis = _number(node, "axis", -1)
@@ -270,7 +270,7 @@ def _split(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
 
 
 def _resize(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
-    """Convert Resize to opset 12, where the input `roi` is required: add an empty one."""
+    """Convert Resize to opset 12, which requires the input `roi`: add an empty one."""
     made = NodeProto()
     made.CopyFrom(node)
     if len(node.input) < 2 or node.input[1]:

@@ -20,7 +20,7 @@ def ambiguous_shape(evidence: Evidence) -> Claim | None:
 
 
 def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
-    """Like `_ambiguous_shape`, for detections in rows, [1, rows, columns], with at least 6 columns, box first."""
+    """Like `ambiguous_shape`, for detections in rows, [1, rows, columns], with at least 6 columns, box first."""
     _, rows, columns = output.shape
     if not isinstance(columns, int) or columns < 6 or columns == evidence.cells():
         return None

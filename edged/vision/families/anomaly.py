@@ -35,7 +35,7 @@ from edged.vision.placement import Fit, Placement
 from edged.vision.signatures import patterns
 
 _SCORE, _LABEL, _MAP, _MASK = "pred_score", "pred_label", "anomaly_map", "pred_mask"
-_BOTH = "score and map"  # the form with two outputs; the others are the names of one
+_BOTH = "score and map"  # the form with two outputs; a form with one output has the name of this output
 _OUTPUT = "output"
 
 

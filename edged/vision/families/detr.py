@@ -134,7 +134,7 @@ class UltralyticsRtDetr(Family, frozen=True):
 
 
 def _why_rtdetr(evidence: Evidence, output: TensorSpec) -> str | None:
-    """Return by what an export is recognised as RT-DETR; None if it is not recognised."""
+    """Return the reason why an export is recognised as RT-DETR; None if it is not recognised."""
     meta, (_, rows, columns) = evidence.metadata, output.shape
     if meta.head is not None:
         return f"metadata head={meta.head}"

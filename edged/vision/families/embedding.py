@@ -1,9 +1,9 @@
 """Embeddings: models whose output is a vector that is near the vectors of similar pictures.
 
 An output [N, values] or [N, values, 1, 1] is the vector, scaled to length 1. Of an output [N, tokens, values] of a
-vision transformer it is the first token, the class token. A 2-D output may just as well be classes, and the pixels that
-a model wants are not in its file. So a model is claimed only if the name of an output shows that it is an embedding,
-or if `family` is set; config.json of Hugging Face sets it (see `edged.models.huggingface`).
+vision transformer the vector is the first token, the class token. A 2-D output may just as well be classes, and the
+file does not say how its pictures must be preprocessed. So a model is claimed only if the name of an output shows that
+it is an embedding, or if `family` is set; config.json of Hugging Face sets it (see `edged.models.huggingface`).
 
 Sources: deepinsight/insightface (commit 7fadd42), python-package/insightface/model_zoo/arcface_onnx.py and
 utils/face_align.py; opencv/opencv, modules/objdetect/src/face_recognize.cpp (commit 0692bb4); opencv/opencv_zoo,
@@ -13,9 +13,9 @@ optimum/exporters/onnx/model_configs.py; xenova/transformers.js, scripts/extra/c
 transformers 5.24.0.
 
 The score of `thresholds` is the least similarity (the cosine of the angle) with which a vector gets a name from a
-gallery. It is that of Immich for insightface's models (largest distance 0.5), of OpenCV's model zoo for SFace, and of
-StrongSORT in boxmot for OSNet (largest distance 0.2); no source has one for the others. No trained model was at hand to
-verify these families.
+gallery. Its value is that of Immich for insightface's models (largest distance 0.5), of OpenCV's model zoo for SFace,
+and of StrongSORT in boxmot for OSNet (largest distance 0.2); no source has a value for the others. No trained model was
+at hand to verify these families.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class DinoV2(GenericEmbedding, frozen=True):
 
 def by_names(evidence: Evidence) -> Claim | None:
     """Claim a model with an output whose name says that it is an embedding. Hugging Face's models with hidden states
-    differ in their pixels, so they need config.json or the setting. A model with a second input also takes texts, such
-    as the whole of CLIP."""
+    differ in their preprocessing, so they need config.json or the setting. A model with a second input is not claimed,
+    because it also takes texts, as the whole of CLIP does."""
     outputs = {spec.name: spec for spec in evidence.outputs if _is_vector(spec, tokens=True)}
     if _LOGITS in evidence.output_names or len(evidence.inputs) > 1:
         return None
@@ -189,7 +189,7 @@ def suggested(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _preset(evidence: Evidence) -> type[GenericEmbedding]:
-    """Return the family whose input size a model has: that of aligned faces, or of persons; else the generic one.
+    """Return the family that the input size suggests: one for aligned faces, `OsNet` for persons, else the generic one.
 
     As insightface does, a graph that subtracts and multiplies counts as one that normalises pixels; insightface looks
     at its first nodes only.

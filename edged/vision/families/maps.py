@@ -76,7 +76,8 @@ def part(placement: Placement) -> Box | None:
 
 
 def shown(cells: npt.NDArray[_T], placement: Placement, preprocess: Preprocess) -> npt.NDArray[_T]:
-    """Cut the padding off the map `cells`, [h, w], of the input, and turn it like the picture as sent. Returns a view.
+    """Cut the padding off the map `cells`, [h, w], of the input, and turn the rest back to the orientation of the
+    picture as sent. Returns a view.
 
     Edges between cells are rounded to the nearest cell, and at least one cell is left. The result covers
     `placement.edges`.

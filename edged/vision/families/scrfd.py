@@ -155,8 +155,8 @@ def _in_order(evidence: Evidence) -> tuple[TensorSpec, ...]:
 
 
 def _row_counts(evidence: Evidence, stride: int, per_cell: int) -> list[int]:
-    """Return the numbers of rows that a file may declare: those of its input size, and if the file leaves it open, of
-    the exporter's example."""
+    """Return the numbers of rows that a file may declare: the number for its input size, and, if the file leaves the
+    size open, also the number for the exporter's example."""
     is_open = evidence.picture.width is None or evidence.picture.height is None
     sizes = [size for size in (evidence.size, _EXAMPLE if is_open else None) if size is not None]
     return [per_cell * -(-width // stride) * -(-height // stride) for width, height in sizes]

@@ -77,7 +77,7 @@ class SoundFamily(msgspec.Struct, frozen=True):
 
     @classmethod
     def by_rule(cls, evidence: SoundEvidence) -> Claim | None:
-        """Match a model by what only this family has."""
+        """Match a model by tensors that only this family has."""
         raise NotImplementedError
 
     def scores(self, outputs: Outputs) -> Floats:
@@ -190,8 +190,8 @@ SOUND_FAMILIES: dict[str, type[SoundFamily]] = {family.name: family for family i
 
 
 def _tagged(evidence: SoundEvidence) -> tuple[TensorSpec, TensorSpec] | None:
-    """Return the input of samples and the output of scores; None if the model has others. Of several outputs, it is
-    the first with as many columns as a known tagger, else the first table."""
+    """Return the input of samples and the output of scores; None if the model's tensors do not fit. Of several outputs,
+    the scores are the first with as many columns as a known tagger, else the first table."""
     if len(evidence.inputs) != 1:
         return None
     given = evidence.inputs[0]

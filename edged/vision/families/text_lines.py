@@ -64,8 +64,8 @@ _PRINTABLE = 94  # characters of ASCII, without the space
 class TextReader(ContentFamily, frozen=True):
     """Base of the recognisers: for each step along the line the scores of the characters, in one output [N, T, C].
 
-    The score of a text is the mean of its characters' probabilities, as in PaddleOCR; 0 if there are none. `form` is
-    the layout, and " softmax" if the output is logits.
+    The score of a text is the mean of its characters' probabilities, as in PaddleOCR; 0 for an empty text. `form` is
+    the layout, followed by " softmax" if the output is logits.
     """
 
     thresholds = Thresholds(score=0.0)
@@ -136,8 +136,8 @@ class TextReader(ContentFamily, frozen=True):
 class Ctc(TextReader, frozen=True):
     """Recognisers with a CTC head: CRNN, SVTR, PP-OCR, LPRNet.
 
-    A character that is repeated without a blank in between counts once. Class 0 is the blank, with `decode.blank=last`
-    the last one.
+    A character that is repeated without a blank in between counts once. The blank is class 0, or, with
+    `decode.blank=last`, the last class.
     """
 
     name = "ctc"
@@ -170,10 +170,10 @@ class Ctc(TextReader, frozen=True):
 
 
 class Parseq(TextReader, frozen=True):
-    """PARSeq, ViTSTR and other recognisers of baudm/parseq: the text ends at the first step of the class for its end.
+    """PARSeq, ViTSTR and other recognisers of baudm/parseq: the text ends at the first step whose class is the end.
 
-    This is class 0, with `decode.blank=last` the last one. The output is logits. Without `decode.characters` a model of
-    95 classes has the authors' 94 characters: digits, small and capital letters, punctuation.
+    The end is class 0, or, with `decode.blank=last`, the last class. The output is logits. Without `decode.characters`
+    a model of 95 classes has the authors' 94 characters: digits, small and capital letters, punctuation.
     """
 
     name = "parseq"
@@ -220,7 +220,7 @@ class PpOcrCls(Classification, frozen=True):
 
 
 def by_height(evidence: Evidence) -> Claim | None:
-    """Name the recognisers for a table of an input that is as high as a line of text usually is."""
+    """Name the recognisers for a 3-D output if the input is as high as that of a usual recogniser."""
     output, height = evidence.only_output, evidence.picture.height
     if output is None or len(output.shape) != 3 or height not in _HEIGHTS:
         return None
@@ -229,7 +229,7 @@ def by_height(evidence: Evidence) -> Claim | None:
 
 
 def _layout(evidence: Evidence, shape: tuple[Dim, ...]) -> str:
-    """Return the order of the axes: steps are first only if the batch of the input is certainly the second."""
+    """Return the order of the axes: steps are the first axis only if the second axis is certainly the batch."""
     (batch, *_) = next(spec.shape for spec in evidence.inputs if spec.name == evidence.picture.name)
     return "TNC" if batch == shape[1] and batch != shape[0] else "NTC"
 

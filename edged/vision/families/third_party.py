@@ -29,14 +29,14 @@ from edged.vision.signatures import Signature
 
 Kind: TypeAlias = type[Family] | type[ContentFamily]
 
-RULES = ("by_metadata", "by_names", "by_shape")  # in the order in which they are asked
+RULES = ("by_metadata", "by_names", "by_shape")  # in the order in which they are applied
 _LONGEST = 400  # characters of a reason
 _MOST_NAMES = 1 << 16
 _T = TypeVar("_T")
 
 
 class ThirdParty(msgspec.Struct, frozen=True):
-    """A family of another package, loaded in this process. `kind` answers only with checked values."""
+    """A family of another package, loaded in this process. The methods of `kind` return only checked values."""
 
     package: Package
     kind: Kind
@@ -161,7 +161,7 @@ def _guard(found: Kind, name: str, package: Package) -> Callable[..., object]:
 
 
 def _failed(family: str, package: Package, error: BaseException | str, what: str = "") -> FamilyFailed:
-    """Return the error that names the package. The text of edged's own errors, and of failed checks, is enough."""
+    """Return the error that names the package. Errors of edged and failed checks appear without their class's name."""
     if isinstance(error, FamilyFailed):
         return error
     plain = isinstance(error, (EngineUnusable, _Invalid, msgspec.ValidationError))

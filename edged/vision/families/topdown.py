@@ -2,8 +2,8 @@
 
 Such a model expects the part of a picture that shows one person. edged takes the whole picture, or its region of
 interest, as this part: a picture has one detection, whose box is the picture, if its score is above the threshold. As
-in the authors' evaluation on COCO, the score is the mean of the keypoints' scores above 0.2; if there are none, of all
-(0 there).
+in the authors' evaluation on COCO, the score is the mean of those keypoints' scores that are above 0.2. If no score is
+above 0.2, it is the mean of all scores (in that evaluation, 0).
 
 Sources: open-mmlab/mmpose: mmpose/codecs/simcc_label.py (commit 01d4e7b), mmpose/codecs/utils/post_processing.py
 (commit 0b9a7cf), mmpose/datasets/transforms/topdown_transforms.py (commit 003cac4), mmpose/evaluation/metrics/

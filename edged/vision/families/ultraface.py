@@ -39,7 +39,8 @@ class UltraFace(Ssd, frozen=True):
     """UltraFace; see the module. The form of the boxes is recognised by an Exp in the graph, which the conversion to
     corners needs; the setting `decode.boxes` (`corners` or `offsets`) overrides this.
 
-    As in the source, pictures are stretched. Its NMS considers only the 200 best boxes of a class, edged's all.
+    As in the source, pictures are stretched. The source's NMS considers only the 200 best boxes of a class, edged's NMS
+    all.
     """
 
     name = "ultraface"

@@ -2,7 +2,7 @@
 
 Input `images` [N, 3, H, W]; output `outputs` [N, A, 5 + classes], a row for each grid cell at the strides 8, 16, 32 (P6
 models: also 64): cx, cy, w, h in input pixels, objectness, which is always 1, and the score of each class, after the
-sigmoid; without NMS. With `--end2end` the four outputs of YOLOv7's end-to-end exports, in every detail.
+sigmoid; without NMS. With `--end2end` the four outputs are exactly those of YOLOv7's end-to-end exports.
 
 Letterboxed RGB in 0..1, padded with 114. An export with `--with-preprocess` takes BGR in 0..255: set
 `preprocess.color=bgr` and `preprocess.scale=1`.
