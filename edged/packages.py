@@ -29,6 +29,9 @@ EXTRAS = {
 # Installed without their dependencies, which include an OpenCV that needs a display and overwrites the headless one.
 _ALONE = {"tracking": ("trackers>=2.6",)}
 
+# The packages of a runtime, by the backend that uses it; other backends have the name of their package.
+_RUNTIMES = {"tensorrt": ("tensorrt", "cuda-bindings"), "tensorrt_rtx": EXTRAS["tensorrt-rtx"]}
+
 _DEBIAN = Path("/opt/edged/releases")  # the environments of the Debian package, which have no pip
 
 # Dependencies of edged that edged-client (client/) does not have: module, and requirement as in `pyproject.toml`.
@@ -49,6 +52,16 @@ def install_extra(name: str) -> str:
     """Return the command that installs one of `EXTRAS`."""
     alone = _ALONE.get(name, ())
     return " && ".join((install(*EXTRAS[name]), *(install(each, option="--no-deps") for each in alone)))
+
+
+def install_runtime(backend: str) -> str:
+    """Return the command that installs the runtime of a backend."""
+    return install(*_RUNTIMES.get(backend, (backend,)))
+
+
+def reinstall_runtime(backend: str) -> str:
+    """Return the command that replaces a damaged or mixed installation of a backend's runtime."""
+    return install(*_RUNTIMES.get(backend, (backend,)), option="--force-reinstall")
 
 
 def missing(module: str, what: str) -> str:

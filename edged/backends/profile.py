@@ -98,7 +98,7 @@ class Profile(msgspec.Struct, frozen=True):
         """Parse the text of a profile. Raises ConfigError for a text that `str` of a profile does not write."""
         profile = cls(tuple(_read_range(word) for word in text.split(";")) if text else ())
         if str(profile) != text or len({r.name for r in profile.ranges}) != len(profile.ranges):
-            raise ConfigError(f"invalid profile {text[:80]!r}: edged did not write it")
+            raise ConfigError(f"invalid profile {text[:80]!r}: its form is not the one that edged writes")
         return profile
 
     def __str__(self) -> str:

@@ -112,14 +112,14 @@ def loaded_runtime(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> I
         yield wrong(
             Name.RUNTIME,
             f"the loaded version is {loaded.version}, but {packaged} is installed: two packages are mixed",
-            f"uninstall every package of it, then install one: {reinstall(backend)}",
+            f"uninstall every package of it, then install one: {packages.reinstall_runtime(backend)}",
             backend,
         )
     else:
         yield ok(Name.RUNTIME, f"{loaded.version} loads", backend)
     if not loaded.opset or not loaded.ir_version:
         message = "it rejects a model with one node of opset 13"
-        yield wrong(Name.OPSET, message, reinstall(backend), backend)
+        yield wrong(Name.OPSET, message, packages.reinstall_runtime(backend), backend)
     else:
         taken = [_up_to(what, most) for what, most in (("opset", loaded.opset), ("IR version", loaded.ir_version))]
         yield ok(Name.OPSET, f"it supports {' and '.join(taken)}", backend)
@@ -188,14 +188,14 @@ def _tensorrt(facts: Mapping[str, str]) -> str:
     """Return how to install TensorRT, which compiles for any GPU that it finds."""
     if "jetson.l4t" in facts or "jetson.soc" in facts:
         return "install JetPack's TensorRT: sudo apt install nvidia-jetpack"
-    return f"install TensorRT: {packages.install('tensorrt', 'cuda-bindings')}"
+    return f"install TensorRT: {packages.install_runtime('tensorrt')}"
 
 
 def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mapping[str, str]) -> Check:
     """Check a runtime that cannot be imported. It is wrong if the runtime is the reference's or has a device here,
     otherwise a warning."""
     what = f"{packaged} is installed and does not load" if packaged else "it is not installed"
-    remedy = reinstall(backend) if packaged else packages.install(backend)
+    remedy = packages.reinstall_runtime(backend) if packaged else packages.install_runtime(backend)
     if backend == _REFERENCE:
         return wrong(Name.RUNTIME, f"{what}, and no model can be served without it: {reason}", remedy, backend)
     make = wrong if backend in registry.usable(facts) else warning
@@ -244,10 +244,6 @@ def _beyond(opset: int, ir_version: int, limits: jobs.LoadedRuntime) -> Iterator
 
 def _up_to(what: str, most: int) -> str:
     return f"any {what}" if most == jobs.LoadedRuntime.ANY else f"{what} up to {most}"
-
-
-def reinstall(package: str) -> str:
-    return packages.install(package, option="--force-reinstall")
 
 
 def extra(each: Extra, refusal: str | None) -> Check:

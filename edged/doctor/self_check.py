@@ -15,12 +15,13 @@ from typing import TypeGuard
 
 import msgspec
 
+from edged import packages
 from edged.backends import registry
 from edged.backends.contract import REFERENCE
 from edged.config.child_limits import AdmissionLimits, Limits
 from edged.device.fingerprint import Fingerprint, devices
 from edged.doctor.check import Check, Examination, Name, Report, Result, Step, Tell, ok, unknown, warning, wrong
-from edged.doctor.runtimes import broken_runtime, missing_code, reinstall
+from edged.doctor.runtimes import broken_runtime, missing_code
 from edged.engines.builder import Builder, Task
 from edged.engines.child import ChildLost, run
 from edged.engines.desired import DesiredEngine, desired
@@ -198,7 +199,7 @@ def reference(version: str, boxes: Sequence[Box]) -> Check:
     counts = match(found, truths)
     if counts.fn or counts.fp:
         message = f"{version} finds {counts.tp} of {len(truths)} drawn shapes, and {counts.fp} that do not exist"
-        remedy = f"ONNX Runtime gives wrong results here: {reinstall(REFERENCE.backend)}, {_REPORT}"
+        remedy = f"ONNX Runtime gives wrong results here: {packages.reinstall_runtime(REFERENCE.backend)}, {_REPORT}"
         return wrong(Name.SELF_CHECK, message, remedy, _SUBJECT)
     return ok(Name.SELF_CHECK, f"onnxruntime {version}, unoptimised, finds all {len(truths)} drawn shapes", _SUBJECT)
 
@@ -237,7 +238,8 @@ def judged(found: Tried, reason: str) -> Check:
     subject = f"{found.runtime} on {found.device}"
     if not found.accepted:
         driver = "" if found.device == "cpu" else "update the driver of the device, or "
-        remedy = f"edged does not serve with this engine; {driver}reinstall: {reinstall(found.runtime)}, {_REPORT}"
+        reinstall = packages.reinstall_runtime(found.runtime)
+        remedy = f"edged does not serve with this engine; {driver}reinstall: {reinstall}, {_REPORT}"
         return wrong(
             Name.SELF_CHECK, f"{found.version} gives wrong answers in {found.precision}: {reason}", remedy, subject
         )
@@ -259,7 +261,9 @@ def failed(backend: str, device: str, version: str, error: EdgedError) -> Check:
     if isinstance(error, Unsuitable) and device.startswith("intel-"):
         remedy = f"install the driver that it needs, or leave {device} unused"
         return warning(Name.SELF_CHECK, f"{version} cannot use {device}: {error}", remedy, subject)
-    return wrong(Name.SELF_CHECK, message, f"{reinstall(backend)}, or uninstall it; see: edged doctor", subject)
+    return wrong(
+        Name.SELF_CHECK, message, f"{packages.reinstall_runtime(backend)}, or uninstall it; see: edged doctor", subject
+    )
 
 
 def late(subject: str, error: ChildLost) -> Check:

@@ -2,7 +2,8 @@
 
     file -> parse -> graph -> opset -> operators -> external data -> memory -> session -> inference
 
-One child reads the file (`jobs/inspect.py`). Each runtime is tried in its own child (`jobs/trial.py`), two at a time.
+This is the order in which findings are reported. One child reads the file (`jobs/inspect.py`). Each runtime is tried in
+its own child (`jobs/trial.py`), two at a time.
 """
 
 from __future__ import annotations

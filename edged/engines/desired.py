@@ -213,10 +213,8 @@ def desired(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]
     return tuple(engines)
 
 
-_BACKEND, _PRECISION = (
-    "onnxruntime",
-    "fp32",
-)  # an engine of lower precision is rejected because of its precision, not its fusions
+# Lowered only in fp32: an engine of lower precision is rejected because of its precision, not its fusions.
+_BACKEND, _PRECISION = "onnxruntime", "fp32"
 _BELOW = {"all": "extended", "extended": "basic"}
 
 

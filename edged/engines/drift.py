@@ -171,7 +171,8 @@ class DriftMonitor:
     # -- the control loop -------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Follow the models that are served, and find out whether a check may start."""
+        """Begin to watch models that are served now, and forget the others; note what hinders checks
+        (`_hindrance`), and tidy the kept frames from time to time."""
         now = time.monotonic()
         wanted = {name for name, planned in self._models.items() if self._is_checked(name, planned)}
         for name in self.watched.keys() - wanted:
@@ -289,7 +290,8 @@ class DriftMonitor:
             self._save(name, watched, before)
 
     async def _kept(self, found: Judged, frame: Tapped, evidence: Path) -> History:
-        """Return the history, with the place of the frame if it raised an alarm and could be kept."""
+        """Return the history of a judged frame. If the frame raised an alarm, move its files from `evidence` to a
+        folder that is kept, and add the path of this folder, which is empty if that was not possible."""
         history, camera = found.history, frame.camera
         if not found.answers_drifted and not found.camera_changed:
             return history

@@ -18,7 +18,7 @@ _MOST_SECONDS, _SHARE = 300.0, 0.5  # of a judgement: seconds, and the share of 
 
 
 def chosen(cameras: Mapping[str, str], most: int = _MOST_FRAMES) -> list[str]:
-    """Return at most `most` frames in an order of which every beginning is spread over cameras and time.
+    """Return at most `most` frames, ordered so that the first n of them, for any n, are spread over cameras and time.
 
     `cameras` has the camera of each frame; frames are in the order of time.
     """

@@ -244,7 +244,7 @@ class _Export:
         self._notify("comparing with the framework")
         samples = asyncio.run(self._golden(model))
         if not samples:
-            raise BuildFailed("ONNX Runtime answers no input; see: edged inspect")
+            raise BuildFailed("ONNX Runtime cannot run the exported model with any test input; try: edged inspect")
         if lost := _lost(loaded, samples):
             raise BuildFailed(f"{lost} is declared open, but the file takes one size only: the export made it constant")
         matcher = matcher_for(model.recognition, 0.05)

@@ -236,7 +236,7 @@ class Repository:
         except OSError as error:
             raise Refused(f"model {name!r} cannot be restored: {error.strerror or error}") from error
         if not is_there:
-            raise ModelNotFound(f"no model {name!r} was removed or replaced in {self.root}")
+            raise ModelNotFound(f"nothing to restore: {self.root} has no removed or replaced model {name!r}")
         atomic.sync_directory(self.root)
 
     def _restore(self, own: tuple[str, ...]) -> bool:

@@ -89,8 +89,8 @@ class Clock:
         self._gap = 1 / _NOMINAL
 
     def advance(self, captured: float) -> float:
-        """Return the seconds since the previous frame, at most 60. If the capture time is not later than the previous
-        one, return the previous result, or 1/30 for the first frame."""
+        """Return the seconds since the previous frame, at most 60; 1/30 for the first frame. If the capture time is not
+        later than the previous one, return the previous result."""
         gap = captured - self._captured
         if 0 < gap < math.inf:
             self._gap = min(gap, _LONGEST_GAP)

@@ -1,8 +1,9 @@
 """Converts pictures to input tensors, and output tensors to detections.
 
 Everything here is pure: bytes and arrays in, arrays and frozen structs out; no sockets, files, clocks or runtimes. It
-runs in the engine host (the hot path), and in the daemon, which uses it only to recognise models. The exception is
-`families.third_party`: in hosts and children it imports families of other packages.
+runs in the engine host (the hot path), in children and clients, and in the daemon, which recognises models, decodes
+sound and chooses crops with it. The exception is `families.third_party`: in hosts and children it imports families of
+other packages.
 
 Path of a picture: `image` decodes it. `prepare` writes it, or a region of it, into a slice of the input and returns its
 `placement`. After inference, a decoder in `families`, chosen by `family.recognise`, converts the outputs to

@@ -95,7 +95,8 @@ def crop(counts: Counts, width: int, height: int) -> tuple[Inside, int, int]:
     """
     edges = np.cumsum(counts, dtype=np.int64)
     if not len(edges) or edges[-1] != width * height:
-        raise ValueError(f"runs of {int(edges[-1]) if len(edges) else 0} pixels are not a mask of {width}x{height}")
+        found = int(edges[-1]) if len(edges) else 0
+        raise ValueError(f"the runs have {found} pixels in all, not those of {width}x{height}")
     starts, stops = edges[0:-1:2], edges[1::2]
     there = stops > starts
     starts, stops = starts[there], stops[there]

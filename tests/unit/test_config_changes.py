@@ -21,7 +21,7 @@ HALL = Camera(source="rtsp://user:password@hall/main", model="m")
 
 
 def test_reloads_cover_every_key() -> None:
-    """A new key needs an entry in RELOADS."""
+    """A new key gets its effect from a `Reload` annotation in the schema: its own, or that of its table."""
     for key in all_keys():
         (unit,) = (each for each in RELOADS if key.name == each or key.name.startswith(f"{each}."))
         assert key.reload is RELOADS[unit]

@@ -37,6 +37,20 @@ def test_install_uses_the_running_interpreter(monkeypatch: pytest.MonkeyPatch) -
     assert packages.install_extra("tracking").endswith(" -m pip install --no-deps 'trackers>=2.6'")
 
 
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [
+        ("openvino", ["openvino"]),
+        ("tensorrt", ["tensorrt", "cuda-bindings"]),
+        # The package `tensorrt_rtx` is a script that downloads, and has no wheel for many systems.
+        ("tensorrt_rtx", list(packages.EXTRAS["tensorrt-rtx"])),
+    ],
+)
+def test_runtime_is_installed_from_the_packages_that_its_backend_uses(backend: str, names: list[str]) -> None:
+    assert shlex.split(packages.install_runtime(backend))[-len(names) :] == names
+    assert shlex.split(packages.reinstall_runtime(backend))[-len(names) - 1 :] == ["--force-reinstall", *names]
+
+
 def test_install_into_a_folder_of_root_uses_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert packages.install("av").startswith("sudo ")

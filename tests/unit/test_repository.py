@@ -686,7 +686,7 @@ def test_restore_of_the_oldest_model_in_a_full_trash_keeps_it(root: Path) -> Non
 @pytest.mark.parametrize("name", ["m", "other"])
 def test_restore_without_a_removed_model_is_refused(root: Path, name: str) -> None:
     add(root, b"one")
-    with pytest.raises(ModelNotFound, match="was removed or replaced"):
+    with pytest.raises(ModelNotFound, match="nothing to restore"):
         Repository(root).restore(name)
     assert content(root) == b"one"
 

@@ -105,7 +105,7 @@ def parse(frames: Sequence[memoryview]) -> Message:
     if header.model_request:
         return ModelAsked(header.model_name)
     if len(frames) != 2:
-        raise InvalidInput(f"the message has {len(frames)} frames; a header and its bytes are two")
+        raise InvalidInput(f"the message has {len(frames)} frames; send two, a header and the bytes")
     if header.model_data:
         return ModelSent(header.model_name, frames[1])
     return _tensor(header, frames[1])

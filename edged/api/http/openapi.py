@@ -198,7 +198,7 @@ def document(table: Sequence[tuple[str, tuple[str, ...], str]], rpcs: Mapping[st
 
 
 def _types() -> tuple[dict[Any, Schema], Schema]:
-    """Return the schema of each type of the operations, and the named schemas that they refer to."""
+    """Return a schema for each type that operations take or return, and the named schemas that these refer to."""
     named: Schema = {}
     found: dict[Any, Schema] = {}
     wanted: list[Any] = [Error]

@@ -217,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(fault)
 
     def _begin_data(self, size: int, flags: int, stream: int) -> bool:
-        """Begin a DATA frame; return False if too little of its header was received."""
+        """Begin a DATA frame; return False if its pad length was not received yet."""
         if size > self._limits.frame:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame that is too large")
         begin, padding = self._begin + frames.HEADER.size, 0

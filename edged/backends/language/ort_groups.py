@@ -17,7 +17,7 @@ _FAR = 256  # tokens that a request is expected to generate at most
 
 
 class Request:
-    """A request and the tokens that it has read and made."""
+    """A request: the tokens of its prompt (`ids`), and the tokens that were generated so far (`made`)."""
 
     def __init__(self, number: int, ids: list[int], wanted: Generation, stream: Any, inputs: Any = None) -> None:
         self.number, self.ids, self.wanted, self.inputs = number, ids, wanted, inputs

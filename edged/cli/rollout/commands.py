@@ -143,7 +143,7 @@ def resume(
         now = {box.name: address.resolve(box.target) for box in boxes}
         for box, target in found.addresses.items():
             if now.get(box) != target:
-                raise InvalidInput(f"the inventory has {box} not any more, or with another address than {target}")
+                raise InvalidInput(f"the inventory no longer has {box} with the address {target}; begin a new rollout")
         found.note(f"resumed by {record.user()}")
         _carry_out(found, [box for box in boxes if box.name in found.boxes], json)
 

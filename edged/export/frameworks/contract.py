@@ -21,7 +21,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """The user's request. `source` is a path, or a name as in `timm:NAME` without the prefix.
+    """The user's request. `source` is a path or a name; for `timm:NAME` it is NAME.
 
     `weights`: a file with the weights, empty for none. `imgsz`: height and width of pictures in pixels, None if not
     given. `dynamic`: "batch" or "size" for dimensions that shall be open. `half`: in float16. `trust`: whether a file

@@ -87,7 +87,7 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise Refused(
-            f"{os.path.basename(path)} is no file of weights only ({short(error)}); save the state_dict of the model"
+            f"{os.path.basename(path)} has more than weights ({short(error)}); save only the model's state_dict"
         ) from None
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):

@@ -273,7 +273,8 @@ def _used(graph: GraphProto) -> set[str]:
 
 
 def _drop_unused(graph: GraphProto, before: set[str]) -> None:
-    """Remove constants that are no longer used, for example axes that became an attribute."""
+    """Remove the constants that nodes used earlier (`before`) but do not use now, such as axes that became an
+    attribute."""
     gone = before - _used(graph) - {value.name for part in graphs(graph) for value in part.output}
     dropped = {tensor.name for tensor in graph.initializer} & gone
     for values in (graph.initializer, graph.input):  # an old model declares its constants as inputs too

@@ -272,7 +272,8 @@ def may_be(shape: tuple[Dim, ...], *sizes: int | None) -> bool:
 
 
 def suppressed_list(outputs: tuple[str, ...], form: str) -> Reading:
-    """Return the reading of a list that the graph's own NMS produced."""
+    """Return the reading of outputs, in the family's order, with a list that the graph's own NMS produced. `form` is as
+    in `Reading`."""
     return Reading(outputs, form, is_list=True, is_suppressed=True)
 
 

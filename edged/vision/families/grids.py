@@ -26,9 +26,11 @@ def locate(rows: Rows, size: tuple[int, int], strides: tuple[int, ...]) -> tuple
 
 
 def cells_at(rows: Rows, across: int | Rows, per_cell: int = 1) -> Floats:
-    """Return column and row [n, 2] of the cells of one grid's table, by the numbers of its rows [n].
+    """Return the column and line in the grid, [n, 2], of the cells that rows of a table belong to. `rows` [n] are row
+    numbers of the table.
 
-    The table has `per_cell` rows for each cell and goes through the grid, `across` cells wide, line by line.
+    The table has `per_cell` rows for each cell. It lists the cells line by line; a line has `across` cells (one number,
+    or one for each row).
     """
     cells = rows // per_cell
     return np.stack((cells % across, cells // across), axis=1, dtype=np.float32)

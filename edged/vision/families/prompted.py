@@ -77,7 +77,8 @@ class _Prompted(Family, frozen=True):
     thresholds = Thresholds(score=0.1)
 
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """Return the token ids and masks, INT64. The picture fills the input, so all pixels of a mask are 1."""
+        """Return the token ids, and the masks of tokens and pixels, all INT64. The picture fills the input, so the
+        mask of the pixels is 1 everywhere."""
         n = len(placements)
         texts = {name: np.tile(np.array(rows, np.int64), (n, 1)) for name, rows in self.reading.constants}
         return texts | {name: np.ones((n, *shape), np.int64) for name, shape in self.reading.extras}

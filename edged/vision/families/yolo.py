@@ -376,7 +376,8 @@ class YoloNas(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by its exporter's output names. The flat output is also claimed if the input is UINT8."""
+        """Claim a model by its exporter's output names. A flat output [M, 7] with
+        another name is claimed if the input is UINT8."""
         if set(evidence.output_names) == set(cls.counted):
             return cls.claim(evidence, f"names of a YOLO-NAS export ({', '.join(cls.counted)})")
         flat = evidence.flat_list
