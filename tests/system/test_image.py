@@ -109,6 +109,9 @@ def test_image_serves_as_its_user_with_a_read_only_root(image: Image) -> None:
         assert status == 0, output
         wait_for("the daemon answers", lambda: "shapes" in image.run("edged", "models", "list")[1], 60)
         wait_for("the health check succeeds again", lambda: image.run(*check[1:])[0] == 0, 60)
+        assert image.run("sh", "-c", "echo none > /var/lib/edged/models/broken.onnx")[0] == 0
+        wait_for("an alarm is raised", lambda: "alarm" in image.run("edged", "status")[1], 60)
+        assert image.run(*check[1:])[0] == 0, "an alarm must not make the container unhealthy"
     finally:
         os.killpg(daemon.pid, 9)
         print(daemon.communicate()[0][-2000:])
