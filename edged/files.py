@@ -47,7 +47,7 @@ def unwritable(folder: Path) -> str:
     if disk.f_flag & os.ST_RDONLY:
         return f"{folder} is on a read-only file system"
     if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder} may not be written by this user"
+        return f"{folder} is not writable by this user"
     if disk.f_files and disk.f_favail < _LEAST_INODES:
         return f"{folder} is on a file system with {disk.f_favail} free inodes; remove some files"
     return ""

@@ -112,11 +112,11 @@ def _split(name: str, data: bytes) -> list[bytes]:
     elements, position = [], 0
     while position < len(data):
         if position + 4 > len(data):
-            raise InvalidTensor(f"tensor {name!r} ends inside a BYTES length")
+            raise InvalidTensor(f"tensor {name!r} is truncated: it ends inside the length of a BYTES element")
         (size,) = struct.unpack_from("<I", data, position)
         position += 4
         if position + size > len(data):
-            raise InvalidTensor(f"tensor {name!r} ends inside a BYTES element")
+            raise InvalidTensor(f"tensor {name!r} is truncated: it ends inside a BYTES element")
         elements.append(data[position : position + size])
         position += size
     return elements

@@ -304,7 +304,9 @@ def describe_refusal(error: Exception) -> NotTaken:
     reason = " ".join(str(error).split())
     if match := _UNCONVERTED.search(reason):
         names = [re.sub(r"-\d+$", "", name) for name in match["names"].split(", ")]
-        return NotTaken(f"OpenVINO does not have {', '.join(names)[:200]}", "unknown_operator", names[0])
+        return NotTaken(
+            f"OpenVINO lacks operators of the model: {', '.join(names)[:200]}", "unknown_operator", names[0]
+        )
     why = "too_much_memory" if isinstance(error, MemoryError) or _MEMORY.search(reason) else "refused"
     return NotTaken(f"OpenVINO refuses the model: {one_line(Exception(_SOURCES.sub('', reason)), 300)}", why)
 

@@ -234,7 +234,7 @@ class Sharing:
     def on_error(self, code: str) -> None:
         """Stop sharing if a frame failed because the daemon (perhaps restarted) cannot read the ring."""
         if code == grpc.StatusCode.FAILED_PRECONDITION.name and self._ring is not None:
-            self._problem = self._problem or "the daemon cannot read the ring any more"
+            self._problem = self._problem or "the daemon can no longer read the ring"
 
     def close(self) -> None:
         self._problem = self._problem or "the stream is over"
@@ -249,7 +249,7 @@ class Sharing:
         status = self._probe(pb.Frame(model=self._model, shared=nothing))
         if status is not grpc.StatusCode.INVALID_ARGUMENT or self._problem:  # a problem: closed meanwhile
             self._ring.close()
-            raise SegmentUnusable(self._problem or "it could not open the ring")
+            raise SegmentUnusable(self._problem or "the daemon could not open the ring")
         return self._ring
 
 

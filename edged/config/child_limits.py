@@ -110,5 +110,5 @@ def admission_limits(seconds: float | None = None, memory_mb: int | None = None)
         return msgspec.convert({k: v for k, v in given.items() if v is not None}, ready(AdmissionLimits), strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"limits of admission ({ADMISSION_SECONDS}, {ADMISSION_MEMORY_MB} or options): {explain(error)}"
+            f"invalid limits of admission ({ADMISSION_SECONDS}, {ADMISSION_MEMORY_MB} or options): {explain(error)}"
         ) from error

@@ -58,7 +58,7 @@ class Fetcher:
         while True:
             self._woken.clear()
             for name, text in list(self._wanted.items()):
-                _LOG.info("model %s is fetched", name)
+                _LOG.info("model %s: fetching it", name)
                 try:
                     kept.local(text, self._state)
                 except EdgedError as error:

@@ -131,7 +131,7 @@ def connections(known: Socket | None, target: str) -> Check:
         return unknown(Name.SOCKET, "not applicable: the daemon is reached over the network", target)
     if known.refusal:
         remedy = "start the daemon; if it runs, remove the socket and restart it"
-        return wrong(Name.SOCKET, f"{known.path} cannot be connected to: {known.refusal}", remedy, known.path)
+        return wrong(Name.SOCKET, f"cannot connect to {known.path}: {known.refusal}", remedy, known.path)
     if not stat.S_ISSOCK(known.mode):
         return wrong(Name.SOCKET, "it is not a socket", f"rm {known.path}, and restart the daemon", known.path)
     message = f"mode {stat.S_IMODE(known.mode):o}"

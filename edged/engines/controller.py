@@ -243,7 +243,7 @@ class Controller:
                 if error.errno not in NO_DESCRIPTORS:
                     raise
                 _LOG.error(
-                    "the control loop cannot continue: %s; trying again; are there too many connections?",
+                    "the control loop cannot continue: %s; trying again; close connections, or raise LimitNOFILE",
                     error.strerror,
                 )
             await until_set(self._wake, self._pause(time.monotonic()))

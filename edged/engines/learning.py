@@ -116,10 +116,13 @@ class Learning:
         page, clock = self._book.page(learning.model), time.time()
         times = recent(page.widened, clock)
         if not demand.is_due(now, policy.quiet_s):
-            learning.state = f"requests need engines for {_words(demand.profile)}; built once shapes stop changing"
+            learning.state = (
+                f"requests need engines for {_words(demand.profile)}; they are built once shapes stop changing"
+            )
         elif len(times) >= policy.per_hour:
             learning.state = (
-                f"requests need engines for {_words(demand.profile)}; delayed: {len(times)} begun in the last hour"
+                f"requests need engines for {_words(demand.profile)}; they are built later, because of"
+                f" {len(times)} begun in the last hour"
             )
         elif not _is_busy(planned):
             self._begin(planned, learning, demand.profile, (*times, clock))

@@ -137,11 +137,11 @@ def detect_problem(planned: PlannedModel) -> str:
         return ""
     recognition = model.recognition
     if recognition.preprocess is None:
-        return f"model {name!r} takes no pictures ({recognition.picture}); set detect to a detector"
+        return f"model {name!r} takes no pictures ({recognition.picture}); set `detect` to a detector"
     if recognition.family is None:
-        return f"the family of model {name!r} is unknown ({recognition.reason}); set it, or set detect to a detector"
+        return f"the family of model {name!r} is unknown ({recognition.reason}); set it, or set `detect` to a detector"
     if not recognition.gives_boxes:
-        return f"model {name!r} ({recognition.family}) gives no boxes; set detect to a detector"
+        return f"model {name!r} ({recognition.family}) gives no boxes; set `detect` to a detector"
     return ""
 
 
@@ -152,7 +152,7 @@ def then_problem(planned: PlannedModel) -> str:
         return ""
     recognition = model.recognition
     if recognition.preprocess is None:
-        return f"model {name!r} takes no pictures ({recognition.picture}); set then to a model that does"
+        return f"model {name!r} takes no pictures ({recognition.picture}); set `then` to a model that does"
     if recognition.family is None:
         return f"the family of model {name!r} is unknown ({recognition.reason}); set it, or use another model"
     return ""

@@ -113,7 +113,7 @@ class FrameworkProcess:
         try:
             found = msgspec.json.decode(self._line(), type=ready(Answer))
         except msgspec.MsgspecError as error:
-            raise BuildFailed(f"the framework's process answered nonsense: {error}") from error
+            raise BuildFailed(f"the framework's process sent an answer that cannot be read: {error}") from error
         self.memory_mb = max(self.memory_mb, found.memory_mb)
         if found.error == "missing":
             raise ModuleMissing(found.module or found.message)
@@ -148,7 +148,7 @@ class FrameworkProcess:
                 raise BuildFailed(self._how_it_ended())
             self._pending += piece
             if len(self._pending) > _LONGEST:
-                raise BuildFailed("the framework's process writes to the channel of its answers")
+                raise BuildFailed("the framework's process wrote too much to the pipe that is reserved for its answers")
         line, _, self._pending = self._pending.partition(b"\n")
         return line
 
@@ -173,7 +173,7 @@ def _places(python: str) -> tuple[str, ...]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **process.ISOLATED)
         version, *places = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise InvalidInput(f"{python} is no Python that runs: {error}; give --python PATH") from error
+        raise InvalidInput(f"{python} cannot be run as Python: {error}; give --python PATH") from error
     if version < _OLDEST:
         raise InvalidInput(f"{python} is Python {version[0]}.{version[1]}; exports need 3.9 or newer")
     return tuple(place for place in places if place and place != os.sep)

@@ -117,7 +117,9 @@ def globals_of(path: Path) -> list[str]:
                 raise ValueError("its pickle is too large")
             return list(dict.fromkeys(_globals(archive.read(member))))
     except Exception as error:  # the errors of hostile archives have no common class
-        raise Refused(f"{path.name} is no checkpoint of torch 1.6 or newer: {error or 'it has no data.pkl'}") from None
+        raise Refused(
+            f"{path.name} is not a checkpoint of torch 1.6 or newer: {error or 'it has no data.pkl'}"
+        ) from None
 
 
 def _globals(data: bytes) -> Iterator[str]:

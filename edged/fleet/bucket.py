@@ -67,7 +67,7 @@ def check_address(url: str) -> None:
     except ValueError:
         is_usable = False
     if not is_usable or parts.scheme not in SCHEMES or not (parts.netloc or parts.scheme == "file"):
-        raise ConfigError(f"{redact(url)[:100]!r} is no address of a store; give {'://, '.join(SCHEMES)}://")
+        raise ConfigError(f"{redact(url)[:100]!r} is not the address of a store; give {'://, '.join(SCHEMES)}://")
     if "@" in parts.netloc:
         raise ConfigError("the address of a store must not have a password; set the variables of the store's own tools")
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
@@ -186,7 +186,9 @@ class Bucket:
     async def _call(self, name: str, call: Any, seconds: float | None = None) -> Any:
         obstore, store = self._store()
         if self._folder is not None and await asyncio.to_thread(_has_link, self._folder, name):
-            raise Refused(f"{name} in {self.place} is or has a link, which may lead out of the store; remove it")
+            raise Refused(
+                f"{name} in {self.place} has a link in its path, which may lead out of the store; remove the link"
+            )
         return await self._within(name, call(obstore, store), seconds or self._patience.call_s)
 
     async def _within(self, name: str, call: Awaitable[T], seconds: float) -> T:
@@ -209,9 +211,9 @@ class Bucket:
         if isinstance(error, (exceptions.AlreadyExistsError, exceptions.PreconditionError)):
             return _Exists(f"{name} exists in {self.place}")
         if isinstance(error, NotImplementedError):
-            return Unsupported(f"{self.place} cannot do that: {text}")
+            return Unsupported(f"{self.place} lacks an operation that edged needs: {text}")
         if isinstance(error, (exceptions.UnauthenticatedError, exceptions.PermissionDeniedError, PermissionError)):
-            return Unauthenticated(f"{self.place} needs other credentials: {text}")
+            return Unauthenticated(f"{self.place} needs other credentials: {text}; see docs/fleet.md")
         return DaemonUnavailable(f"{self.place} cannot be used: {text}")
 
     def _store(self) -> tuple[Any, Any]:

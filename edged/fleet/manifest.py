@@ -104,18 +104,18 @@ def check(found: Manifest, kind: Kind, name: str, key: EngineKey | None = None) 
     """Raise Refused unless a manifest has this kind and name and, for an engine, exactly the parts of `key`. File names
     must be plain, digests must be SHA-256, and the manifest must fit the engine's record."""
     if (found.kind, found.name) != (kind, name):
-        raise Refused(f"the manifest is about {found.kind} {found.name[:40]!r}")
+        raise Refused(f"the manifest is that of {found.kind} {found.name[:40]!r}, not the requested one")
     if not found.files:
         raise Refused("the manifest names no files")
     for file, record in found.files.items():
         if not _NAME.fullmatch(file) or file == "record.json" or not _SHA_256.fullmatch(record.sha256):
-            raise Refused(f"the manifest has an invalid file {file[:40]!r}")
+            raise Refused(f"the manifest names file {file[:40]!r} with an invalid name or digest")
         if not 0 <= record.size <= LARGEST_ENGINE:
-            raise Refused(f"the manifest has a file of {record.size} bytes")
+            raise Refused(f"the manifest has a file of impossible size, {record.size} bytes")
     if key is None:
         return
     if found.record is None or dict(found.record.parts) != dict(key.parts) or key.digest != name:
-        raise Refused("the manifest is about an engine with another key")
+        raise Refused("the manifest is that of an engine with another key")
     recipe = found.record.recipe.parts()
     if found.record.files != found.files or not found.record.is_usable or recipe.items() - key.parts.items():
         raise Refused("the manifest contradicts itself")

@@ -52,7 +52,7 @@ def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[F
     named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
     for domain in _twice([domain for domain, _ in sorted(named)]):
         versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
-        yield _finding(Category.DUPLICATE, f"{what} declares opsets {versions} of domain {domain[:100]!r}")
+        yield _finding(Category.DUPLICATE, f"{what} declares several opsets of domain {domain[:100]!r}: {versions}")
 
 
 # -- one graph ------------------------------------------------------------------------------------------------------

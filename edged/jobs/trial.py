@@ -273,7 +273,7 @@ def _not_answered(sample: str, error: Exception) -> Finding:
     message = (
         reason if reason.startswith("sample ") else f"the model does not answer sample {sample[:80]}: {reason[:300]}"
     )
-    return Finding(Stage.INFERENCE, Category.FAILED, message, "give another one, or none")
+    return Finding(Stage.INFERENCE, Category.FAILED, message, "give another sample, or none")
 
 
 def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Finding, ...]:
@@ -295,9 +295,7 @@ def _not_finite(answer: dict[str, Array]) -> tuple[Finding, ...]:
     for name, array in answer.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             count = int(array.size - np.isfinite(array).sum())
-            message = (
-                f"output {name[:100]!r} has {count} values of {array.size} that are not finite for ordinary inputs"
-            )
+            message = f"output {name[:100]!r}: {count} of {array.size} values are not finite for ordinary inputs"
             remedy = "check whether this is intended: divisions by zero, logarithms, overflow in FP16"
             return (Finding(Stage.INFERENCE, Category.NOT_FINITE, message, remedy, name),)
     return ()

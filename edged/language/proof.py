@@ -88,8 +88,8 @@ def require_equal(before: Sequence[str], now: Sequence[str], old: str, new: str)
     if equal < _LEAST_EQUAL:
         different = next((pair for pair in zip(before, now, strict=True) if pair[0] != pair[1]), ("", ""))
         raise EngineUnusable(
-            f"the answers of version {new} differ from those of version {old}: {equal:.0%} are equal;"
-            f" {different[1]!r} instead of {different[0]!r}"
+            f"the answers of version {new} differ from those of version {old}: only {equal:.0%} are equal;"
+            f" for example, {different[1]!r} instead of {different[0]!r}"
         )
 
 

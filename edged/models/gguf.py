@@ -45,7 +45,7 @@ def read_facts(path: Path) -> dict[str, Value]:
             raise ValueError("it is not a GGUF file")
         version, tensors, entries = _unpack(file, "<IQQ")
         if version not in _VERSIONS:
-            raise ValueError(f"it has GGUF version {version}; known are {_VERSIONS[0]} and {_VERSIONS[1]}")
+            raise ValueError(f"it has GGUF version {version}; edged reads {_VERSIONS[0]} and {_VERSIONS[1]}")
         if entries > _MOST_ENTRIES:
             raise ValueError(f"its head has {entries} entries; at most {_MOST_ENTRIES} are read")
         found: dict[str, Value] = {}
@@ -76,7 +76,7 @@ def _end(file: BinaryIO, tensors: int, alignment: Value) -> int:
         values, size = _BLOCKS.get(kind, (1, 0))
         end = max(end, offset + math.prod(shape) // values * size)
     if not isinstance(alignment, int) or not 0 < alignment <= _MOST_TEXT:
-        raise ValueError(f"its {_ALIGNMENT} is {alignment}")
+        raise ValueError(f"its {_ALIGNMENT} is {alignment}, which is invalid; convert the model again")
     return -(-file.tell() // alignment) * alignment + end
 
 
@@ -113,7 +113,7 @@ def _text(file: BinaryIO) -> str:
 
 def _skip(file: BinaryIO, length: int) -> None:
     if length > _MOST_ITEMS * 8:
-        raise ValueError("its head is larger than is read")
+        raise ValueError("its head is larger than edged reads")
     file.seek(length, os.SEEK_CUR)
 
 

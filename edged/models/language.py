@@ -144,10 +144,14 @@ def check_fits(files: LanguageFiles, settings: LanguageSettings) -> None:
     """Raise ConfigError if no form is for the runtime in the settings, or if the settings want a longer context than
     the model was made for."""
     if files.context and settings.context > files.context:
-        raise ConfigError(f"setting {CONTEXT} is {settings.context}, but the model was made for {files.context} tokens")
+        raise ConfigError(
+            f"setting {CONTEXT} is {settings.context}, but the model was made for {files.context} tokens; lower it"
+        )
     runtimes = [form.runtime for form in files.forms]
     if settings.runtime and settings.runtime not in runtimes:
-        raise ConfigError(f"setting {RUNTIME} is {settings.runtime}, but the files are for {' and '.join(runtimes)}")
+        raise ConfigError(
+            f"setting {RUNTIME} is {settings.runtime}, but the files are for {' and '.join(runtimes)}; change it"
+        )
 
 
 def check(path: Path, settings: Mapping[str, str]) -> LanguageFiles:

@@ -161,7 +161,7 @@ def _check_warmup(warmup: Warmup, config: TritonConfig, signature: Signature) ->
         _require_datatype(f"{what}: input {each.name!r}", each.datatype, spec)
         shape = (warmup.batch_size, *each.dims) if warmup.batch_size else each.dims
         if not spec.admits(shape):
-            raise ConfigError(f"{what}: input {each.name!r} is {list(spec.dims)}, not {list(shape)}")
+            raise ConfigError(f"{what}: input {each.name!r} is {list(spec.dims)} in the model, not {list(shape)}")
         total += math.prod(shape) * 4 if spec.datatype == "BYTES" else byte_size(spec.datatype, shape)
     if total > _MOST_WARMUP_BYTES:
         raise ConfigError(f"{what} takes {total >> 20} MiB; give it smaller dims")

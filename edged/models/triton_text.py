@@ -382,7 +382,9 @@ def _dynamic(message: pb.ModelDynamicBatching, rows: int) -> DynamicBatching:
         raise ConfigError(f"dynamic_batching: default_priority_level {default} is not one of {levels} priority levels")
     strange = [level for level in message.priority_queue_policy if not 1 <= level <= levels]
     if strange:
-        raise ConfigError(f"dynamic_batching: priority_queue_policy for level {strange[0]}; there are {levels} levels")
+        raise ConfigError(
+            f"dynamic_batching: priority_queue_policy for level {strange[0]}, but priority_levels is {levels}"
+        )
     return DynamicBatching(
         tuple(message.preferred_batch_size),
         _seconds(message.max_queue_delay_microseconds),

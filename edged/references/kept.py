@@ -219,7 +219,7 @@ def _compare(reference: Reference, found: Pin, pin: Pin | None, place: Path) -> 
     _, digest = found.model
     wanted = reference.digest or (pin.model[1] if pin else "")
     if wanted and digest != wanted:
-        accept = "check the digest" if reference.digest else f"it was another file first; to accept it, remove {place}"
+        accept = "check the digest" if reference.digest else f"the file has changed; to accept it, remove {place}"
         raise Refused(f"{reference.text} has the SHA-256 {digest}, not {wanted}; {accept}")
 
 

@@ -40,7 +40,9 @@ def parse(text: str) -> Reference | None:
     found = _FORM.fullmatch(text)
     if found is None:
         if _URL.match(text):
-            raise InvalidInput(f"{text.partition(':')[0]}: is no scheme of a reference; edged has {', '.join(SCHEMES)}")
+            raise InvalidInput(
+                f"references with {text.partition(':')[0]}: are not supported; edged supports {', '.join(SCHEMES)}"
+            )
         return None
     place, _, fragment = found[2].partition("#")
     try:
@@ -49,12 +51,12 @@ def parse(text: str) -> Reference | None:
     except ValueError:
         is_usable = False
     if not is_usable:
-        raise InvalidInput("the reference is no valid address; write other characters than letters and digits as %XX")
+        raise InvalidInput("the reference is not a valid address; write special characters as %XX")
     if "@" in parts.netloc:
         raise InvalidInput("a reference must not have a password; use a server without one, or a signed address")
     digest = _DIGEST.fullmatch(fragment)
     if fragment and digest is None:
-        raise InvalidInput(f"#{fragment[:40]} is no digest; append #sha256= and 64 hexadecimal digits")
+        raise InvalidInput(f"#{fragment[:40]} is not a digest; append #sha256= and 64 hexadecimal digits")
     reference = Reference(found[1].lower(), place, digest[1].lower() if digest else "")
     if reference.scheme == "http" and not digest and not is_private(text):
         raise InvalidInput(f"{reference.text} can be altered on its way; use https, or append #sha256=HEX")

@@ -110,7 +110,7 @@ def _artefact(reference: Reference) -> Source:
     try:
         layers = msgspec.json.decode(data, type=ready(_Manifest)).layers
     except msgspec.MsgspecError as error:
-        raise Refused(f"{reference.text} has no manifest of files: {error}") from None
+        raise Refused(f"{reference.text} has a manifest that edged cannot read: {error}") from None
     titled = {each.annotations.get(_TITLE, f"layer{number}"): each for number, each in enumerate(layers)}
     models = [title for title in titled if title.endswith(".onnx")] or list(titled)
     if len(models) != 1 or any(leads_outside(title) for title in titled):
@@ -205,7 +205,7 @@ def _is_on(steps: Mapping[str, object], step: str) -> bool:
 def _mapping(value: object, key: str) -> dict[str, object]:
     found = value.get(key) if isinstance(value, dict) else None
     if not isinstance(found, dict):
-        raise Refused(f"the answer has no {key!r}; it is of another service or version")
+        raise Refused(f"Roboflow's answer has no {key!r}; check the reference, or update edged")
     return found
 
 

@@ -101,7 +101,7 @@ def save(location: Location, file: Path, moved: Callable[[int], None]) -> None:
                 done += len(piece)
                 moved(done)
                 if shutil.disk_usage(file.parent).free < _SPARE:
-                    raise OutOfSpace(f"{file.parent} has no space for {shown(location.url)}")
+                    raise OutOfSpace(f"{file.parent} has no space for {shown(location.url)}; free some space")
                 if time.monotonic() - began > _QUIET_S + done / _SLOWEST:
                     raise DaemonUnavailable(f"{shown(location.url)} is too slow; try again")
     except OSError as error:
@@ -115,7 +115,7 @@ def _pieces(location: Location, folder: Path) -> Iterator[bytes]:
     with _opened(location) as response:
         expected = response.length or 0
         if expected + _SPARE > shutil.disk_usage(folder).free:
-            raise OutOfSpace(f"{shown(location.url)} has {expected >> 20} MiB, for which {folder} has no space")
+            raise OutOfSpace(f"{folder} has no space for the {expected >> 20} MiB of {shown(location.url)}; free some")
         left = expected
         while piece := _read(response.read1, location.url, _PIECE):
             left -= len(piece)
@@ -149,7 +149,7 @@ def _opened(location: Location) -> Iterator[http.client.HTTPResponse]:
     place = shown(location.url)
     # A digest protects the file, but not the headers of the request.
     if not is_private(location.url) and (location.headers or not location.digest):
-        raise Refused(f"{place} is not https; the file could be altered on its way, and passwords read")
+        raise Refused(f"{place} is not https: others could alter the file and read passwords; use https")
     try:
         request = urllib.request.Request(location.url, headers={"User-Agent": f"edged/{__version__}"})  # noqa: S310
         for name, value in location.headers.items():
@@ -160,17 +160,19 @@ def _opened(location: Location) -> Iterator[http.client.HTTPResponse]:
         error.close()
         if error.code in (401, 403):
             challenge = error.headers.get("WWW-Authenticate", "")
-            raise Challenged(f"{place} needs other credentials (HTTP {error.code})", challenge) from None
+            raise Challenged(
+                f"{place} needs other credentials (HTTP {error.code}); see docs/references.md", challenge
+            ) from None
         kind = NotFound if error.code in (404, 410) else Refused
         raise kind(f"{place} answers HTTP {error.code}") from None
     except OSError as error:
         reason = str(getattr(error, "reason", None) or error)[:200]
         raise DaemonUnavailable(f"{place} cannot be reached: {reason}") from None
     except (http.client.HTTPException, ValueError) as error:  # their texts may have parts of the request
-        raise Refused(f"{place} is no server of HTTP, or its address is invalid ({type(error).__name__})") from None
+        raise Refused(f"{place} is not an HTTP server, or its address is invalid ({type(error).__name__})") from None
     with response:
         if response.status != 200:
-            raise Refused(f"{place} answers HTTP {response.status}, which has no whole file")
+            raise Refused(f"{place} answers HTTP {response.status} instead of 200 with the file")
         yield response
 
 
@@ -217,7 +219,7 @@ def _stored(url: str) -> Iterator[bytes]:
     except (exceptions.NotFoundError, FileNotFoundError):
         raise NotFound(f"{url} does not exist") from None
     except (exceptions.UnauthenticatedError, exceptions.PermissionDeniedError, PermissionError) as error:
-        raise Unauthenticated(f"{url} needs other credentials: {_first_line(error)}") from None
+        raise Unauthenticated(f"{url} needs other credentials: {_first_line(error)}; see docs/references.md") from None
     except (exceptions.BaseError, OSError) as error:
         raise DaemonUnavailable(f"{url} cannot be read: {_first_line(error)}") from None
 

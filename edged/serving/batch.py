@@ -231,7 +231,7 @@ def _answer(seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Ar
     if seen.error:
         return rebuild(seen.error, seen.message)
     if seen.detections is not None and (count := count_packed(seen.detections)) > MOST_DETECTIONS:
-        return EngineUnusable(f"the host sent {count} detections of one picture; the most are {MOST_DETECTIONS}")
+        return EngineUnusable(f"the host sent {count} detections of one picture; at most {MOST_DETECTIONS} are allowed")
     outputs: tuple[OutputTensor, ...] = ()
     if seen.outputs:  # raw outputs: the model has no family
         try:

@@ -443,6 +443,6 @@ def _is_divisible(batch: Batch) -> bool:
 def outside(engine: EngineRef) -> str:
     """Return the message for a request that the engine was not built for, if no fallback exists."""
     if not engine.profile.ranges:
-        return "the engine has the defaults of optional inputs built in; no fallback engine accepts values for them"
+        return "no engine here accepts values for optional inputs, since their defaults are built in; leave them out"
     ranges = ", ".join(f"{each.name} {list(each.minimum)} to {list(each.maximum)}" for each in engine.profile.ranges)
     return f"the engine accepts {ranges}; no fallback engine serves other shapes"

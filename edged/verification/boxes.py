@@ -183,7 +183,7 @@ def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
     found = family.boxes(outputs, 0, _wide(*map(int, size)), _BEST)
     if not len(found):
         is_normal = recognition.reading.is_list or family.may_find_nothing
-        return "" if is_normal else "no box with an area is near the picture"
+        return "" if is_normal else "none of its boxes has an area and is near the picture"
     if (most := float(found.scores.max())) > _MOST_SCORE:
         return f"its scores go up to {most:.3g}; those of this family are between 0 and 1"
     middle = (found.boxes[:, :2] + found.boxes[:, 2:]) / 2 / size - _AROUND

@@ -217,7 +217,10 @@ class _Reference:
         """Run a sample or picture; return why it was left out, empty if it was not."""
         last = self.samples[-1] if self._bytes else None
         if last is not None and self._bytes + last.size > self._most_bytes:
-            return f"sample {probe.name} does not fit: golden answers take at most {self._most_bytes >> 20} MiB"
+            return (
+                f"sample {probe.name} is left out: all golden answers together may have {self._most_bytes >> 20} MiB; "
+                "give fewer samples"
+            )
         # Only the first is run twice, to save time: the other probes find random outputs too.
         refusal = self.ask(probe, twice=not self._bytes)
         if refusal:

@@ -76,13 +76,13 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
                 f"{len(found.boxes)} boxes, {n} scores, {len(found.class_ids)} class ids; the numbers must be equal"
             )
         if found.masks is not None and len(found.masks) != n:
-            raise ValueError(f"{len(found.masks)} masks, {n} scores")
+            raise ValueError(f"{len(found.masks)} masks, but {n} scores; the numbers must be equal")
         if found.keypoints is not None and (found.keypoints.shape[::2] != (n, 3) or found.keypoints.ndim != 3):
             raise ValueError(f"keypoints of shape {found.keypoints.shape}, expected ({n}, k, 3)")
         if found.corners is not None and found.corners.shape != (n, 4, 2):
             raise ValueError(f"corners of shape {found.corners.shape}, expected ({n}, 4, 2)")
         if found.tracker_ids is not None and len(found.tracker_ids) != n:
-            raise ValueError(f"{len(found.tracker_ids)} tracker ids, {n} scores")
+            raise ValueError(f"{len(found.tracker_ids)} tracker ids, but {n} scores; the numbers must be equal")
         return found
 
     @classmethod

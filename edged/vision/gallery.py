@@ -90,7 +90,7 @@ class Gallery(msgspec.Struct, frozen=True):
     def with_pictures(self, name: str, embeddings: Sequence[Embedding]) -> Gallery:
         """Return the gallery with more pictures of a name. Raises InvalidInput if they do not fit."""
         if any(len(each.vector()) != self.size for each in embeddings):
-            raise InvalidInput(f"an embedding does not have {self.size} values as those of the gallery")
+            raise InvalidInput(f"an embedding does not have {self.size} values, unlike those of the gallery")
         count = len(self.names) + len(embeddings)
         if count > MOST_PICTURES or count * self.size * _FLOAT.itemsize > MOST_BYTES:
             limit = f"{MOST_PICTURES} pictures, {MOST_BYTES >> 20} MiB"

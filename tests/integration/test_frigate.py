@@ -262,7 +262,7 @@ def test_unknown_model_is_not_found_and_the_log_names_the_remedy() -> None:
         log = daemon.log.read_text()
         assert log.count("then restart Frigate") == 1
         assert "'absent.onnx'" in log
-        assert "[frigate] uploads is off" in log
+        assert "set [frigate] uploads = true" in log
         assert not list(daemon.models.iterdir())
         # Once the model exists, a newly started detector finds it.
         onnx_files.convolutions(daemon.models / "absent.onnx")

@@ -108,7 +108,7 @@ def test_bad_canary_stops_at_wave_one_and_is_rolled_back(fleet: Fleet, tmp_path:
     done = fleet.rollout("models", "doors", str(variant(tmp_path, 2)), "--canary", "2")
     assert done.returncode == 1
     assert "aborted: wave 1: box2" in done.stdout
-    assert "box1: the model before serves again" in done.stdout
+    assert "box1: the previous model serves again" in done.stdout
     assert "wave 2 of" not in done.stdout
     assert fleet.digests() == before
     assert fleet.record()["why"].startswith("wave 1: box2")
@@ -168,7 +168,7 @@ def test_interrupted_rollout_is_resumed(fleet: Fleet, tmp_path: Path) -> None:
     place.write_text(place.read_text().replace('"watch_s": 60.0', '"watch_s": 1.0'))
     shutil.copy(file, tmp_path / "kept.onnx")
     shutil.copy(variant(tmp_path, 2), file)
-    assert "is another file now" in fleet.rollout("resume", found["id"]).stderr
+    assert "has changed since the rollout began" in fleet.rollout("resume", found["id"]).stderr
     shutil.copy(tmp_path / "kept.onnx", file)
     done = fleet.rollout("resume", found["id"])
     assert done.returncode == 0, done.stdout + done.stderr

@@ -76,7 +76,7 @@ def test_find_refuses_other_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="edged models add"):
         find(str(tmp_path / "a.onnx"))
     (tmp_path / "a.pt").write_bytes(b"no zip")
-    with pytest.raises(Refused, match="no checkpoint of torch"):
+    with pytest.raises(Refused, match="not a checkpoint of torch"):
         find(str(tmp_path / "a.pt"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidInput, match=r"has neither config\.json"):

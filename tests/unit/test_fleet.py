@@ -191,7 +191,7 @@ async def test_manifest_of_another_engine_is_refused(boxes: tuple[Box, Box]) -> 
     place = one.shared / "engines"
     (place / f"{KEY.digest}.json").rename(place / f"{wanted.digest}.json")
     assert await other.sharing.find(wanted) is None
-    assert "the manifest is about engine" in other.trouble
+    assert "the manifest is that of engine" in other.trouble
 
 
 async def test_engine_that_was_wrong_here_is_not_tried_again_until_it_is_replaced(boxes: tuple[Box, Box]) -> None:

@@ -118,7 +118,7 @@ def test_damaged_file_is_fetched_again_and_must_be_the_same(server: StandIn, tmp
     assert fetched(text, tmp_path) == MODEL
     path.write_bytes(b"damaged")
     server.pages["/door.onnx"] = b"another model"
-    with pytest.raises(Refused, match="was another file first; to accept it, remove"):
+    with pytest.raises(Refused, match="the file has changed; to accept it, remove"):
         kept.local(text, tmp_path)
     other = hashlib.sha256(b"another model").hexdigest()
     assert fetched(f"{text}#sha256={other}", tmp_path) == b"another model"

@@ -48,7 +48,7 @@ def test_rules_are_parsed() -> None:
     "text", ["p99", "p99 > 0.5x", "p99 > x", "p50 > 2x", "alarm", "alarms and failures", "p99 < 2x"]
 )
 def test_rule_that_is_not_known_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is no rule"):
+    with pytest.raises(InvalidInput, match="is not a rule"):
         parse_rules(text)
 
 

@@ -423,7 +423,7 @@ def test_open_folder_of_another_user_reports_the_missing_rights(shared_root: Pat
     assert summary(shared_root) == f"0 0 {shared_root}/engines cannot be used: Permission denied"
     for folder in (shared_root, *shared_root.rglob("*")):
         folder.chmod(0o755 if folder.is_dir() else 0o644)
-    assert summary(shared_root) == f"0 1 {shared_root}/engines may not be written by this user"
+    assert summary(shared_root) == f"0 1 {shared_root}/engines is not writable by this user"
 
 
 # -- full and read-only disks ---------------------------------------------------------------------------------------

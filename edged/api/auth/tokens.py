@@ -97,7 +97,8 @@ class TokenFile:
             return msgspec.json.decode(data, type=ready(_File)).tokens
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"cannot parse {self.path} as a file of tokens: {explain(error)}; edged tokens writes it"
+                f"cannot parse {self.path} as a file of tokens: {explain(error)}; restore it, or remove it and create"
+                " new tokens: edged tokens new"
             ) from error
 
     def add(self, token: Token) -> None:

@@ -186,7 +186,10 @@ class FrigateEndpoint:
         """Add a model if uploads are on. An upload that takes longer than Frigate waits is reported as saved: after a
         refusal Frigate would never detect anything, even when the model is ready."""
         if not self._settings.uploads:
-            _LOG.warning("Frigate sent the file of %.80r, which is refused: [frigate] uploads is off", message.name)
+            _LOG.warning(
+                "Frigate sent the file of %.80r, which is refused; add the model, or set [frigate] uploads = true",
+                message.name,
+            )
             self._reply(peer, wire.saved_answer(False))
             return
         saving, is_answered = asyncio.ensure_future(self._add(message)), False

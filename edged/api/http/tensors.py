@@ -208,7 +208,9 @@ def _completed(shape: list[int], item: int, size: int, name: str) -> list[int]:
         free = free[1:]
     fixed = item * math.prod(dim for dim in shape if dim >= 0)
     if len(free) > 1:
-        raise InvalidTensor(f"input {name!r} is {shape}, which its size does not determine; send JSON with the shape")
+        raise InvalidTensor(
+            f"input {name!r} has the shape {shape}, with several open sizes; send JSON with the whole shape"
+        )
     if free and fixed:
         shape = [size // fixed if dim < 0 else dim for dim in shape]
     return shape

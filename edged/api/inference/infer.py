@@ -218,7 +218,7 @@ def _part_outputs(served: _Served, wanted: Collection[str]) -> tuple[str, ...] |
     requests of clients. Raises InvalidTensor if the model was replaced by one without these outputs."""
     names = [spec.name for spec in served.model.inspection.signature.outputs]
     if missing := next((name for name in wanted if name not in names), None):
-        raise InvalidTensor(f"the model has no output {missing[:60]!r} any more; it was replaced")
+        raise InvalidTensor(f"the model no longer has output {missing[:60]!r}; it was replaced")
     return None if len(wanted) == len(names) else tuple(name for name in names if name in wanted)
 
 

@@ -142,7 +142,7 @@ class _RegexCheck:
     def check(self) -> None:
         size = self._alternatives(0)
         if self._place < len(self._text):
-            raise self._wrong("a group that was not opened is closed")
+            raise self._wrong("this ) closes no group; write \\)")
         if size > _MOST_SIZE:
             raise InvalidInput("the regular expression repeats too much; use smaller numbers")
 
@@ -172,10 +172,10 @@ class _RegexCheck:
         if char == "(":
             self._place += 3 if self._text.startswith("(?:", self._place) else 1
             if self._next() == "?":
-                raise self._wrong("only groups (...) and (?:...) are known")
+                raise self._wrong("only groups (...) and (?:...) are supported")
             size = self._alternatives(depth + 1)
             if self._next() != ")":
-                raise self._wrong("a group is not closed")
+                raise self._wrong("a group is not closed; add )")
             self._place += 1
             return size
         if char == "[":
@@ -209,7 +209,7 @@ class _RegexCheck:
     def _escape(self) -> int:
         found = _ESCAPED.match(self._text, self._place)
         if found is None:
-            raise self._wrong(f"{self._text[self._place : self._place + 2]!r} is not known")
+            raise self._wrong(f"{self._text[self._place : self._place + 2]!r} is not supported")
         self._place = found.end()
         return 1
 
@@ -229,11 +229,13 @@ class _RegexCheck:
                 raise self._wrong("a repetition is not {N}, {N,} or {N,M}")
             least, most = int(found[1]), int(found[3] or found[1])
             if least > most or most > _MOST_COUNTED or not most:
-                raise self._wrong(f"the repetition {found[0]} is not 1 to {_MOST_COUNTED} times")
+                raise self._wrong(
+                    f"the repetition {found[0]} must be of 1 to {_MOST_COUNTED} times, the smaller number first"
+                )
             self._place = found.end()
             size *= most
         if self._next() and self._next() in "*+?{":
-            raise self._wrong("a repetition is repeated")
+            raise self._wrong("two repetitions follow each other; leave one out")
         return size
 
     def _next(self) -> str:

@@ -272,7 +272,7 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
             or not isinstance(function, dict)
             or not isinstance(function.get("name"), str)
         ):
-            raise InvalidInput("a tool is not a function with a name")
+            raise InvalidInput("a tool is not of type function, or its function has no name; send both")
         if not isinstance(function.get("parameters", {}), dict):
             raise InvalidInput(f"the parameters of tool {function['name'][:60]!r} are not a JSON schema")
     return body.tools

@@ -253,7 +253,9 @@ def _properties(device: object) -> DeviceProperties:
 def _require_within(size: int, memory: DeviceMemory, host: HostMemory) -> None:
     """Raise EngineUnusable if a copy exceeds an allocation: the driver does not check the size of host memory."""
     if size > memory.size or size > host.size:
-        raise EngineUnusable(f"cannot copy {size} bytes: the device has {memory.size}, the host {host.size} for them")
+        raise EngineUnusable(
+            f"cannot copy {size} bytes: the device's buffer has {memory.size} bytes, the host's buffer {host.size}"
+        )
 
 
 def _call(function: Callable[..., Any], *arguments: object) -> Any:  # the package has no types

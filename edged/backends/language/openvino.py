@@ -186,6 +186,6 @@ class OpenvinoLanguageModel:
         for each in self._requests.values():
             self._add(each)
         return [
-            Step(each.number, error=f"what the answer must follow cannot be used: {one_line(error)}")
+            Step(each.number, error=f"the answer's JSON schema or regular expression cannot be used: {one_line(error)}")
             for each in suspects
         ]

@@ -137,7 +137,7 @@ class OrtLanguageModel:
     def _mark(self, number: int) -> str:
         mark = _MARKS.get(self._kind)
         if mark is None:
-            raise InvalidInput(f"it is not known how a prompt of a model of type {self._kind!r} names a picture")
+            raise InvalidInput(f"pictures are not supported for models of type {self._kind!r}; send text only")
         return mark.format(number)
 
     def cancel(self, number: int) -> None:

@@ -133,7 +133,7 @@ class Batch:
 
     def step(self) -> list[Step]:
         if not self._engine.has_pending_requests():
-            return [Step(each.number, error="the engine has lost the request") for each in self.requests]
+            return [Step(each.number, error="the engine has lost the request; send it again") for each in self.requests]
         steps = []
         for event in self._engine.run(self._events):
             request = next((request for turn, _, request in self._turns if turn == event.request), None)

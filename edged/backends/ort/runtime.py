@@ -193,7 +193,7 @@ def try_provider(name: str) -> None:
     except Exception as error:
         raise EngineUnusable(one_line(error)) from error
     if not np.array_equal(answer, np.maximum(given, 0)):
-        raise EngineUnusable(f"it computes Relu({given.tolist()}) as {answer.tolist()}")
+        raise EngineUnusable(f"it gives a wrong answer: Relu of {given.tolist()} is {answer.tolist()}")
 
 
 def _missing(name: str) -> str:

@@ -175,7 +175,7 @@ def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: b
     if precision in ("fp16", "int8"):
         flag = find(trt, f"BuilderFlag.{precision.upper()}")
         if flag is None:
-            raise Unsuitable(f"this TensorRT can build neither strongly typed networks nor {precision}")
+            raise Unsuitable(f"this TensorRT can build neither strongly typed networks nor {precision}; use fp32")
         config.set_flag(flag)
 
 
@@ -189,11 +189,13 @@ def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
     name = "CURRENT" if not capability else next((n for n, number in offered.items() if number == capability), "")
     member = find(trt, f"ComputeCapability.{name}") if name else None
     if member is None:
-        raise Unsuitable(f"{kind} builds for compute capability {', '.join(offered.values())}, not {capability}")
+        raise Unsuitable(
+            f"{kind} builds for compute capability {', '.join(offered.values())}, not {capability or 'for this device'}"
+        )
     chosen = cast(TargetConfig, config)
     chosen.num_compute_capabilities = 1
     if not chosen.set_compute_capability(member, 0):
-        raise EngineUnusable(f"{kind} cannot build for compute capability {capability or 'of this device'}")
+        raise EngineUnusable(f"{kind} cannot build for the compute capability {capability or 'of this device'}")
 
 
 def capabilities(trt: Trt) -> dict[str, str]:
@@ -223,7 +225,9 @@ def _set_compatibility(trt: Trt, config: Config, options: Options) -> None:
     if options.version_compatible:
         flag = find(trt, "BuilderFlag.VERSION_COMPATIBLE")
         if flag is None:
-            raise Unsuitable("this TensorRT has no version compatible engines; remove tensorrt.version_compatible")
+            raise Unsuitable(
+                "this TensorRT cannot build version compatible engines; remove tensorrt.version_compatible"
+            )
         config.set_flag(flag)
         # The plan would otherwise contain a lean runtime, which is code, and edged does not run code in plans.
         lean = find(trt, "BuilderFlag.EXCLUDE_LEAN_RUNTIME")
@@ -232,7 +236,9 @@ def _set_compatibility(trt: Trt, config: Config, options: Options) -> None:
     if options.hardware_compatible:
         level = find(trt, "HardwareCompatibilityLevel.AMPERE_PLUS")
         if level is None:
-            raise Unsuitable("this TensorRT has no hardware compatible engines; remove tensorrt.hardware_compatible")
+            raise Unsuitable(
+                "this TensorRT cannot build hardware compatible engines; remove tensorrt.hardware_compatible"
+            )
         config.hardware_compatibility_level = level
 
 

@@ -98,7 +98,7 @@ def is_without_device(reason: str) -> bool:
 def without_device(reason: str, can_target: bool) -> str:
     """Return the error message of a build that found no device. `can_target`: the runtime can build for other
     devices."""
-    elsewhere = ", or name another with `edged engines build MODEL --for sm_86`" if can_target else ""
+    elsewhere = ", or name a device to build for: `edged engines build MODEL --for sm_86`" if can_target else ""
     return f"no CUDA device can be used here ({reason}); build on a box that has one{elsewhere}"
 
 

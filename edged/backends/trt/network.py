@@ -86,7 +86,8 @@ def require_interface(network: Network, signature: Signature, kind: str) -> None
     for tensor in inputs(network):
         if tensor.is_shape_tensor and any(size < 0 for size in tensor.shape):
             raise Unsuitable(
-                f"{kind} needs a range for the values of {tensor.name}, which determine the model's shapes"
+                f"{kind} needs a range for the values of {tensor.name}, which determine the model's shapes, and edged"
+                " cannot set one; use another backend"
             )
 
 

@@ -107,7 +107,10 @@ class _Lane:
         for output in self._tensors.outputs:
             shape = tuple(self.context.get_tensor_shape(output.name))
             if -1 in shape:
-                raise Unsuitable(f"the shape of output {output.name!r} depends on the data, which edged does not take")
+                raise Unsuitable(
+                    f"the shape of output {output.name!r} depends on the data, which edged does not support with "
+                    "TensorRT; use another backend"
+                )
             self.outputs[output.name] = shape
         self._shapes = shapes
 
@@ -249,7 +252,7 @@ class TensorRtSession:
             return
         able = getattr(lane.context, "is_stream_capturable", None)
         if able is not None and not able(self._computing.handle):
-            self.why_no_graphs = "TensorRT says that this engine cannot be captured"
+            self.why_no_graphs = "TensorRT says that this engine cannot be captured as a CUDA graph"
             return
         try:
             lane.graphs[key] = self._computing.capture(lambda: lane.enqueue(self._computing))

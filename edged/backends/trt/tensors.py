@@ -100,7 +100,10 @@ def _dtype(engine: Engine, spec: TensorSpec) -> np.dtype[np.generic]:
     # TensorRT reads the values of shape tensors on the host, but edged puts all inputs on the device.
     is_shape = getattr(engine, "is_shape_inference_io", None)
     if is_shape is not None and is_shape(spec.name):
-        raise Unsuitable(f"the values of tensor {spec.name!r} determine shapes, which edged does not support")
+        raise Unsuitable(
+            f"the values of tensor {spec.name!r} determine shapes, which edged does not support with TensorRT; "
+            "use another backend"
+        )
     return numpy_dtype(spec.datatype)
 
 

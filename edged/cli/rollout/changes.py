@@ -50,7 +50,7 @@ class AddModel:
 
         self._order = order
         if digest_of(Path(order.file)) != order.digest:
-            raise Refused(f"{order.file} is another file now than when the rollout began; begin a new one")
+            raise Refused(f"{order.file} has changed since the rollout began; begin a new one")
         self._package = Package.of(order.model, order.file, order.settings, replace=True)
 
     def plan(self) -> str:
@@ -81,11 +81,11 @@ class AddModel:
         while (now := _identity(_find(client, self._order.model))) != had:  # until the daemon has read it
             if time.monotonic() > end:
                 raise Refused(
-                    f"the box restored another model than the one before: digest {now.get('digest', '')[:12]}"
+                    f"the box restored another model than the previous one: digest {now.get('digest', '')[:12]}"
                 )
             time.sleep(0.5)
         wait_until_served(client, self._order.model)
-        return "the model before serves again"
+        return "the previous model serves again"
 
 
 class SetModel:
@@ -112,7 +112,7 @@ class SetModel:
     def undo(self, client: Client, had: Had) -> str:
         client.set_model(self._order.model, had)
         wait_until_served(client, self._order.model)
-        return "the settings before are in force"
+        return "the previous settings are in force again"
 
 
 class Rebuild:
@@ -135,7 +135,7 @@ class Rebuild:
             raise Refused(f"{failed[0].backend} {failed[0].precision}: {failed[0].reason or failed[0].state}")
 
     def undo(self, client: Client, had: Had) -> str:
-        raise Refused("a built engine stays: it was verified, and the one before stays if the build failed")
+        raise Refused("a built engine stays: it was verified, and the previous one stays if the build failed")
 
 
 class Reload:
@@ -155,7 +155,7 @@ class Reload:
             raise Refused(f"{wrong[0].key}: {wrong[0].problem}")
 
     def undo(self, client: Client, had: Had) -> str:
-        raise Refused("put the file before back on the box, then: edged reload")
+        raise Refused("put the previous file back on the box, then: edged reload")
 
 
 KINDS: Mapping[str, Callable[[Order], Change]] = {

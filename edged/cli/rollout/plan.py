@@ -67,7 +67,8 @@ def parse_rules(text: str) -> Rules:
             words.add(part)
         else:
             raise InvalidInput(
-                f"--abort-on {part[:40]!r} is no rule; give alarms, failures, p99 > 1.5x or infer > 1.5x, joined by or"
+                f"--abort-on {part[:40]!r} is not a rule; give alarms, failures, p99 > 1.5x or infer > 1.5x, joined by"
+                " or"
             )
     return Rules("alarms" in words, "failures" in words, factors)
 

@@ -115,7 +115,7 @@ def alone(name: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refused(f"another command carries out rollout {name}") from None
+            raise Refused(f"another command is carrying out rollout {name}; wait until it ends") from None
         yield
 
 
@@ -130,7 +130,7 @@ def user() -> str:
 def load(name: str) -> Record:
     """Read a record. Raises NotFound, InvalidInput, or Refused if it is damaged."""
     if not _ID.fullmatch(name):
-        raise InvalidInput(f"{name[:40]!r} is no rollout; see: edged fleet rollout list")
+        raise InvalidInput(f"{name[:40]!r} is not the name of a rollout; see: edged fleet rollout list")
     try:
         return msgspec.json.decode(read_regular(_place(name)), type=ready(Record))
     except FileNotFoundError:

@@ -19,7 +19,7 @@ def load(request: Request) -> Loaded:
         function, names, specs = _keras(request.source)
         about = f"keras {tf.keras.__version__}, tensorflow {tf.__version__}"
     if request.half:
-        raise Refused("tf2onnx writes no float16; leave out --half, and let the box choose the precision")
+        raise Refused("tf2onnx cannot write float16; leave out --half, and let the box choose the precision")
     return _Model(function, names, specs, request, about).loaded()
 
 
@@ -89,7 +89,7 @@ def _shape(spec: Any, request: Request) -> list:
     if len(shape) == 4:  # pictures [N, height, width, channels]
         shape[1:3] = [shape[1] or height, shape[2] or width]
     if None in shape:
-        raise Refused(f"input {spec.name!r} has open dimensions; save the model with sizes")
+        raise Refused(f"input {spec.name!r} has open dimensions; save the model with fixed sizes")
     return shape
 
 

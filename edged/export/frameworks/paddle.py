@@ -15,12 +15,14 @@ _WORDS = {0: "batch", 2: "height", 3: "width"}
 
 def load(request: Request) -> Loaded:
     if request.half:
-        raise Refused("paddle2onnx writes no float16; leave out --half, and let the box choose the precision")
+        raise Refused("paddle2onnx cannot write float16; leave out --half, and let the box choose the precision")
     weights = sorted(glob.glob(os.path.join(request.source, "*.pdiparams")))
     stem = weights[0][: -len(".pdiparams")] if weights else ""
     program = next((stem + end for end in (".json", ".pdmodel") if os.path.exists(stem + end)), "")
     if not program:
-        raise Refused(f"{os.path.basename(request.source)} has no program next to a .pdiparams file")
+        raise Refused(
+            f"{os.path.basename(request.source)} has no .json or .pdmodel file of the same name as its .pdiparams file"
+        )
     return _Model(stem, program, request).loaded()
 
 

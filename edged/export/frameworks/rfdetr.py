@@ -23,11 +23,13 @@ def load(request: Request) -> Loaded:
     if not request.weights:
         raise Refused(f"rfdetr:{request.source} needs its checkpoint; give --weights FILE")
     if request.half:
-        raise Refused("RF-DETR's exporter writes no float16; leave out --half, and let the box choose the precision")
+        raise Refused("RF-DETR's exporter cannot write float16; leave out --half, and let the box choose the precision")
     torch.serialization.add_safe_globals([argparse.Namespace])
     head = torch_model.read_weights(request.weights).get("class_embed.weight")
     if head is None:
-        raise Refused(f"{os.path.basename(request.weights)} is no checkpoint of RF-DETR: it has no class_embed.weight")
+        raise Refused(
+            f"{os.path.basename(request.weights)} is not a checkpoint of RF-DETR: it has no class_embed.weight"
+        )
     made = getattr(rfdetr, name)(pretrain_weights=request.weights, num_classes=len(head) - 1, device="cpu")
     return _Detector(made, len(head) - 1, request).loaded()
 
@@ -46,7 +48,7 @@ class _Detector:
         settings = {"names": ",".join(names)} if is_right else {}
         opened = {0: "batch"} if "batch" in self._request.dynamic else {}
         if "size" in self._request.dynamic:
-            raise Refused("RF-DETR takes pictures of one size; leave out size of --dynamic")
+            raise Refused("RF-DETR takes pictures of one size only; give --dynamic without size")
         inputs = {"input": Input("float32", [1, 3, *self._size], opened)}
         about = "rfdetr {}, torch {}".format(importlib.metadata.version("rfdetr"), torch.__version__)
         return Loaded(about, inputs, self.export, self.answer, settings=settings)

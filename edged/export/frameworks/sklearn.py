@@ -26,7 +26,7 @@ class _Estimator:
         self._package = type(estimator).__module__.partition(".")[0]
         columns = getattr(estimator, "n_features_in_", None)
         if columns is None:
-            raise Refused(f"{type(estimator).__name__} is no fitted estimator")
+            raise Refused(f"{type(estimator).__name__} is not a fitted estimator; fit it before you save it")
         self._columns = int(columns)
 
     def loaded(self) -> Loaded:

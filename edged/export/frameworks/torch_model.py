@@ -199,8 +199,8 @@ class _Model:
             # A trace has only the branches that its example took. In libraries, such lines are mostly checks of sizes.
             if "Python boolean" in str(each.message) and os.path.abspath(each.filename).startswith(own + os.sep):
                 raise Refused(
-                    f"{os.path.basename(each.filename)}:{each.lineno} decides by a value, but the file would always go"
-                    " the same way; use torch.where or torch.cond"
+                    f"{os.path.basename(each.filename)}:{each.lineno} has a branch that depends on a tensor's value,"
+                    " but the exported file would always take the same one; use torch.where or torch.cond"
                 )
 
     def answer(self, inputs: Arrays) -> Arrays:

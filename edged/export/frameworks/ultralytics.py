@@ -25,7 +25,7 @@ def load(request: Request) -> Loaded:
             " update it to 8.4.180 or newer"
         )
     if request.weights:
-        raise Refused("a checkpoint of Ultralytics has its weights; leave out --weights")
+        raise Refused("a checkpoint of Ultralytics already contains its weights; leave out --weights")
     if request.half and not torch.cuda.is_available():
         raise Refused(
             "Ultralytics writes float16 only on a GPU; leave out --half, and let the box choose the precision"

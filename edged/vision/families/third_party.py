@@ -190,7 +190,7 @@ def _checked_claim(claim: object, kind: Kind, evidence: Evidence, package: str) 
         raise _Invalid(f"it returned {type(claim).__name__}, not a Claim")
     found = _plain(claim, Claim)
     if found.family not in (None, kind.name):
-        raise _Invalid(f"it claims the model for family {found.family!r}")
+        raise _Invalid(f"it claims the model for another family, {found.family!r}")
     outputs = set(evidence.output_names)
     unknown = [name for name in (*found.reading.outputs, *found.reading.dense) if name not in outputs]
     if unknown:
