@@ -249,7 +249,8 @@ class Sharing:
         status = self._probe(pb.Frame(model=self._model, shared=nothing))
         if status is not grpc.StatusCode.INVALID_ARGUMENT or self._problem:  # a problem: closed meanwhile
             self._ring.close()
-            raise SegmentUnusable(self._problem or "the daemon could not open the ring")
+            reason = "the call succeeded" if status is None else status.name
+            raise SegmentUnusable(self._problem or f"the daemon did not confirm that it can read the ring ({reason})")
         return self._ring
 
 

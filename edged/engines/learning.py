@@ -106,7 +106,7 @@ class Learning:
             self._check_target(planned, learning, learning.target, now)
             return
         if not any(engine.recipe.backend in RANGED for engine in planned.engines.values()):
-            learning.state = "no installed backend builds for a range of shapes: learning has no effect"
+            learning.state = "no backend of this model builds for a range of shapes: learning has no effect"
             return
         self._update_demand(learning, now)
         demand, policy = learning.demand, learning.model.shape_policy
@@ -166,7 +166,7 @@ class Learning:
             self._book.unaim(learning.model)
             learning.target, learning.state, learning.looked = None, "", -1
         elif all(engine.state in _OVER for engine in engines):
-            why = engines[0].reason if engines else "no installed backend builds for a range of shapes"
+            why = engines[0].reason if engines else "no backend of this model builds for a range of shapes"
             _LOG.warning("model %s: no engine for %s can be made: %s", planned.entry.name, _words(target), why)
             learning.refused[target] = now + _FORGIVE_SECONDS
             learning.target, learning.looked = None, -1
