@@ -24,7 +24,7 @@ from edged.confinement import confine
 from edged.confinement.rules import Reach
 from edged.decoding import ready
 from edged.errors import EdgedError
-from edged.host.stops import StopFinder
+from edged.host.stop_texts import StopFinder
 from edged.ipc import language_messages as m
 from edged.ipc import pipe_messages
 
