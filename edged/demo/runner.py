@@ -106,7 +106,8 @@ async def run(plan: Plan, view: View) -> Outcome:
 
 
 async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
-    """Run the daemon once. An error that ends the run early is stored in its `Life`, unless no frame was answered."""
+    """Run the daemon once. An error that ends the run early is raised if no frame was answered yet, otherwise stored in
+    the run's `Life`."""
     model = stage.plan.model or MODEL_PATH
     try:
         async with (

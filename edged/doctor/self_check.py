@@ -222,8 +222,8 @@ def tried(record: EngineRecord, version: str, fingerprint: Fingerprint) -> Tried
 
 
 def unanswered(checks: Iterable[Check], only_loaded: Sequence[Check]) -> list[Check]:
-    """Return the checks, with an unknown result changed to wrong: something hung or failed. Those in `only_loaded`
-    stay."""
+    """Return the checks, with each unknown result changed to wrong: the check of a runtime hung or failed. Checks in
+    `only_loaded` (runtimes that were loaded but not run) are unchanged."""
     remedy = f"see journalctl -k, since a driver may hang, and edged doctor; {_REPORT}"
     return [
         wrong(check.name, check.message, remedy, check.subject)

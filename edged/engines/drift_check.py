@@ -193,6 +193,7 @@ def camera_alarm(model: str, camera: str, past: drift_cameras.Past, frame: str, 
 def _latest(
     cameras: dict[str, drift_cameras.Past], camera: str, past: drift_cameras.Past
 ) -> dict[str, drift_cameras.Past]:
-    """Return what is known about the cameras that were checked last, in this order: the wall clock may jump."""
+    """Return `cameras` with `past` of `camera` at the end, without those that were checked longest ago if there are too
+    many. The order decides, not the time of a check, because the wall clock may jump."""
     others = [each for each in cameras.items() if each[0] != camera]
     return dict([*others, (camera, past)][-_MOST_PASTS:])

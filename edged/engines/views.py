@@ -153,8 +153,8 @@ def cost(
 
 
 def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> bool:
-    """Whether an engine of lower precision must not serve although its answers passed: a float32 engine of its backend
-    and device was rejected, and no float32 engine of them is usable. The reference does not count."""
+    """Whether an engine of lower precision must not serve although its answers passed. This is so if a float32 engine
+    of the same backend and device was rejected, and no other one is usable. The reference is not counted."""
     if engine.recipe.precision == EXACT:
         return False
     place = engine.recipe.backend, engine.recipe.device

@@ -153,7 +153,7 @@ def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
 
 
 def _is_open(value: onnx.ValueInfoProto) -> bool:
-    """Whether the file does not declare a value's type, element type or shape."""
+    """Whether the file's declaration of a value lacks at least one of its type, element type and shape."""
     kind, tensor = value.type.WhichOneof("value"), value.type.tensor_type
     return kind is None or (kind == "tensor_type" and not (tensor.elem_type and tensor.HasField("shape")))
 

@@ -46,10 +46,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
-    """Run `main` with these arguments, and exit without unloading libraries, in which runtimes may crash or hang.
+    """Run `main` with these arguments, then wait to be killed if an answer was sent, because the daemon finds the
+    children of this process only while this process lives; otherwise exit.
 
-    After the answer this process waits to be killed, because the daemon finds the children of this process only while
-    this process lives.
+    Libraries are not unloaded, because runtimes may crash or hang while they are unloaded.
     """
     status = 1
     try:

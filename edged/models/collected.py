@@ -95,7 +95,8 @@ class Collection(msgspec.Struct, frozen=True):
         return "calibrate" if int(block) % 2 == 0 else "judge"
 
     def after_gap(self, offset_s: float) -> float:
-        """Return the first time, from `offset_s` on, whose frames are used."""
+        """Return `offset_s`, or, if it is in the gap between two blocks, the end of the gap. Both are seconds since the
+        start of the collection."""
         if self.use_at(offset_s) != "gap":
             return offset_s
         return (round(offset_s / self.block_s) + _GAP) * self.block_s

@@ -116,8 +116,8 @@ def _unknown_names(text: str) -> Iterator[str]:
     line = 0
 
     def lines() -> Iterator[str]:
-        """Yield the lines, and count those that the tokenizer has taken. Its own errors have the number, too, but they
-        copy the line."""
+        """Yield the lines, and count those that the tokenizer has taken, for edged's error messages. The
+        tokenizer's own messages have the line's number, too, but also quote the whole line."""
         nonlocal line
         for each in text.split("\n"):
             line += 1

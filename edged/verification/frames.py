@@ -282,8 +282,8 @@ def _tallies(counts: Iterable[tuple[str, _Count]], has_boxes: bool) -> tuple[Tal
 
 
 def _of_classes(ours: Classes, theirs: Content | None) -> tuple[_Count, dict[int, _Count]]:
-    """Return the counts of one picture, and those of its classes. The object is the best class of the reference; top5:
-    whether it is among the best five of the engine."""
+    """Return the counts of one picture, and those of its classes. The picture counts as one object: the best class of
+    the reference (`ours`). The sum `top5` is 1 if that class is among the best five of the engine (`theirs`)."""
     frame = _Count()
     if not ours.class_ids:
         return frame, {}

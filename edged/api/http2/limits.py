@@ -45,7 +45,8 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Allowance:
-    """The units that a client may still spend on frames without a message. They grow with time and with messages."""
+    """Limits the HTTP/2 frames that carry no part of a message, such as PING and SETTINGS. Each costs units of an
+    allowance, which rises with time and with each message."""
 
     def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
         """`now` is a monotonic clock, in seconds."""

@@ -175,7 +175,8 @@ def set_sampling(parameters: Any, sampling: Sampling, context: int) -> None:
 
 
 def _compact(sampling: Sampling) -> str:
-    """Return the grammar. A JSON schema gets an option that forbids spaces, because a model could make any number."""
+    """Return the grammar. A JSON schema gets an option that forbids spaces between tokens, because a model could
+    generate spaces without end."""
     if sampling.guidance != "json_schema":
         return sampling.grammar
     schema = json.loads(sampling.grammar)

@@ -116,7 +116,7 @@ class _Lane:
 
     def _set_address(self, name: str, address: int) -> None:
         if not self.context.set_tensor_address(name, address):
-            raise EngineUnusable(f"TensorRT refuses the memory for tensor {name!r}")
+            raise EngineUnusable(f"TensorRT does not accept the buffer of tensor {name!r} (set_tensor_address failed)")
 
     def _largest(self, name: str, dtype: np.dtype[np.generic]) -> int:
         """Return the largest size of an output in bytes. Some runtimes report a larger size than the output has for the

@@ -115,7 +115,8 @@ class _Rollout:
             raise _Broken(broken)
 
     def _each(self, names: Iterable[str], work: Callable[[str, Client], None], *, is_silent: bool = False) -> str:
-        """Call `work` for several boxes at the same time; return the failures as one text, empty if all succeeded."""
+        """Call `work` for several boxes at the same time; note the failures, and return them as one text, empty if all
+        succeeded. With `is_silent` the record is not saved."""
         failed = self._call(names, work)
         for name, why in failed.items():
             box = self._record.boxes[name]
