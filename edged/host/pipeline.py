@@ -193,8 +193,8 @@ class Pipeline:
         """Run the engine on prepared pictures and decode its outputs; return one result per picture, in order. The
         result of a picture that could not be prepared, or whose outputs are not finite, is an error.
 
-        If the outputs cannot be decoded for a picture, its result is that error, too. But with several pictures in a run,
-        raise the error: probably the outputs do not have a row for each picture, and all results are wrong."""
+        If the outputs cannot be decoded for a picture, its result is that error, too. But with several pictures in a
+        run, raise the error: probably the outputs do not have a row for each picture, and all results are wrong."""
         outcomes = self._infer_run(prepared)
         for start in range(0, len(prepared.rest), prepared.most):
             outcomes += self._infer_run(self._prepare_further(prepared.rest[start : start + prepared.most]))
