@@ -227,6 +227,7 @@ def test_engine_of_an_untrusted_box_is_refused(store: Store) -> None:
         assert "is not trusted" in daemons["dock2"].log.read_text()
 
 
+@pytest.mark.long
 def test_store_that_goes_away_or_refuses_does_not_disturb_serving(store: Store) -> None:
     with boxes(store, "dock1") as daemons:
         store.stop()

@@ -90,6 +90,7 @@ class Images(HTMLParser):
         self.count += tag == "img"
 
 
+@pytest.mark.long
 def test_engine_is_judged_on_held_out_frames_and_reported(daemon: Daemon) -> None:
     collection = collect(daemon.state, "judged", damaged=1)
     daemon.stop()

@@ -151,6 +151,7 @@ def test_settings_are_taken_back(fleet: Fleet, tmp_path: Path) -> None:
         assert found.settings["thresholds.score"] == "0.3"
 
 
+@pytest.mark.long
 def test_interrupted_rollout_is_resumed(fleet: Fleet, tmp_path: Path) -> None:
     file = variant(tmp_path, 1)
     process = subprocess.Popen(

@@ -82,7 +82,7 @@ def test_check_fixed_first_dimension_is_no_batch() -> None:
             'max_batch_size: 2 model_warmup { name: "w" batch_size: 2'
             ' inputs { key: "x" value { dims: [ 4, 8, 8 ] zero_data: true } }'
             ' inputs { key: "text" value { dims: [ 1 ] zero_data: true } } }',
-            "input 'x' is [-1, 3, -1, -1], not [2, 4, 8, 8]",
+            "input 'x' is [-1, 3, -1, -1] in the model, not [2, 4, 8, 8]",
         ),
         (
             'max_batch_size: 2 model_warmup { name: "w"'
