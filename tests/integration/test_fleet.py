@@ -161,6 +161,7 @@ def alarms(daemon: Daemon) -> str:
         return "; ".join(each.message for each in client.status().alarms if each.kind == "fleet")
 
 
+@pytest.mark.long
 def test_one_of_three_equal_boxes_builds_and_an_unequal_one_builds_its_own(store: Store) -> None:
     with boxes(store, "dock1", "dock2", "dock3", "yard", unequal="yard") as daemons:
         for daemon in daemons.values():

@@ -140,7 +140,8 @@ def test_engine_with_too_few_objects_is_refused_and_fp32_serves(daemon: Daemon) 
     collect(daemon.state, "few", shapes=1)
     daemon.stop()
     daemon.start()
-    engines = added(daemon, "few", **{"verify.objects": "1000"})
+    # Frames with one object calibrate badly: on drawn pictures with many objects int8 may be outside its usual limit.
+    engines = added(daemon, "few", **{"verify.objects": "1000", "verify.int8.box_score": "0.6"})
     assert engines["int8"].state == "rejected"
     assert "edged samples collect few" in engines["int8"].reason
     assert engines["int8"].judgement is not None

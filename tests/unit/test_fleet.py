@@ -179,7 +179,7 @@ def test_manifest_with_a_hostile_file_name_is_refused(name: str) -> None:
     record = record_of(KEY, RECIPE)
     files = {name: next(iter(record.files.values()))}
     found = manifests.Manifest(1, "engine", KEY.digest, files, msgspec.structs.replace(record, files=files), "0", 0.0)
-    with pytest.raises(Refused, match="invalid name or digest"):
+    with pytest.raises(Refused, match="invalid name"):
         manifests.check(found, "engine", KEY.digest, KEY)
 
 
