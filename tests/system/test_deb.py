@@ -27,7 +27,8 @@ _CONFIG = "etc/edged/edged.toml"
 _SELF_CHECK = ("edged", "self-check", "--quick")
 _PROGRAMS, _CHECKS = debs.ROOT / "tests/system/packages", ("imports", "opencv_calls")
 # What a package without extras does not have.
-_EXTRAS = {"cuda", "onnxslim", "openvino", "supervision", "trackers"}
+_EXTRAS = {"cuda", "nacl", "obstore", "onnxslim", "openvino", "supervision", "trackers"}
+_EXTRAS |= {"onnxruntime_genai", "openvino_genai"}
 
 
 @pytest.fixture(scope="module")

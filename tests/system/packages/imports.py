@@ -1,10 +1,12 @@
 """A program for the package's Python: imports all that edged imports anywhere, also within functions.
 
-Prints the modules that are not there. The package without extras has no runtime but ONNX Runtime.
+Prints the modules that are not there. The package without extras has no runtime but ONNX Runtime. What the user's own
+Python runs (`export/frameworks/`), and imports for type checkers, do not count.
 """
 
 import ast
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import edged
@@ -20,8 +22,17 @@ def load(module: str, name: str = "") -> None:
         missing.add(error.name or module)
 
 
-for path in sorted(Path(edged.__path__[0]).rglob("*.py")):
-    for node in ast.walk(ast.parse(path.read_text())):
+def at_run_time(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module without those below `if TYPE_CHECKING`."""
+    yield node
+    is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    for child in node.orelse if is_for_types else ast.iter_child_nodes(node):
+        yield from at_run_time(child)
+
+
+home = Path(edged.__path__[0])
+for path in sorted(set(home.rglob("*.py")) - set(home.glob("export/frameworks/*"))):
+    for node in at_run_time(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 load(alias.name)
