@@ -184,9 +184,13 @@ def _has_tensorrt(facts: Mapping[str, str]) -> bool:
     return not registry.TIMING_KERNELS.isdisjoint(registry.usable(facts))
 
 
+def _is_jetson(facts: Mapping[str, str]) -> bool:
+    return "jetson.l4t" in facts or "jetson.soc" in facts
+
+
 def _tensorrt(facts: Mapping[str, str]) -> str:
     """Return how to install TensorRT, which compiles for any GPU that it finds."""
-    if "jetson.l4t" in facts or "jetson.soc" in facts:
+    if _is_jetson(facts):
         return "install JetPack's TensorRT: sudo apt install nvidia-jetpack"
     return f"install TensorRT: {packages.install_runtime('tensorrt')}"
 
@@ -196,6 +200,8 @@ def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mappi
     otherwise a warning."""
     what = f"{packaged} is installed and does not load" if packaged else "it is not installed"
     remedy = packages.reinstall_runtime(backend) if packaged else packages.install_runtime(backend)
+    if backend == "tensorrt" and _is_jetson(facts):  # pip has no TensorRT for it
+        remedy = _tensorrt(facts)
     if backend == _REFERENCE:
         return wrong(Name.RUNTIME, f"{what}, and no model can be served without it: {reason}", remedy, backend)
     make = wrong if backend in registry.usable(facts) else warning

@@ -150,6 +150,14 @@ def test_runtime_check_of_a_refusal_is_wrong_only_if_the_box_needs_it(found: Che
     assert lines([found]).startswith(expected)
 
 
+def test_broken_tensorrt_of_a_jetson_comes_from_jetpack_not_from_pip() -> None:
+    jetson = WITH_GPU | WITH_TENSORRT | {"jetson.l4t": "36.4.0"}
+    remedy = runtimes.broken_runtime("tensorrt", "10.3.0", "no", jetson).remedy
+    assert "nvidia-jetpack" in remedy
+    assert "pip" not in remedy
+    assert "pip" in runtimes.broken_runtime("tensorrt", "10.3.0", "no", WITH_GPU | WITH_TENSORRT).remedy
+
+
 def test_extra_missing_names_the_package_that_is_not_installed() -> None:
     assert "nonesuch.inner" in MEDIA.missing
 
