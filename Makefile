@@ -210,7 +210,7 @@ verified: $(VENV)/.dev  ## Add what `edged report` found on a device to jetson/V
 	@test -n "$(REPORT)" || { echo 'name the file that `edged report -o FILE` wrote: make verified REPORT=FILE' >&2; exit 2; }
 	@$(BIN)/python -m tools.verified "$(REPORT)"
 
-reference: $(VENV)/.dev  ## Write systemd/edged.toml and the end of docs/configuration.md from the configuration's schema.
+reference: $(VENV)/.dev  ## Write the end of docs/configuration.md from the configuration's schema.
 	$(BIN)/python -m tools.reference
 
 docs: $(VENV)/.dev  ## Write the API reference into dist/reference; check its links and those of all pages.
@@ -238,9 +238,9 @@ deb: $(VENV)/.run  ## Build the Debian package in dist/ (ARCH=arm64 PY=3.10 EXTR
 	  --compress $(COMPRESS) --out $(DIST)
 
 # DEB is a package from `make deb`, BASE an image with its Python: debian:bookworm-slim has 3.11.
-DEB ?= $(firstword $(wildcard $(DIST)/edged_*_$(ARCH).deb))
+DEB ?= $(shell ls -t $(DIST)/edged_*_$(ARCH).deb 2>/dev/null | head -n 1)
 BASE ?= docker.io/library/debian:bookworm-slim
-image:  ## Build the container image edged:VERSION by buildah or docker (DEB=dist/edged_...deb BASE=image).
+image:  ## Build the container image edged:VERSION by buildah or docker (DEB=dist/edged_...deb, by default the newest; BASE=image).
 	@DEB='$(DEB)' BASE='$(BASE)' sh packaging/container/build
 
 test-packages: $(VENV)/.dev  ## Install, upgrade under load, go back and purge the package; run the image. As root, ten minutes.

@@ -77,7 +77,9 @@ if [ -z "$deb" ]; then
     version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$top/edged/version.py")
     deb=$top/dist/edged_$version+py${python/./}.${EXTRAS//,/.}-1_arm64.deb
 fi
-run apt-get install -y --allow-downgrades "$(realpath -m "$deb")"
+# --reinstall: a checkout's package may have changed, although its version is the same. A changed configuration is kept
+# without a question.
+run apt-get install -y --allow-downgrades --reinstall -o Dpkg::Options::=--force-confold "$(realpath -m "$deb")"
 
 if ! compgen -G "$root/usr/lib/python3*/dist-packages/tensorrt*" >/dev/null; then
     echo "note: TensorRT is not installed, so the GPU stays unused: sudo apt install nvidia-jetpack"

@@ -125,7 +125,10 @@ remove() {
     rm -f "$DESTDIR$PREFIX/lib/sysusers.d/edged.conf" "$DESTDIR$PREFIX/lib/tmpfiles.d/edged.conf"
     rm -rf "$DESTDIR${APP:?}"
     if [ "$PURGE" = 1 ]; then
-        rm -rf "$DESTDIR/var/lib/edged" "$DESTDIR/var/cache/edged" "$DESTDIR/etc/edged" "$DESTDIR/run/edged"
+        # A folder on a disk of its own is emptied, but cannot be removed while it is mounted.
+        for folder in /var/lib/edged /var/cache/edged /etc/edged /run/edged; do
+            rm -rf "$DESTDIR$folder" || true
+        done
     fi
     if is_live; then
         systemctl daemon-reload

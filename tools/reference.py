@@ -1,11 +1,10 @@
-"""Write the files that are generated from the configuration's schema: systemd/edged.toml and the end of
-docs/configuration.md."""
+"""Write the end of docs/configuration.md, which is generated from the configuration's schema."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from edged.config.template import reference, template
+from edged.config.template import reference
 
 _ROOT = Path(__file__).parents[1]
 _PAGE = _ROOT / "docs" / "configuration.md"
@@ -16,7 +15,6 @@ def main() -> None:
     text, begin, _ = _PAGE.read_text().partition(lines[0])
     if not begin:
         raise SystemExit(f"{_PAGE.name} has no table that begins with {lines[0]!r}; restore it")
-    (_ROOT / "systemd" / "edged.toml").write_text(template())
     _PAGE.write_text(text + "\n".join(lines))
 
 

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from edged.backends import registry
+from edged.client.address import host_of, is_here
 from edged.decoding import explain, ready
 from edged.device.fingerprint import Fingerprint, probe
 from edged.device.root import Root
@@ -71,7 +72,8 @@ async def make(options: CheckOptions, by: str, tell: Tell) -> BoxReport:
     fingerprint = await asyncio.to_thread(probe)
     checked = await run_checks(msgspec.structs.replace(options, with_models=False, seconds=_SECONDS), tell)
     outcome = await run_self_check(fingerprint, tell, is_quick=False)
-    identity = await asyncio.to_thread(lambda: Identity.of(Root(), (options.state, options.cache)))
+    hosts = [] if is_here(options.target) else [host_of(options.target)]
+    identity = await asyncio.to_thread(lambda: Identity.of(Root(), (options.state, options.cache), hosts))
     plain = BoxReport(
         format=FORMAT,
         edged=__version__,

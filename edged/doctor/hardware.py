@@ -32,6 +32,7 @@ _COMPUTING = (
     *("dev/dri/renderD*", "dev/accel/accel[0-9]*"),
 )
 _CAMERAS = ("dev/video[0-9]*",)
+_READ_ONLY = ("dev/nvmap",)  # some releases of JetPack give it the mode 0440
 
 
 def cards(root: Root) -> dict[str, str]:
@@ -143,11 +144,17 @@ class Node(msgspec.Struct, frozen=True):
     is_open: bool = False
 
     def may_use(self, user: User) -> bool:
-        """Whether a user may read and write the node, by the kernel's rules (path_resolution(7))."""
+        """Whether a user has the access that the node's users need, by the kernel's rules (path_resolution(7))."""
         if self.is_open or user.uid == 0:
             return True
         shift = 6 if user.uid == self.uid else 3 if self.gid in user.gids else 0
-        return self.mode >> shift & 0o6 == 0o6
+        needed = _needed(self.path)
+        return self.mode >> shift & needed == needed
+
+
+def _needed(path: str) -> int:
+    """Return the access that a node's users need, as for os.access: to read, and usually to write."""
+    return os.R_OK if path in _READ_ONLY else os.R_OK | os.W_OK
 
 
 def nodes(root: Root, user: User) -> tuple[Node, ...]:
@@ -159,7 +166,7 @@ def nodes(root: Root, user: User) -> tuple[Node, ...]:
             status = root.status(path)
             if status is None or stat.S_ISDIR(status.st_mode):
                 continue
-            may = asks and os.access(f"/{path}", os.R_OK | os.W_OK)
+            may = asks and os.access(f"/{path}", _needed(path))
             owner, group = status.st_uid, status.st_gid
             found.append(Node(path, status.st_mode, owner, group, _group_name(group), pattern in _CAMERAS, may))
     return tuple(found)
@@ -170,7 +177,7 @@ def device_nodes(found: tuple[Node, ...], user: User, facts: Mapping[str, str]) 
     line for all."""
     closed = [node for node in found if not node.may_use(user)]
     for node in closed:
-        message = f"{user.name} may not read and write /{node.path}, which belongs to group {node.group}"
+        message = f"{user.name} may not use /{node.path}, which belongs to group {node.group}"
         groups = f"usermod -aG {node.group} {user.name}, or SupplementaryGroups={node.group} in the unit"
         yield (warning if node.is_camera else wrong)(
             Name.DEVICE_NODES, message, f"{groups}; then restart edged", f"/{node.path}"

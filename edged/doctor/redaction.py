@@ -61,8 +61,9 @@ class Identity(msgspec.Struct, frozen=True):
     texts: dict[str, tuple[str, ...]] = {}
 
     @classmethod
-    def of(cls, root: Root, folders: Iterable[Path] = ()) -> Identity:
-        """Read the texts from this box. `folders` may be below a home, such as the folder with models."""
+    def of(cls, root: Root, folders: Iterable[Path] = (), hosts: Iterable[str] = ()) -> Identity:
+        """Read the texts from this box. `folders` may be below a home, such as the folder with models. `hosts` are the
+        names of other machines."""
         users = list(_users())
         homes = {Path.home(), *(Path(user.pw_dir) for user in users)} - {Path("/"), Path("/root")}
         own = (sys.executable, sys.prefix, os.getcwd(), *map(str, folders))
@@ -71,7 +72,7 @@ class Identity(msgspec.Struct, frozen=True):
             {
                 "folder": tuple(inside),
                 "home": tuple(map(str, homes)),
-                "host": tuple(_hosts(root)),
+                "host": (*_hosts(root), *hosts),
                 "user": tuple(name for user in users for name in (user.pw_name, user.pw_gecos.split(",")[0])),
                 "serial": tuple(_serials(root)),
                 "network card": tuple(
@@ -116,7 +117,11 @@ _NAMED = re.compile(
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]{6,}")
 _MAC = re.compile(r"(?i)(?<![0-9a-f])[0-9a-f]{2}(?:([:-])[0-9a-f]{2})(?:\1[0-9a-f]{2}){4}(?![0-9a-f])")
 _IPV4 = re.compile(r"(?<!\d)(?<!\d\.)\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
-_IPV6 = re.compile(r"(?i)(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]{0,4})(?:%\w+)?(?![\w:])")
+_IPV6 = re.compile(
+    r"(?i)(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}"
+    r"(?:\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)|[0-9a-f]{0,4}(?:%\w+)?(?![\w:]|\.\d))"
+)
+_BRACKET = re.compile(r"(?i)%5([bd])")  # as gRPC writes the brackets of an IPv6 address
 _LOCAL = re.compile(r"(?i)(?<![\w-])[\w-]+(?:\.[\w-]+)*\.(?:local|lan|home|internal|intranet|localdomain|arpa)\b")
 _UUID = re.compile(r"(?i)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OWN_TOKEN = re.compile(r"edged_[A-Za-z0-9_-]{16,}")
@@ -146,6 +151,7 @@ class Redactor:
         text = _BEARER.sub(r"\1 <secret>", text)
         text = _NAMED.sub(r"\1\2<secret>", text)
         text = _MAC.sub("<network card>", text)
+        text = _BRACKET.sub(lambda found: "[" if found[1] in "bB" else "]", text)
         text = _IPV6.sub(_address, text)
         text = _IPV4.sub(self._unless_version, text)
         text = _LOCAL.sub("<host>", text)
@@ -180,12 +186,12 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _address(found: re.Match[str]) -> str:
     """Return what replaces a match: only an IP address is secret. Times of the day and PCI addresses also have
-    colons."""
-    try:
-        ipaddress.ip_address(found[0].partition("%")[0])
-    except ValueError:
-        return found[0]
-    return "<address>"
+    colons. A colon may follow the address."""
+    for text in (found[0], found[0].removesuffix(":")):
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(text.partition("%")[0])
+            return "<address>" + found[0][len(text) :]
+    return found[0]
 
 
 def _token(found: re.Match[str]) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 
 from edged.proto import cameras_pb2
 from edged.shapes import MODEL_PATH, Scene
+from tests.bench import alone
 from tests.bench.choices import choices
 from tests.bench.frames import frames
 from tests.bench.loads import BARE, ByHand, cameras, processor_seconds, program, pss_mb
@@ -27,7 +28,7 @@ from tests.bench.nets import NETS, save
 from tests.bench.pipelines import pipelines, reading
 from tests.bench.raw import onnxruntime_only, raw
 from tests.bench.starts import starts
-from tests.bench.table import Figures, Line, Skipped, compare, in_rounds, steady
+from tests.bench.table import Figures, Line, Skipped, best, compare, in_rounds, steady
 from tests.bench.triton import FORMS, Triton
 from tests.bench.triton import fetch as fetch_triton
 from tests.integration import onnx_files
@@ -263,7 +264,8 @@ def tracing(bench: Bench) -> list[Line]:
 def triton(bench: Bench) -> Iterator[Line]:
     """perf_analyzer against edged with its own choice of engines / against the best variant of Triton.
 
-    Triton's Python backend runs ONNX Runtime with the same model; every variant is measured in each round."""
+    Triton's Python backend runs ONNX Runtime with the same model; every variant is measured in each round. The fastest
+    runtime without a server / Triton shows how far a server of these runtimes can get ahead of it."""
     program, folder = fetch(cache_folder()), fetch_triton(cache_folder() / "triton")
     with tempfile.TemporaryDirectory(prefix="eb-") as home, contextlib.ExitStack() as stack:
         peer = Triton(folder)
@@ -282,6 +284,7 @@ def triton(bench: Bench) -> Iterator[Line]:
         stack.enter_context(peer)
         for net in NETS:
             shape = ("--shape", f"images:1,3,{net.size},{net.size}")
+            runtimes = alone.sessions(Path(home) / f"{net.name}.onnx", net)
             for mode, count in (("sync", 1), ("async", 4), ("async", 8), ("streaming", 4)):
                 ways: dict[str, Callable[[], Figures]] = {
                     name: partial(_analyzed, program, daemon.tcp, net.name, mode, shape, count)
@@ -290,12 +293,17 @@ def triton(bench: Bench) -> Iterator[Line]:
                 for form in FORMS:
                     served = peer.name(net.name, form)
                     ways[form] = partial(_analyzed, program, peer.address, served, mode, shape, count)
+                for name, instances in runtimes.items():
+                    ways[name] = partial(alone.rate, instances, net, count, bench.seconds)
                 measured = in_rounds(ways, min(bench.rounds, 3), warm_up=False)  # perf_analyzer warms up
                 goal = 0.7 if net.name == "tiny" else 1.15
                 for name in found:
                     row = f"{net.name}, {mode}, {count} in flight"
                     yield compare(row, measured, name, list(FORMS), "inferences/s", goal)
                     yield compare(row, measured, name, list(FORMS), "p99 ms", 0.9, more=False)
+                for figure, more in (("inferences/s", True), ("p99 ms", False)):
+                    fastest = best(measured, list(runtimes), figure, more)
+                    yield compare(row, measured, fastest, list(FORMS), figure, None, more)
 
 
 def _analyzed(program: Program, address: str, model: str, mode: str, options: tuple[str, ...], count: int) -> Figures:

@@ -77,16 +77,15 @@ def compare(
     more: bool = True,
 ) -> Line:
     """Compare a way with the reference that has the best median."""
-    medians = {name: statistics.median(turn[figure] for turn in measured[name]) for name in (way, *references)}
-    best = (max if more else min)(references, key=medians.__getitem__)
-    ratios = [a[figure] / b[figure] for a, b in zip(measured[way], measured[best], strict=True)]
+    reference = best(measured, references, figure, more)
+    ratios = [a[figure] / b[figure] for a, b in zip(measured[way], measured[reference], strict=True)]
     return Line(
         row,
         way,
         figure,
-        best,
-        medians[way],
-        medians[best],
+        reference,
+        _median(measured, way, figure),
+        _median(measured, reference, figure),
         statistics.median(ratios),
         min(ratios),
         max(ratios),
@@ -94,6 +93,15 @@ def compare(
         goal,
         more,
     )
+
+
+def best(measured: Measured, ways: Sequence[str], figure: str, more: bool) -> str:
+    """Return the way with the best median."""
+    return (max if more else min)(ways, key=lambda way: _median(measured, way, figure))
+
+
+def _median(measured: Measured, way: str, figure: str) -> float:
+    return statistics.median(turn[figure] for turn in measured[way])
 
 
 def markdown(machine: Mapping[str, str], lines: Sequence[Line | Skipped]) -> str:

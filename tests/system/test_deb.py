@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,7 +137,7 @@ def test_debian_13_install_demo_and_purge(tmp_path: Path) -> None:
 
 def test_failed_self_check_keeps_the_old_release_serving(debian: Chroot, packages: list[Path], tmp_path: Path) -> None:
     debian.install(packages[0])
-    launcher = '#!/bin/sh\n[ "$2" = --help ] || { echo "no runtime" >&2; exit 1; }\n'
+    launcher = '#!/bin/sh\necho "no runtime" >&2\nexit 1\n'
     broken = _changed(packages[1], tmp_path, "opt/edged/dist/bin/edged", lambda _: launcher)
     done = debian.install(broken, check=False)
     assert done.returncode != 0
@@ -145,6 +147,28 @@ def test_failed_self_check_keeps_the_old_release_serving(debian: Chroot, package
     assert debian.run("edged", "--version").stdout.startswith("edged ")
     debian.install(packages[0])
     assert "ok installed" in debian.run("dpkg-query", "-Wf", "${Status}", "edged").stdout
+
+
+def test_release_of_a_running_daemon_stays_until_a_later_installation(debian: Chroot, packages: list[Path]) -> None:
+    """systemd does not run here, so nothing restarts the daemon."""
+    old, new = packages
+    debian.install(old)
+    used = Path(debian.root, "opt/edged/current").readlink().name
+    words = ["chroot", str(debian.root), "runuser", "-u", "edged", "--", "edged", "serve", "--state", "/tmp/models"]
+    with subprocess.Popen(words, start_new_session=True) as daemon:
+        try:
+            wait_for("the daemon runs", lambda: _runs_from(used), 60)
+            debian.install(new)
+            assert {path.name for path in Path(debian.root, "opt/edged/releases").iterdir()} > {used}
+        finally:
+            os.killpg(daemon.pid, signal.SIGKILL)
+    wait_for("the daemon has ended", lambda: not _runs_from(used), 60)
+    debian.install(old)
+    assert len(list(Path(debian.root, "opt/edged/releases").iterdir())) == 1
+
+
+def _runs_from(release: str) -> bool:
+    return subprocess.run(["pgrep", "-f", f"releases/{release}/"], capture_output=True, check=False).returncode == 0
 
 
 def _changed(package: Path, folder: Path, file: str, change: Callable[[str], str]) -> Path:
@@ -221,7 +245,15 @@ def test_upgrade_and_downgrade_under_load_fail_no_call(box: Box, packages: list[
     assert failed == []
     assert calls > 100
     assert made.items() <= _engines(box).items(), "engines are kept, not built again"
+    box.run("dpkg", "--remove", "edged")
+    assert box.show("edged.service", "ActiveState") == "inactive"
+    box.run("dpkg", "-i", inside[0], seconds=300)
+    assert box.show("edged.service", "ActiveState") == "active", "a removed package is installed as a new one"
+    box.run("mount", "-t", "tmpfs", "tmpfs", "/var/cache/edged")
     box.run("dpkg", "--purge", "edged")
+    assert box.run("ls", "-A", "/var/cache/edged").stdout == ""
+    box.run("umount", "/var/cache/edged")
+    box.run("rmdir", "/var/cache/edged")
     for path in ("/opt/edged", "/var/lib/edged", "/var/cache/edged", "/run/edged", "/etc/edged"):
         assert box.run("test", "-e", path, check=False).returncode == 1, path
 

@@ -20,6 +20,7 @@ JETSONS = {
     "jetson-agx-orin-jp72": ("7 (L4T 39.2.0)", "3.12", "MAXN of 0=MAXN 1=MODE_15W 2=MODE_30W 3=MODE_50W"),
     "jetson-agx-thor-jp71": ("7 (L4T 38.4.0)", "3.12", "120W of 0=MAXN 1=120W 2=90W 3=70W"),
 }
+_APT = "apt-get install -y --allow-downgrades --reinstall -o Dpkg::Options::=--force-confold"
 OTHERS = sorted(path.name for path in BOXES.iterdir() if path.is_dir() and path.name not in JETSONS)
 
 
@@ -64,7 +65,7 @@ def test_install_steps_on_a_jetson(box: str) -> None:
     extras = extras.replace(",", r"\,")
     assert commands == [
         f"make -C {HOUSE} deb ARCH=arm64 PY={python} EXTRAS={extras} PYTHON=/usr/bin/python{python}",
-        f"apt-get install -y --allow-downgrades {HOUSE}/dist/{package}",
+        f"{_APT} {HOUSE}/dist/{package}",
     ]
     assert f": JetPack {jetpack}, Python {python}\n" in output
     assert f"power mode {modes}: " in output
@@ -123,7 +124,7 @@ def test_install_with_a_given_package_builds_nothing(tmp_path: Path) -> None:
     package = tmp_path / "edged 1.deb"
     package.touch()
     done = install("--dry-run", "--root", str(BOXES / "jetson-orin-nano"), "--deb", str(package))
-    assert f"apt-get install -y --allow-downgrades {tmp_path}/edged\\ 1.deb\n" in done.stdout
+    assert f"{_APT} {tmp_path}/edged\\ 1.deb\n" in done.stdout
     assert "make" not in done.stdout
 
 

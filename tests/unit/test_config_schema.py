@@ -149,8 +149,7 @@ def test_template_without_comment_signs_has_every_key_in_order() -> None:
     assert max(map(len, template().splitlines())) <= 100
 
 
-def test_template_and_reference_equal_the_stored_files() -> None:
-    assert (ROOT / "systemd" / "edged.toml").read_text() == template(), "run make reference"
+def test_reference_equals_the_page() -> None:
     stored = (ROOT / "docs" / "configuration.md").read_text()
     assert stored.endswith("\n".join(reference())), "run make reference"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from functools import cache
 from importlib.util import find_spec
@@ -103,6 +104,18 @@ def test_runtimes_differ_in_their_kind_only() -> None:
         for name in ("clusterservingruntime.yaml", "servingruntime.yaml")
     )
     assert {**cluster, "kind": ""} == {**one, "kind": ""}
+
+
+def test_pods_of_the_image_have_its_user_and_its_health_check() -> None:
+    image = (DEPLOY.parent / "packaging/container/Dockerfile").read_text()
+    check = json.loads(image.partition("\n  CMD ")[2].partition("\n")[0])
+    (user,) = re.findall(r"useradd --uid (\d+)", image)
+    for name in ("daemonset", "nvidia"):
+        *_, daemons = yaml.safe_load_all((DEPLOY / "k3s" / f"{name}.yaml").read_text())
+        pod = daemons["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsUser"] == int(user)
+        (container,) = pod["containers"]
+        assert [container[probe]["exec"]["command"] for probe in ("startupProbe", "livenessProbe")] == [check, check]
 
 
 def test_checks_find_wrong_manifests() -> None:

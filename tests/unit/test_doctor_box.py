@@ -143,13 +143,19 @@ def test_cards_have_their_kernel_driver(tmp_path: Path) -> None:
         (0o660, 0, 44, CAMERA_USER, True),
         (0o660, 0, 104, CAMERA_USER, False),
         (0o640, 0, 44, CAMERA_USER, False),
+        (0o440, 0, 44, CAMERA_USER, False),
         (0o666, 0, 0, CAMERA_USER, True),
         (0o060, 1000, 44, CAMERA_USER, False),  # for the owner, only the owner's bits count
         (0o000, 5, 5, User(0, frozenset((0,)), "root"), True),
     ],
 )
 def test_node_may_use_follows_owner_group_and_mode(mode: int, uid: int, gid: int, user: User, may: bool) -> None:
-    assert Node("dev/nvmap", 0o20000 | mode, uid, gid, "video").may_use(user) is may
+    assert Node("dev/nvhost-gpu", 0o20000 | mode, uid, gid, "video").may_use(user) is may
+
+
+@pytest.mark.parametrize(("mode", "may"), [(0o440, True), (0o660, True), (0o400, False)])
+def test_node_of_jetson_memory_needs_only_reading(mode: int, may: bool) -> None:
+    assert Node("dev/nvmap", 0o20000 | mode, 0, 44, "video").may_use(CAMERA_USER) is may
 
 
 def test_device_nodes_without_permission_names_the_group() -> None:

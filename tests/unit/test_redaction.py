@@ -56,7 +56,7 @@ KNOWN = st.one_of(
 ).filter(lambda text: text.lower() not in COMMON)
 BEFORE, AFTER = (
     st.sampled_from(["", "on ", "'", "(", "at=", "x: ", "/", "“", "["]),
-    st.sampled_from(["", " is", "'", ")"]),
+    st.sampled_from(["", " is", "'", ")", ": refused"]),
 )
 QUICK = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -145,6 +145,10 @@ def test_redactor_keeps_useful_text(text: str) -> None:
         ("token=abc, password: hunter2", "token=<secret>, password: <secret>"),
         ("Authorization: Bearer abcdefgh", "Authorization: <secret> <secret>"),
         ("nano1 at 10.0.0.7", "<host> at <address>"),
+        ("connect to 2001:db8::5: refused", "connect to <address>: refused"),
+        ("ipv6:%5B2001:db8::5%5D:8001", "ipv6:[<address>]:8001"),
+        ("ipv6:[fe80::1%eth0]:8001 is down", "ipv6:[<address>]:8001 is down"),
+        ("::ffff:192.168.1.5:80, ::ffff:10.0.0.7.", "<address>:80, <address>."),
         ("nano12 is another", "nano12 is another"),
     ],
 )
@@ -170,4 +174,5 @@ def test_identity_of_a_box_is_read_and_removed(tmp_path: Path) -> None:
     redactor = Redactor(Identity.of(root, (folder,)))
     text = redactor.text(f"garage-box-7 {serial} {machine} 10000000abcdef01 {mac} {folder} To Be Filled By O.E.M.")
     assert text == "<host> <serial> <serial> <serial> <network card> <folder> To Be Filled By O.E.M."
+    assert Redactor(Identity.of(root, hosts=["gate7.example.com"])).text("at gate7.example.com:9") == "at <host>:9"
     assert Identity.of(Root()).texts["host"]
