@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import resource
 import signal
 import threading
@@ -26,6 +27,14 @@ IDLE, BUILD, EXAMINE, MEASURE = 19, 10, 5, 0
 
 # Children do not start in the caller's folder, since Python would import modules from there first.
 ISOLATED: dict[str, Any] = {"cwd": "/"}
+
+_SECRET = re.compile(r"(?i)token|secret|passw|credential|(api|access|private|account)_?key|^(aws|azure|google)_")
+
+
+def environment() -> dict[str, str]:
+    """Return this process's variables without those that may hold secrets, such as the keys of a shared store. Children
+    run models and decode streams, which may come from attackers."""
+    return {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
 
 
 def die_with_parent(parent: int) -> bool:

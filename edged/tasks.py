@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
 from edged.backoff import Backoff
@@ -37,16 +37,37 @@ async def until_set(event: asyncio.Event, seconds: float) -> None:
         waiting.cancel()
 
 
+async def at_most(seconds: float | None, work: Awaitable[_T]) -> _T:
+    """Wait for work, at most `seconds`; None waits without limit. Raises asyncio.TimeoutError, and then the work is
+    cancelled. As `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives together with the
+    result."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task,), timeout=seconds)
+    finally:
+        is_late = not task.done()
+        if is_late:
+            task.cancel()
+            await asyncio.wait((task,))
+    if is_late and task.cancelled():
+        raise asyncio.TimeoutError
+    return task.result()
+
+
 async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
-    """Wait for short work even if this task is cancelled, and raise the cancellation afterwards."""
+    """Wait for short work even if this task is cancelled, and raise the cancellation afterwards. An error of the work
+    is then dropped, since a caller that handles it would go on."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait((task,))
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # so that asyncio does not log it
         raise cancelled
+    task.result()
 
 
 @contextlib.asynccontextmanager

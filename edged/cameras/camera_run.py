@@ -60,7 +60,8 @@ class CameraRun:
         self._task = tasks.keep(f"camera {name}", self._run)
 
     async def stop(self) -> None:
-        """Ask the process to stop; kill it if it does not."""
+        """Ask the process to stop; kill it if it does not. A process that hangs in a driver cannot be killed; it is
+        left."""
         self._ending.set()
         if self._process is not None:
             self._is_asked = True
@@ -69,7 +70,7 @@ class CameraRun:
         if self._process is not None:
             self._process.end()
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.wait({self._task}, timeout=self._limits.stop)
         async with self._news:
             self._news.notify_all()
 

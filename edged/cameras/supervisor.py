@@ -16,6 +16,7 @@ from edged.engines.alarms import Alarm, AlarmKind
 from edged.errors import InvalidInput, NotReady
 from edged.events import EventLog
 from edged.ipc.capture_messages import Picture, Report, State
+from edged.tasks import despite_cancelling
 
 # Keys that name files or addresses of the box: they can be set only in the configuration, by the box's owner.
 _OWNERS = ("events.folder", "sinks.lines", "sinks.mqtt_password_file", "sinks.zmq", "sinks.preview")
@@ -50,42 +51,35 @@ class CameraSupervisor:
         """Start the processes. `listen` is called before the first process starts; it opens the daemon's address for
         the processes."""
         self._listen = listen
-        async with self._changing:
-            await self._apply()
+        await self._change()
 
     async def stop(self) -> None:
         """End all processes. Clips are completed if that takes at most a few seconds."""
-        async with self._changing:
-            self._listen = None
-            await self._apply()
+        self._listen = None
+        await self._change()
 
     async def reconfigure(self, configured: Mapping[str, Camera]) -> None:
         """Replace the cameras of the configuration; unchanged cameras continue."""
-        async with self._changing:
-            self._definitions.configure(configured)
-            await self._apply()
+        await self._change(lambda: self._definitions.configure(configured))
 
     async def add(self, name: str, settings: Mapping[str, str]) -> None:
         """Add a camera. Raises AlreadyExists, InvalidInput, or an error of the disk."""
         _require_allowed(settings)
         camera = camera_of(name, settings)
-        async with self._changing:
-            await asyncio.to_thread(self._definitions.add, name, camera)
-            await self._apply()
+        await self._change(lambda: self._definitions.add(name, camera))
 
     async def change(self, name: str, settings: Mapping[str, str]) -> None:
         """Change settings of an added camera; its process starts again. Raises NotFound or InvalidInput."""
         _require_allowed(settings)
-        async with self._changing:
-            camera = camera_of(name, settings, self._definitions.find(name).camera)
-            await asyncio.to_thread(self._definitions.replace, name, camera)
-            await self._apply()
+
+        def replace() -> None:
+            self._definitions.replace(name, camera_of(name, settings, self._definitions.find(name).camera))
+
+        await self._change(replace)
 
     async def remove(self, name: str) -> None:
         """Remove an added camera. Raises NotFound or InvalidInput."""
-        async with self._changing:
-            await asyncio.to_thread(self._definitions.remove, name)
-            await self._apply()
+        await self._change(lambda: self._definitions.remove(name))
 
     def status(self) -> dict[str, CameraStatus]:
         """Return all cameras by name."""
@@ -127,6 +121,18 @@ class CameraSupervisor:
         if run is not None:
             return run.report
         return Report(State.STARTING if definition.camera.enabled and self._listen else State.OFF)
+
+    async def _change(self, edit: Callable[[], None] | None = None) -> None:
+        """Edit the definitions in a thread, then start and stop processes. A client that goes away meanwhile, which
+        cancels this task, does not interrupt the change: a camera would be left without a process."""
+
+        async def work() -> None:
+            async with self._changing:
+                if edit is not None:
+                    await asyncio.to_thread(edit)
+                await self._apply()
+
+        await despite_cancelling(work())
 
     async def _apply(self) -> None:
         """Start and stop processes so that they match the definitions."""

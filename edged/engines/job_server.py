@@ -55,9 +55,12 @@ class JobProcess:
         try:
             # Kept open, so that `has_ended` works even if no descriptor is free.
             self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            os.kill(pid, signal.SIGKILL)
+        except OSError as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             server.release(pid)
+            if isinstance(error, FileNotFoundError):  # a server's child has this file until it is released
+                raise ConnectionResetError(errno.ECONNRESET, "the job server ended with the child") from error
             raise
 
     def has_ended(self) -> bool:
@@ -147,7 +150,7 @@ class JobServer:
         return server.pid if server is not None and not server.has_ended else None
 
     def _running(self) -> _Server:
-        environment = {**os.environ, **_ONE_THREAD}
+        environment = {**process.environment(), **_ONE_THREAD}
         current = self._current
         if current is not None and current.environment != environment:
             self._retire(current)

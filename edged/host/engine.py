@@ -119,7 +119,18 @@ class EngineThreads:
         self._lock = threading.Lock()
         self._has_shortcut = False
         self.is_over = False  # the engine could not be opened
-        self._start("open", self._run_engine)
+        # The opened instances, for all threads but the one that opens; None if the engine cannot be opened.
+        self._opened: queue.SimpleQueue[Pipeline | None] = queue.SimpleQueue()
+        self._others = 0  # the number of these threads
+        try:
+            # Started before the engine is opened: later there may be no memory for a thread's stack.
+            name, run = ("infer", self._infer_loop) if self._working == 1 else ("work", self._work_loop)
+            for _ in range(max(1, self._working - 1)):
+                self._start(name, partial(self._run_opened, run))
+                self._others += 1
+            self._start("open", self._run_engine)
+        except (RuntimeError, MemoryError) as error:  # the system allows no further thread
+            self._refuse(errors.OutOfMemory(f"the engine host cannot start a thread: {one_line(error)}"))
 
     def submit(self, job: m.Infer | m.Detect | None) -> None:
         """Queue a job of the opened engine; None closes the engine after the jobs before it."""
@@ -135,8 +146,19 @@ class EngineThreads:
     def _start(self, name: str, run: Callable[[], None]) -> None:
         threading.Thread(target=run, name=f"{name}-{self._open.session}", daemon=True).start()
 
+    def _refuse(self, error: Exception) -> None:
+        """Report that the engine cannot be opened, and end its other threads."""
+        self.is_over = True
+        for _ in range(self._others):
+            self._opened.put(None)
+        self._send(m.OpenFailed(self._open.session, *_named(error)))
+
+    def _run_opened(self, run: Callable[[Pipeline], None]) -> None:
+        if (pipeline := self._opened.get()) is not None:
+            run(pipeline)
+
     def _run_engine(self) -> None:
-        """Open the engine, start its other threads, and run as one of them."""
+        """Open the engine, pass its instances to the other threads, and run as one of them."""
         opening = self._open
         sessions: list[Session] = []
         try:
@@ -144,22 +166,21 @@ class EngineThreads:
             nodes = sessions[0].nodes() if isinstance(sessions[0], Placed) else {}
             pipelines = self._open_pipelines(sessions)
         except Exception as error:
-            self.is_over = True
             for session in sessions:
                 with contextlib.suppress(Exception):  # the reason why the engine cannot be opened is more useful
                     session.close()
-            self._send(m.OpenFailed(opening.session, *_named(_behind(Path(opening.order.model), error))))
+            self._refuse(_behind(Path(opening.order.model), error))
             return
         first, *others = pipelines
         # Staging may wait for an inference, so the inference thread must not stage.
         self._has_shortcut = not others and not first.is_staging
         self._send(m.Opened(opening.session, nodes))
         if not others:
-            self._start("infer", partial(self._infer_loop, first))
+            self._opened.put(first)
             self._prepare_loop(first)
             return
         for pipeline in others:
-            self._start("work", partial(self._work_loop, pipeline))
+            self._opened.put(pipeline)
         self._work_loop(first)
 
     def _open_pipelines(self, sessions: list[Session]) -> list[Pipeline]:

@@ -53,14 +53,14 @@ def serve(backend_name: str, daemon: HostEnd, arena: int, reach: Reach) -> None:
 
 
 def main() -> None:
-    """`python -m edged.host.main PARENT_PID BACKEND SOCKET_FD ARENA_FD MEMORY_MB REACH`"""
+    """`python -m edged.host.main PARENT_PID BACKEND SOCKET_FD ARENA_FD MEMORY_MB`, with a Reach on standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the daemon, which stops its hosts
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
-    parent, backend, daemon, arena, memory_mb, text = sys.argv[1:]
+    parent, backend, daemon, arena, memory_mb = sys.argv[1:]
     if not process.die_with_parent(int(parent)):
         sys.exit(1)
     process.go_before_the_daemon(int(memory_mb))
-    reach = Reach.parsed(text)
+    reach = Reach.parsed(sys.stdin.read())
     confine.confine_files(reach)
     family_packages.permit()
     serve(backend, HostEnd(socket.socket(fileno=int(daemon))), int(arena), reach)

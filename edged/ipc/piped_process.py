@@ -55,9 +55,10 @@ class PipedProcess(Generic[Message]):
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=printed.child,
+                env=process.environment(),
                 **options,
             )
-        except OSError:
+        except BaseException:
             printed.close()
             raise
         printed.started()

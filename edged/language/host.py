@@ -70,7 +70,7 @@ class LanguageHost:
         host._process.send(m.Open(form.runtime, how))
         host._life = tasks.keep(f"language host {model}", host._live)
         try:
-            await asyncio.wait_for(asyncio.shield(host._is_open), _OPEN_SECONDS)
+            await tasks.at_most(_OPEN_SECONDS, asyncio.shield(host._is_open))
         except asyncio.TimeoutError:
             raise HostLost(f"{TITLES[form.runtime]} did not open the model within {_OPEN_SECONDS:g} s") from None
         finally:

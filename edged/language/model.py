@@ -227,7 +227,7 @@ class PlannedLanguageModel:
 
     async def _before(self, end: float, texts: AsyncGenerator[m.Text, None]) -> m.Text:
         try:
-            return await asyncio.wait_for(anext(texts), max(0.001, end - time.monotonic()))
+            return await tasks.at_most(max(0.001, end - time.monotonic()), anext(texts))
         except asyncio.TimeoutError:
             raise DeadlineExceeded(
                 f"an answer of model {self.entry.name!r} took longer than {self.settings.seconds:g} s; ask for fewer"

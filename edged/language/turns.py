@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from edged.errors import DeadlineExceeded, EdgedError, Overloaded
+from edged.tasks import at_most
 
 
 class Waiting:
@@ -82,7 +83,7 @@ class Turns:
             self._queue.add(client, turn, is_low=is_low)
             try:
                 # A request that ends passes its place on, so `running` counts this one already.
-                await asyncio.wait_for(turn, None if math.isinf(seconds) else seconds)
+                await at_most(None if math.isinf(seconds) else seconds, turn)
             except asyncio.TimeoutError:
                 self._leave(turn)
                 raise DeadlineExceeded(

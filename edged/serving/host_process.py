@@ -64,21 +64,26 @@ class HostProcess:
         """Start a host. It may allocate `memory_mb` (0: no limit) and open the files in `reach`. Raises OSError if it
         cannot be started."""
         printed = Pipe(ChildLogForwarder(f"host {backend}", backend=backend))
+        # A file, because the kernel limits an argument to 128 KiB, and a reach may name thousands of files.
+        allowed = os.memfd_create("edged-reach", os.MFD_CLOEXEC)
         try:
+            os.pwrite(allowed, reach.argument().encode(), 0)
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", module, str(os.getpid()), backend),
-                *(str(connection.child.fileno()), str(arena.handle), str(memory_mb), reach.argument()),
+                *(str(connection.child.fileno()), str(arena.handle), str(memory_mb)),
                 pass_fds=(connection.child.fileno(), arena.handle),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=allowed,
                 stdout=printed.child,
                 stderr=printed.child,
+                env=process.environment(),
                 **process.ISOLATED,
             )
         except BaseException:
             printed.close()
             raise
         finally:
+            os.close(allowed)
             connection.started()
         printed.started()
         return cls(child, printed)

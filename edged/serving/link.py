@@ -39,6 +39,7 @@ class LinkTimes(msgspec.Struct, frozen=True):
     look: float = 0.2  # between two checks of the host: a host can use up the memory in a few seconds
     grace: float = 2.0  # for a job to stop: a runtime checks between operators, and a large operator may take a second
     ending: float = 1.0  # for the process to end after the connection has closed
+    gone: float = 10.0  # for a killed process to end; one that hangs in a driver does not
     unread: float = 1.0  # before the arena is closed: clients may still read answers that were just delivered
     progress: ProgressTimes = ProgressTimes()
 
@@ -208,7 +209,7 @@ class HostLink:
             )
             self.pid = host.pid
             self._watch = tasks.keep("watcher of a host", lambda: self._watch_process(host))
-            await asyncio.wait_for(asyncio.shield(self._ready), self._times.start)
+            await tasks.at_most(self._times.start, asyncio.shield(self._ready))
         except asyncio.TimeoutError:
             self.kill(f"did not start within {self._times.start:g} s")
             raise HostLost(f"engine host {self.backend} {self.lost}") from None
@@ -270,13 +271,14 @@ class HostLink:
                 return
 
     async def stop(self) -> None:
-        """End the process; its unanswered work fails with HostLost."""
+        """End the process; its unanswered work fails with HostLost. A process that hangs in a driver cannot be killed,
+        and is left."""
         self.stopping = True
         if self._process is not None:
             await self._process.stop()
         self.kill("was stopped")
         if self._watch is not None:
-            await asyncio.gather(self._watch, return_exceptions=True)
+            await asyncio.wait((self._watch,), timeout=self._times.gone)
 
     def kill(self, why: str, suspects: Collection[int] | None = None, end: End = End.WORK) -> None:
         """Kill the process. `suspects` are the sessions known to have caused the problem; by default all busy ones."""

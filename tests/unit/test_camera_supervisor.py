@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -19,7 +21,7 @@ from edged.engines.alarms import AlarmKind
 from edged.errors import AlreadyExists, InvalidInput, NotFound, NotReady
 from edged.events import CameraMoved, EventLog, ZoneChanged
 from edged.ipc.capture_messages import Report, State
-from tests.waiting import children, until
+from tests.waiting import children, descriptors, until
 
 ROOT = Path(__file__).parents[2]
 _FAKE = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import tests.fake_capture as fake; fake.main()"
@@ -118,6 +120,48 @@ async def test_add_camera_survives_a_restart_and_can_be_changed_and_removed(tmp_
         assert not supervisor.status()
         with pytest.raises(NotFound):
             await supervisor.remove("hall")
+
+
+async def test_start_cancelled_camera_leaves_no_descriptor(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as (supervisor, _):
+        await supervisor.add("hall", {"source": "streaming", "model": "m"})
+        await supervisor.remove("hall")  # the loop's own descriptors are open now
+        before = descriptors()
+        for _ in range(5):
+            await supervisor.add("hall", {"source": "streaming", "model": "m"})
+            await supervisor.remove("hall")  # the process is about to start
+        await until(lambda: descriptors() <= before)
+
+
+async def test_change_camera_by_a_client_that_goes_away_is_completed(tmp_path: Path) -> None:
+    async with supervised(tmp_path, msgspec.structs.replace(LIMITS, stop=0.5)) as (supervisor, _):
+        await supervisor.add("hall", {"source": "streaming hang", "model": "m"})
+        await reaches(supervisor, "hall", State.STREAMING)
+        (old,) = children()
+        change = asyncio.create_task(supervisor.change("hall", {"source": "lost"}))
+        await asyncio.sleep(0.1)  # the change waits for the end of the old process
+        change.cancel()
+        await asyncio.wait([change])
+        assert change.cancelled()
+        await reaches(supervisor, "hall", State.LOST)
+        assert old not in children()
+
+
+async def test_process_that_cannot_be_killed_does_not_block_other_cameras(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that waits in a driver ignores even SIGKILL."""
+    async with supervised(tmp_path, msgspec.structs.replace(LIMITS, stop=0.2)) as (supervisor, _):
+        await supervisor.add("hall", {"source": "streaming hang", "model": "m"})
+        await reaches(supervisor, "hall", State.STREAMING)
+        (stuck,) = children()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", lambda pid, number: None)
+            await asyncio.wait_for(supervisor.remove("hall"), 20)
+            await asyncio.wait_for(supervisor.add("yard", {"source": "streaming", "model": "m"}), 20)
+            await reaches(supervisor, "yard", State.STREAMING)
+        os.kill(stuck, signal.SIGKILL)
+        await until(lambda: stuck not in children())
 
 
 async def test_change_camera_of_the_configuration_file_is_refused(tmp_path: Path) -> None:

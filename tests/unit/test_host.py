@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import queue
 import threading
@@ -24,6 +25,7 @@ from edged.models.limits import Bounds
 from edged.tensors import Array, TensorSpec
 from edged.vision.family import Recognition, Thresholds, recognise
 from edged.vision.preprocess import Preprocess
+from tests.waiting import wait
 
 _SIGNATURE = Signature((TensorSpec("x", "UINT8", ("n",)),), (TensorSpec("y", "FP32", (1, 2)),))
 
@@ -91,6 +93,28 @@ def test_open_that_fails_is_reported_and_closes_the_session(wrong: str, error: s
     answer.message.encode()
     assert session.closed == 1
     assert threads.is_over
+
+
+@pytest.mark.parametrize("instances", [1, 3])
+@pytest.mark.parametrize("most", [0, 1])
+def test_open_without_threads_is_out_of_memory_and_leaves_none(
+    most: int, instances: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, start, count = threading.active_count(), threading.Thread.start, itertools.count()
+
+    def limited(thread: threading.Thread) -> None:
+        if next(count) >= most:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", limited)
+        threads, received = opened(Session(), instances=instances)
+    answer = received()
+    assert isinstance(answer, m.OpenFailed)
+    assert answer.error == "OutOfMemory"
+    assert threads.is_over
+    wait(lambda: threading.active_count() == before, "the end of the threads")
 
 
 @pytest.mark.parametrize("wrong", ["", "close"])

@@ -157,6 +157,17 @@ async def test_new_environment_starts_another_server_and_keeps_the_children_of_t
     assert not is_running(before)
 
 
+async def test_secrets_in_the_environment_do_not_reach_children(
+    server: JobServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "ROBOFLOW_API_KEY", "EDGED_MQTT_PASSWORD", "HF_TOKEN"):
+        monkeypatch.setenv(name, "hidden")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
+    variables = await output(server, "import os; print(dict(os.environ))")
+    assert "hidden" not in variables
+    assert "/opt/lib" in variables
+
+
 async def test_environment_that_is_not_text_is_kept(server: JobServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environb, b"EDGED_TRIED", b"\xff=\n")
     assert await output(server, "import os; print(os.environb[b'EDGED_TRIED'])") == "b'\\xff=\\n'\n"

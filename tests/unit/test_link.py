@@ -52,7 +52,7 @@ VECTOR = Signature((TensorSpec("x", "UINT8", ("n",)),), (TensorSpec("y", "FP32",
 PICTURE = Signature((TensorSpec("image", "FP32", (1, 3, 8, 8)),), (TensorSpec("scores", "FP32", (1, 4)),))
 LIMITS = HostLimits(arena_mb=4, job_seconds=30)
 IMPATIENT = HostLimits(arena_mb=4, job_seconds=0.5)
-TIMES = LinkTimes(look=0.05, grace=0.3, ending=0.5, unread=0.02, progress=ProgressTimes(0.2, 1.2, 0.4))
+TIMES = LinkTimes(look=0.05, grace=0.3, ending=0.5, gone=0.5, unread=0.02, progress=ProgressTimes(0.2, 1.2, 0.4))
 BYTE = m.TensorRef("x", "UINT8", (1,), None, b"1")
 ENDLESS = 60_000  # milliseconds per inference
 
@@ -83,7 +83,7 @@ class Box:
         self.lost: list[str] = []
 
     async def host(self, backend: str = "null", module: str = HOST_MODULE) -> HostLink:
-        link = HostLink(backend, self.limits, self._on_lost, (tempfile.gettempdir(),), TIMES, module)
+        link = HostLink(backend, self.limits, self.lose, (tempfile.gettempdir(),), TIMES, module)
         self.links.append(link)
         await link.start()
         return link
@@ -107,7 +107,7 @@ class Box:
         self.slot.push(work)
         return await asyncio.wait_for(work.future, 20)
 
-    def _on_lost(self, link: HostLink, why: str) -> None:
+    def lose(self, link: HostLink, why: str) -> None:
         self.lost.append(why)
         self.slot.vacate(link)
 
@@ -281,6 +281,32 @@ async def test_stopped_host_refuses_everything(box: Box) -> None:
     await link.close_session(1)
     await link.stop()
     assert len(box.lost) == 1
+
+
+@within(hosted)
+async def test_stop_of_a_host_that_cannot_be_killed_ends(box: Box) -> None:
+    """A process that waits in a driver ignores even SIGKILL."""
+    link = await box.host()
+    os.kill(link.pid, signal.SIGSTOP)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "kill", lambda pid, number: None)
+        await asyncio.wait_for(link.stop(), 20)
+    assert link.lost
+    os.kill(link.pid, signal.SIGKILL)
+
+
+@within(hosted)
+async def test_host_gets_a_long_reach_and_no_secret(box: Box) -> None:
+    reads = tuple(f"/srv/pictures/{number:0100}.jpg" for number in range(4096))  # 0.5 MB
+    link = HostLink("null", LIMITS, box.lose, reads, TIMES)
+    box.links.append(link)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+        patch.setenv("EDGED_TRIED", "shown")
+        await link.start()
+    variables = Path(f"/proc/{link.pid}/environ").read_bytes()
+    assert b"shown" in variables
+    assert b"hidden" not in variables
 
 
 @pytest.mark.parametrize("is_killed", [False, True])

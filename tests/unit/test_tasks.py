@@ -6,6 +6,8 @@ import asyncio
 import re
 from pathlib import Path
 
+import pytest
+
 import edged
 from edged import tasks
 from edged.tasks import TaskGroup
@@ -122,3 +124,65 @@ def test_until_set_cancelled_together_with_its_event_is_cancelled() -> None:
 
 def test_until_set_of_an_event_that_is_never_set_ends_in_time() -> None:
     run(tasks.until_set(asyncio.Event(), 0.01))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_despite_cancelling_raises_the_cancellation_after_the_work(fails: bool) -> None:
+    async def scenario() -> None:
+        ended: list[int] = []
+
+        async def work() -> None:
+            await asyncio.sleep(0.05)
+            ended.append(1)
+            if fails:
+                raise OSError("the work failed")
+
+        waiting = asyncio.create_task(tasks.despite_cancelling(work()))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        assert ended == [1]
+
+    run(scenario())
+
+
+def test_despite_cancelling_raises_the_error_of_the_work() -> None:
+    async def work() -> None:
+        raise OSError("the work failed")
+
+    with pytest.raises(OSError, match="failed"):
+        run(tasks.despite_cancelling(work()))
+
+
+def test_at_most_cancels_late_work_and_returns_the_result_of_other_work() -> None:
+    async def scenario() -> None:
+        assert await tasks.at_most(20, asyncio.sleep(0, "done")) == "done"
+        assert await tasks.at_most(None, asyncio.sleep(0, "done")) == "done"
+        with pytest.raises(OSError, match="failed"):
+            await tasks.at_most(20, failing())
+        late = asyncio.ensure_future(asyncio.sleep(3600))
+        with pytest.raises(asyncio.TimeoutError):
+            await tasks.at_most(0.01, late)
+        assert late.cancelled()
+
+    async def failing() -> None:
+        raise OSError("the work failed")
+
+    run(scenario())
+
+
+def test_at_most_cancelled_together_with_the_result_is_cancelled() -> None:
+    async def scenario(turns: int) -> None:
+        result = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(tasks.at_most(60, result))
+        await asyncio.sleep(0.001)
+        result.set_result(1)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_asked = waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() is is_asked
+
+    for turns in range(5):
+        run(scenario(turns))

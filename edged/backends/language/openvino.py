@@ -4,6 +4,7 @@ keeps the beginnings of prompts that several requests share."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +75,10 @@ class OpenvinoLanguageModel:
         # One request more, for the beginnings that are kept.
         scheduler.num_kv_blocks = -(-how.context // _BLOCK) * (how.most + 1)
         path = how.file if how.file.endswith(".gguf") else how.file.rpartition("/")[0]
-        properties = {"INFERENCE_NUM_THREADS": how.threads}
+        properties: dict[str, int | str] = {"INFERENCE_NUM_THREADS": how.threads}
+        if min(how.threads, len(os.sched_getaffinity(0))) == 1:
+            # Otherwise it uses bfloat16 if the processor has AMX, and divides by zero (openvinotoolkit/openvino#33300).
+            properties["INFERENCE_PRECISION_HINT"] = "f32"
         self._open: Callable[[], Any] = lambda: ov.ContinuousBatchingPipeline(path, scheduler, "CPU", properties)
         self._pipeline = self._open()
         self._tokenizer = self._pipeline.get_tokenizer()
