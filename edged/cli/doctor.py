@@ -49,7 +49,7 @@ def doctor(
     It changes nothing, and works with or without a daemon. Without -v it lists only problems. With MODEL it also
     compares every optimisation level with the unoptimised model.
 
-    Exit status: 0 no problems, 1 problems, 2 bad arguments.
+    Exit status: 0 nothing is wrong, 1 something is wrong (with --strict also warnings), 2 bad arguments.
 
     \b
     edged doctor

@@ -36,7 +36,13 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall_seconds: Annotated[
         _Seconds, Meta(description="Longest time without a message and without using the processor, in seconds.")
     ] = 600.0
-    disk_mb: Annotated[_Mebibytes, Meta(description="Largest file that a build may write, in MiB; 0 is no limit.")] = 0
+    disk_mb: Annotated[
+        _Mebibytes,
+        Meta(
+            description="Largest file that a build may write, in MiB; 0: as much as engines.budget_mb and"
+            " the disk allow."
+        ),
+    ] = 0
 
 
 class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +55,11 @@ class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     open_seconds: Annotated[_Day, Meta(description="Time to open or close an engine, in seconds.")] = 600.0
     output_mb: Annotated[_HostMebibytes, Meta(description="Size of a request's outputs, in MiB.")] = 512
     memory_mb: Annotated[
-        _Mebibytes, Meta(description="Private memory of a host, in MiB; 0: what the rest of the box leaves free.")
+        _Mebibytes,
+        Meta(
+            description="Private memory of a host, in MiB; 0: the memory of the box without 10 %, at least"
+            " without 512 MiB."
+        ),
     ] = 0
 
 

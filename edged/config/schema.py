@@ -68,7 +68,11 @@ class Engines(Table, frozen=True):
     ] = 4
     regression_factor: Annotated[
         float,
-        Meta(gt=1, le=1e6, description="Raise an alarm if inference takes this many times the measured latency."),
+        Meta(
+            gt=1,
+            le=1e6,
+            description="Raise an alarm if inference takes this many times its best time since the model was loaded.",
+        ),
     ] = 3.0
     regression_seconds: Annotated[
         _Positive, Meta(description="How long inference must be that slow for an alarm, in seconds.")
@@ -82,7 +86,13 @@ class Health(Table, frozen=True):
         float, Meta(ge=0, le=86400, description="Probe an engine that was idle for this many seconds; 0 is never.")
     ] = 30.0
     probe_failures: Annotated[
-        int, Meta(ge=1, le=1000, description="Failed probes in a row after which a model is not ready.")
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="Failed probes in a row after which a model is not ready. After three failed requests in a"
+            " row, one failed probe is enough.",
+        ),
     ] = 3
     strict_readiness: Annotated[
         bool, Meta(description="Whether the server is only ready while every servable model is ready.")
@@ -99,7 +109,7 @@ class Drift(Table, frozen=True):
     every_seconds: Annotated[_Interval, Meta(description="Seconds between two checks of a model; 0 is never.")] = 0.0
     models: Annotated[
         dict[str, _Interval],
-        Meta(description="The same for single models, by name.", examples=[{"door": 120.0}]),
+        Meta(description="Seconds between two checks, by model.", examples=[{"door": 120.0}]),
     ] = msgspec.field(default_factory=dict)
     cpu_percent: Annotated[
         float,
@@ -382,7 +392,7 @@ class Config(Table, frozen=True):
     ] = ()
     state: Annotated[
         str,
-        Meta(description="Directory for models; empty for the default.", examples=["/data/edged"]),
+        Meta(description="Directory for models, tokens and frames; empty for the default.", examples=["/data/edged"]),
         Reload.RESTART,
     ] = ""
     cache: Annotated[

@@ -371,7 +371,7 @@ def reason_to_give_up(error: EdgedError, backend: str, before: str, kin: Iterabl
         return ""
     own = _kind(str(error))
     if own in map(_kind, kin):
-        return "in the same way as in another precision"
+        return "in the same way as another engine of the same runtime"
     # For a builder that times kernels the next attempt has a lower effort, so it may succeed.
     return "twice in the same way" if own == _kind(before) and backend not in TIMING_KERNELS else ""
 

@@ -135,7 +135,7 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     "ServerReady": _Operation("Status 200 if every model can answer, otherwise 400"),
     "ModelStatistics": _Operation("Counts and times of one model, or of all", pb.ModelStatisticsResponse),
     "ModelMetadata": _Operation("Inputs and outputs of a model", pb.ModelMetadataResponse),
-    "ModelReady": _Operation("Status 200 if the model can answer, otherwise 400"),
+    "ModelReady": _Operation("Status 200 if the model can answer, otherwise 400 or 503"),
     "ModelConfig": _Operation("The configuration of a model, as in Triton's config.pbtxt", config_pb.ModelConfig),
     "ModelInfer": _Operation("Inference on tensors", InferAnswer, tensors.InferBody),
     "TraceSetting": _Operation("Trace settings; POST changes them", _TRACE, _TRACE),
