@@ -70,7 +70,7 @@ async def serve(
     malloc_trimmer.limit_arenas()  # before threads start
     signals = Signals()
     with _alone(locations.state_dir(config)):
-        state_format.claim(locations.state_dir(config), __version__)
+        state_format.prepare(locations.state_dir(config), __version__)
         await _serve(config, signals, ready, read, activation)
 
 
@@ -132,19 +132,21 @@ async def _serve(
     cleanup = contextlib.ExitStack()
     # The first request must already find the models.
     await controller.catalogue.look_aside()
-    kept = [
-        tasks.keep("control loop", controller.run),
-        tasks.keep("heartbeat", heartbeat.run),
-        tasks.keep("collection of frames", controller.frames.run),
-        tasks.keep("memory trimming", malloc_trimmer.run),
-        tasks.keep("watch of libraries", controller.watch),
-        tasks.keep("publishing of engines", controller.sharing.run),
-        tasks.keep("reload by signal", partial(reloader.run, signals.reload)),
-        tasks.keep("watch of tokens and certificates", guard.run),
-    ]
+    kept = list[asyncio.Task[None]]()
     try:
         await servers.start()
         await endpoints.start()
+        state_format.claim(locations.state_dir(config), __version__)
+        kept += [
+            tasks.keep("control loop", controller.run),
+            tasks.keep("heartbeat", heartbeat.run),
+            tasks.keep("collection of frames", controller.frames.run),
+            tasks.keep("memory trimming", malloc_trimmer.run),
+            tasks.keep("watch of libraries", controller.watch),
+            tasks.keep("publishing of engines", controller.sharing.run),
+            tasks.keep("reload by signal", partial(reloader.run, signals.reload)),
+            tasks.keep("watch of tokens and certificates", guard.run),
+        ]
         addresses = [*servers.addresses, *endpoints.addresses]
         counts, held = store.counts, len(store.records())
         _LOG.info("store: %d engines; removed %d damaged and %d unfinished", held, counts.damaged, counts.strays)

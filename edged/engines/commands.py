@@ -86,7 +86,12 @@ class Commands:
             self._forgive(planned.entry.name, engine.digest)
         made = _once(chosen)
         for _, engine in made.values():
-            if engine.state not in MAKING and id(engine) not in reopened:
+            if id(engine) in reopened:
+                engine.open_at = 0.0
+            elif engine.state in MAKING:
+                if force:
+                    self._maker.build_after(engine)
+            else:
                 self._maker.forgive(engine)
                 engine.request, engine.trial, engine.last_attempt_failed = (
                     Request.BUILD,
@@ -170,10 +175,9 @@ class Commands:
         return [self._status(name, engine) for name, engine in engines if self._maker.is_making(engine)]
 
     def _status(self, model: str, engine: PlannedEngine) -> EngineProgress:
-        making, done = (
-            engine.making,
-            engine.state not in MAKING and engine.request not in (Request.BUILD, Request.VERIFY),
-        )
+        making = engine.making
+        is_waiting = engine.request in (Request.BUILD, Request.VERIFY) or self._maker.will_build(engine)
+        done = engine.state not in MAKING and not is_waiting
         paused = "" if done or making is not None else self._maker.eviction.paused
         return EngineProgress(
             key=engine.digest,

@@ -122,6 +122,7 @@ class PlannedEngine:
     retry_at: float = 0.0
     open_at: float = 0.0  # when opening may be tried again; infinite if the runtime refused it permanently
     refusals: int = 0  # times in a row that its host refused to open it
+    losses: int = 0  # builds in a row that were damaged when they were opened
     quarantined: str = ""  # why it is no longer opened: it killed its host repeatedly
     apart: str = ""  # the separate host that it is opened in; empty for the shared host
     request: Request = Request.NONE
@@ -185,6 +186,8 @@ class PlannedEngine:
             "",
         )
         self.disk, self.disk_failures = "", 0
+        if record.verdict.accepted:
+            self.open_at = 0.0
         if self._is_outdated(record) and not record.verdict.accepted:
             self.lose()  # by the current standard it may pass: it is built again
         elif record.verdict.accepted:
@@ -273,7 +276,7 @@ class PlannedEngine:
         """Record that the engine serves now: reset its failures and refusals."""
         if self.refusals:
             self.reason = ""
-        self.failures, self.refusals, self.open_at = 0, 0, 0.0
+        self.failures, self.refusals, self.losses, self.open_at = 0, 0, 0, 0.0
         self.disk, self.disk_failures = "", 0
 
     def met_disk(self, error: EdgedError) -> None:
@@ -294,6 +297,17 @@ class PlannedEngine:
     def _is_outdated(self, record: EngineRecord) -> bool:
         """Whether a verdict is by another standard than the current one. Never true for a reference."""
         return record.standard != self.standard and not self.recipe.is_reference
+
+    def damaged(self, error: EdgedError, most: int) -> None:
+        """Record that the engine turned out to be damaged when it was opened. The first time it is made again at once;
+        a build that is damaged, too, counts as a failure (see `fail`), because a build may take an hour."""
+        self.losses += 1
+        if self.losses == 1:
+            self.lose()
+            self.reason = str(error)
+        else:
+            self.record, self.nodes, self.misplaced = None, {}, ()
+            self.fail(error, most)
 
     def lose(self) -> None:
         """Record that the engine's files cannot be used, so that it is made again."""

@@ -58,6 +58,8 @@ class _Job:
     engine: PlannedEngine
     source: str
     task: asyncio.Task[None]
+    is_build: bool
+    is_build_next: bool = False  # a command requests a build after this job
     is_cancelled: bool = False
     why: str = "cancelled"
 
@@ -108,14 +110,14 @@ class Maker:
         engine.making = Making(time.monotonic())
         source = action.source if isinstance(action, Try) else ""
         task = self._tasks.start(self._run(planned, planned.model, engine, action))
-        self._work.append(_Job(engine, source, task))
+        self._work.append(_Job(engine, source, task, isinstance(action, Make)))
         task.add_done_callback(partial(self._over, engine))
 
     def cancel(self, engine: PlannedEngine, reason: str) -> None:
         """Stop making an engine, or waiting to make it. Only a command starts it again."""
         work = self._work_on(engine)
         if work is not None:
-            work.is_cancelled, work.why = True, reason
+            work.is_cancelled, work.is_build_next, work.why = True, False, reason
             work.task.cancel()
             if not engine.is_usable:
                 self._keep_cancelled(engine, reason)
@@ -143,10 +145,19 @@ class Maker:
         """Whether an engine is being made now."""
         return self._work_on(engine) is not None
 
+    def build_after(self, engine: PlannedEngine) -> None:
+        """Build an engine once the job on it has ended, because a command requests it; nothing if it is being built."""
+        if (work := self._work_on(engine)) is not None and not work.is_cancelled:
+            work.is_build_next = not work.is_build
+
+    def will_build(self, engine: PlannedEngine) -> bool:
+        """Whether an engine is built after the job on it."""
+        return (work := self._work_on(engine)) is not None and work.is_build_next
+
     def forgive(self, engine: PlannedEngine) -> None:
         """Forget the earlier failures of an engine, because a command requests it."""
         self._attempts.forget(engine.digest)
-        engine.failures, engine.failure, engine.retry_at = 0, "", 0.0
+        engine.failures, engine.failure, engine.retry_at, engine.losses = 0, "", 0.0, 0
 
     # -- one engine -------------------------------------------------------------------------------------------------
 
@@ -163,6 +174,10 @@ class Maker:
             self._attempts.failed(engine.digest, str(why))
             engine.fail(why, self._settings.attempts)
             raise
+        else:
+            if self.will_build(engine):
+                self.forgive(engine)
+                engine.request, engine.trial, engine.last_attempt_failed = Request.BUILD, "", ""
         finally:
             self._free(engine)
 

@@ -120,8 +120,8 @@ class Opener:
         except EngineDamaged as error:
             _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
             if engine.state is EngineState.READY:  # otherwise it is being made again, and the outcome decides
-                engine.lose()
-                engine.reason, engine.open_at = str(error), 0.0
+                engine.damaged(error, self._attempts)
+                engine.open_at = 0.0
         except (HostLost, NotReady, Superseded) as error:
             engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self._hosts.retry_in(_kind(model, engine)))
             if isinstance(error, Superseded):

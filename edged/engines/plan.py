@@ -115,6 +115,7 @@ class PlannedModel:
 
     def plan(self, model: Model, wanted: tuple[DesiredEngine, ...]) -> list[PlannedEngine]:
         """Set the model and the engines that it should have. Returns the new ones, all in state ABSENT."""
+        is_changed = self.model is None or self.model.entry != model.entry
         self.model, self.problem = model, None
         engines = {
             each.key.digest: self.engines.get(each.key.digest)
@@ -122,6 +123,9 @@ class PlannedModel:
             for each in wanted
         }
         added = [engine for key, engine in engines.items() if key not in self.engines]
+        if is_changed:
+            for engine in engines.values():  # the settings may no longer have what made opening fail
+                engine.open_at, engine.refusals = 0.0, 0
         for each in wanted:
             self._hold_to(engines[each.key.digest], each.standard)
         self.engines = engines

@@ -3,14 +3,14 @@
 `format.json` says which format the directory has and which edged wrote it. A newer format is refused, because an older
 edged would treat files that it cannot read as missing. Before a new edged changes an older format, it copies the
 directory with hard links. The copy takes no space and never changes, because edged never changes a file of the state in
-place, but replaces it.
+place, but replaces it. The directory gets the mark of the new format only when the new edged can serve.
 
 Increase FORMAT only if an older edged can no longer use the files of this one, not for each new file or field.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from edged.errors import Refused
-from edged.store import sealed
+from edged.store import atomic, sealed
 
 _LOG = logging.getLogger("edged.store")
 FORMAT = 1
@@ -55,21 +55,66 @@ def refusal(state: Path, found: Mark, version: str, ours: int = FORMAT) -> str:
     )
 
 
-def claim(state: Path, version: str, ours: int = FORMAT) -> None:
-    """Mark a directory with the format of this version. If its format changes, copy the directory first.
+def prepare(state: Path, version: str, ours: int = FORMAT) -> None:
+    """Copy a directory whose format this version will change. Call this before anything is written.
 
-    Raises Refused if the directory has a newer format. The mark does not change if the disk cannot be written.
+    Raises Refused if the directory has a newer format, or if it cannot be read or copied.
     """
-    written = sealed.read(state / FILE, Mark, "format")
-    found = written or _FIRST
+    found = _read(state)
     if why := refusal(state, found, version, ours):
         raise Refused(why)
-    with contextlib.suppress(OSError):
+    if found.format == ours:
+        return
+    try:
+        _keep_copy(state, state / copy_name(ours))
+    except OSError as error:
+        if error.errno != errno.EROFS:  # otherwise nothing will be written
+            raise Refused(
+                f"{state} cannot be copied before its format changes: {_reason(error)}; free space or correct its"
+                f" permissions, or install edged {found.written_by} again"
+            ) from error
+
+
+def claim(state: Path, version: str, ours: int = FORMAT) -> None:
+    """Mark a directory with the format of this version. Call this when the daemon can serve, before tasks that write
+    files of this format start: if a new version cannot start, the old one must accept the directory.
+
+    Raises Refused if the format changes and the mark cannot be written.
+    """
+    found = _read(state)
+    if found is not _FIRST and found.format == ours:
+        return
+    try:
+        sealed.write(state / FILE, Mark(ours, version))
+    except OSError as error:
+        if found.format < ours and error.errno != errno.EROFS:
+            raise Refused(
+                f"{state / FILE} cannot be written: {_reason(error)}; free space, then restart edged"
+            ) from error
+    else:
         if found.format < ours:
-            _keep_copy(state, state / copy_name(ours))
             _LOG.info("%s changes from format %d to %d; a copy is kept", state, found.format, ours)
-        if written is None or found.format < ours:
-            sealed.write(state / FILE, Mark(ours, version))
+
+
+def _read(state: Path) -> Mark:
+    """Return the mark. A damaged one counts as none if the format was never changed. Raises Refused if it cannot be
+    read: the format could be a newer one."""
+    path = state / FILE
+    try:
+        return sealed.unseal(path.read_bytes(), Mark)
+    except (FileNotFoundError, NotADirectoryError):
+        return _FIRST
+    except (OSError, sealed.Damaged) as error:
+        if isinstance(error, sealed.Damaged) and not any(state.glob(copy_name("*"))):
+            return _FIRST
+        raise Refused(
+            f"{path} cannot be read, so the format of {state} is unknown: {_reason(error)}; restore the file from a"
+            " backup, or go back to a copy (docs/upgrade.md)"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error))[:300]
 
 
 def _keep_copy(state: Path, copy: Path) -> None:
@@ -83,5 +128,24 @@ def _keep_copy(state: Path, copy: Path) -> None:
     def left_out(folder: str, names: list[str]) -> set[str]:
         return matching(folder, names) if Path(folder) == state else set()
 
-    shutil.copytree(state, part, symlinks=True, copy_function=os.link, ignore=left_out)
+    shutil.copytree(state, part, symlinks=True, copy_function=_link_or_copy, ignore=left_out)
+    for folder, _, _ in os.walk(part):
+        atomic.sync_directory(Path(folder))
     part.rename(copy)
+    atomic.sync_directory(state)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Make a hard link. Make a copy of a file of another user, which the kernel may not let this one link, and on a
+    disk of its own or without links."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP):
+            raise
+        shutil.copy2(source, target, follow_symlinks=False)
+        handle = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

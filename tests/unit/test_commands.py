@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,6 +253,36 @@ async def test_rebuild_engine_in_progress_is_followed_not_repeated(desk: Desk) -
     desk.builder.gate.set()
     await desk.until_quiet()
     assert desk.builder.did.count(("make", reference.digest)) == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_rebuild_by_force_of_an_engine_that_is_verified_builds_it_afterwards(
+    desk: Desk, is_cancelled: bool
+) -> None:
+    engine = desk.have()
+    desk.commands.verify(desk.selection())
+    desk.builder.gate.clear()
+    await desk.look()
+    assert engine.state not in (S.ABSENT, S.READY)
+    ordered = desk.commands.rebuild(desk.selection(), True)
+    assert keys(ordered) == (engine.digest,)
+    if is_cancelled:
+        desk.commands.cancel(desk.selection())
+    desk.builder.gate.set()
+    seen = await asyncio.wait_for(desk.follow(ordered), 10)
+    assert seen[-1].done
+    assert desk.builder.did.count(("make", engine.digest)) == (not is_cancelled)
+    assert engine.state is S.READY
+
+
+def test_rebuild_by_force_of_an_engine_refused_for_good_lets_it_open_again(desk: Desk) -> None:
+    engine = desk.have()
+    engine.open_at = math.inf
+    record = record_of(engine.key, engine.recipe, standard=engine.standard)
+    for state in (S.QUEUED, S.BUILDING, S.VERIFYING):
+        engine.move(state)
+    engine.finish(record, record)
+    assert engine.open_at == 0.0
 
 
 # -- verify ---------------------------------------------------------------------------------------------------------

@@ -534,7 +534,13 @@ CASES: dict[str, tuple[EdgedError, str, str, list[str], str]] = {
     "no process again": (BuildFailed("cannot start"), "openvino", "cannot start", [], ""),
     "full disk again": (OutOfSpace("full"), "openvino", "full", [], ""),
     "less effort may help": (EngineUnusable("no tactic"), "tensorrt", "no tactic", [], ""),
-    "another precision": (ChildLost(HANG, "late"), "openvino", "", [HANG], "in the same way as another engine of the same runtime"),
+    "another precision": (
+        ChildLost(HANG, "late"),
+        "openvino",
+        "",
+        [HANG],
+        "in the same way as another engine of the same runtime",
+    ),
     "another precision of TensorRT": (
         EngineUnusable("no op"),
         "tensorrt",

@@ -288,6 +288,22 @@ async def test_open_damaged_engine_is_rebuilt_at_once(gate: Gate) -> None:
     assert gate.store.counts.damaged == 1
 
 
+async def test_open_builds_that_are_damaged_each_time_are_given_up(gate: Gate, clock: Clock) -> None:
+    for number in range(5):
+        assert gate.engine.is_usable
+        await gate.open(EngineDamaged("it does not match its record"))
+        assert (gate.engine.is_usable, gate.engine.failures) == (False, number)
+        if number < 4:
+            assert gate.engine.state is (S.FAILED if number else S.ABSENT)
+            assert gate.engine.retry_at >= (clock.now if number else 0)
+            for state in (S.QUEUED, S.BUILDING, S.VERIFYING):
+                gate.engine.move(state)
+            record = record_of(gate.engine.key, gate.engine.recipe)
+            put(gate.store, record)
+            gate.engine.finish(record, record)
+    assert gate.engine.state is S.QUARANTINED
+
+
 async def test_open_engine_missing_from_the_store_is_rebuilt(gate: Gate) -> None:
     gate.store.remove(gate.engine.digest)
     engine = await gate.open()

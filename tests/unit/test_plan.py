@@ -127,6 +127,20 @@ def test_plan_new_engine_is_absent_with_a_reason() -> None:
     assert planned_model().reference is None
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_plan_changed_model_opens_a_refused_engine_again(is_changed: bool) -> None:
+    """Its configuration may no longer have the warm-up that the engine refused."""
+    planned, of = planned_model(), model()
+    planned.plan(of, desired(box(), of))
+    built = list(planned.engines.values())[1]
+    built.open_at = math.inf
+    if is_changed:
+        of = Model.of(msgspec.structs.replace(of.entry, stamp="2"), of.inspection)
+    planned.plan(of, desired(box(), of))
+    assert planned.engines[built.digest] is built
+    assert built.open_at == (0.0 if is_changed else math.inf)
+
+
 def test_plan_again_keeps_engines_that_stay() -> None:
     planned = planned_model()
     before = plan(planned, model())

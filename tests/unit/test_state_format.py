@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edged.errors import ErrorCode, Refused
 from edged.store import sealed, state_format
-from edged.store.state_format import Mark, claim
+from edged.store.state_format import Mark
 
 
 def mark(state: Path) -> Mark | None:
     return sealed.read(state / state_format.FILE, Mark, "format")
+
+
+def claim(state: Path, version: str, ours: int = state_format.FORMAT) -> None:
+    """What a daemon does that starts without a problem."""
+    state_format.prepare(state, version, ours)
+    state_format.claim(state, version, ours)
 
 
 def test_claim_new_directory_marks_it(tmp_path: Path) -> None:
@@ -65,3 +75,70 @@ def test_claim_damaged_mark_is_written_again(tmp_path: Path) -> None:
     (tmp_path / state_format.FILE).write_text("{")
     claim(tmp_path, "0.1.0")
     assert mark(tmp_path) == Mark(state_format.FORMAT, "0.1.0")
+
+
+def test_prepare_leaves_the_mark_for_a_daemon_that_then_cannot_start(tmp_path: Path) -> None:
+    claim(tmp_path, "0.1.0", ours=1)
+    state_format.prepare(tmp_path, "0.2.0", ours=2)
+    claim(tmp_path, "0.1.0", ours=1)
+    assert mark(tmp_path) == Mark(1, "0.1.0")
+
+
+def refuse(*numbers: int) -> Callable[..., None]:
+    left = itertools.chain(numbers, itertools.repeat(0))
+
+    def call(*_: object, **__: object) -> None:
+        if number := next(left):
+            raise OSError(number, os.strerror(number))
+
+    return call
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EXDEV])
+def test_prepare_copies_what_it_cannot_link(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim(tmp_path, "0.1.0", ours=1)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/model.onnx").write_bytes(b"onnx")
+    monkeypatch.setattr(os, "link", refuse(*[number] * 9))
+    claim(tmp_path, "0.2.0", ours=2)
+    copy = tmp_path / "before-format-2/models/model.onnx"
+    assert copy.read_bytes() == b"onnx"
+    assert not copy.samefile(tmp_path / "models/model.onnx")
+
+
+def test_prepare_without_space_for_the_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim(tmp_path, "0.1.0", ours=1)
+    monkeypatch.setattr(os, "link", refuse(errno.ENOSPC))
+    with pytest.raises(Refused):
+        state_format.prepare(tmp_path, "0.2.0", ours=2)
+    assert mark(tmp_path) == Mark(1, "0.1.0")
+
+
+def test_claim_new_format_without_space_for_the_mark_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(tmp_path, "0.1.0", ours=1)
+    state_format.prepare(tmp_path, "0.2.0", ours=2)
+    monkeypatch.setattr(os, "replace", refuse(errno.ENOSPC))
+    with pytest.raises(Refused):
+        state_format.claim(tmp_path, "0.2.0", ours=2)
+
+
+def test_claim_of_a_full_disk_with_the_same_format_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "replace", refuse(errno.ENOSPC))
+    claim(tmp_path, "0.1.0")
+    assert mark(tmp_path) is None
+
+
+@pytest.mark.parametrize("wrong", ["unreadable", "damaged"])
+def test_prepare_with_an_unknown_format_is_refused(wrong: str, tmp_path: Path) -> None:
+    """The format may be a newer one, so the file is not replaced."""
+    file = tmp_path / state_format.FILE
+    if wrong == "damaged":
+        file.write_text("{")
+        (tmp_path / "before-format-2").mkdir()  # it was changed before
+    else:
+        file.mkdir()
+    with pytest.raises(Refused):
+        state_format.prepare(tmp_path, "0.1.0")
+    assert file.exists()
