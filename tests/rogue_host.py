@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 
@@ -40,7 +39,7 @@ def main() -> None:
     _, _, how, fd, *_ = sys.argv
     connection = socket.socket(fileno=int(fd))
     daemon, decoder = HostEnd(connection), msgspec.msgpack.Decoder(m.ToHost)
-    daemon.send(m.Ready(os.getpid(), "1"))
+    daemon.send(m.Ready("1"))
     while (data := daemon.receive()) is not None:
         order = decoder.decode(data)
         if isinstance(order, m.Open):

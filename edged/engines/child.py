@@ -49,7 +49,6 @@ _CRASH = "Fatal Python error: "  # the first words of a crash's traceback, which
 _EXAMINATIONS = (jobs.Inspect, jobs.Recognise, jobs.LoadFamilies, jobs.Check, jobs.AskPicture, jobs.TryFamilies)
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-_T = TypeVar("_T")
 OnProgress = Callable[[jobs.Progress], None]
 # How a child was lost: it crashed, exceeded its time limit or its memory limit, or was killed from outside.
 How: TypeAlias = Literal["crashed", "late", "too large", "killed"]

@@ -76,7 +76,7 @@ class FrameworkProcess:
 
     def __init__(self, python: str, scratch: Path, reads: tuple[str, ...], imports_from: str, limits: Limits) -> None:
         """`reads` are files and folders that the source needs; `imports_from` is the folder of the user's modules."""
-        self._scratch, self._until, self._limits = scratch, time.monotonic() + limits.seconds, limits
+        self._until, self._limits = time.monotonic() + limits.seconds, limits
         places = _places(python)
         environment, caches = _environment(scratch)
         reach = rules.reach((*reads, *places, *caches, str(_MAIN.parent)), (), str(scratch))

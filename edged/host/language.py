@@ -151,17 +151,9 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     order = msgspec.msgpack.decode(payload, type=ready(m.Open))
     began = time.monotonic()
     try:
-        runtime = registry.load(order.runtime)
-        model = runtime.open(order.how)
-        opened = m.Opened(
-            runtime.version(),
-            model.context,
-            model.has_template,
-            model.has_tools,
-            model.takes_pictures,
-            time.monotonic() - began,
-            model.fallback,
-        )
+        model = registry.load(order.runtime).open(order.how)
+        seconds = time.monotonic() - began
+        opened = m.Opened(model.context, model.has_template, model.has_tools, seconds, model.fallback)
         answers.write(pipe_messages.pack(opened))
         answers.flush()
         generator = Generator(model, answers)

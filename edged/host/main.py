@@ -6,7 +6,6 @@ Each engine has its own threads, so a slow model does not delay another.
 from __future__ import annotations
 
 import faulthandler
-import os
 import signal
 import socket
 import sys
@@ -35,7 +34,7 @@ def serve(backend_name: str, daemon: HostEnd, arena: int, reach: Reach) -> None:
     shared = SharedView(arena)
     decoder = msgspec.msgpack.Decoder(ready(m.ToHost))
     sessions: dict[int, EngineThreads] = {}
-    daemon.send(m.Ready(os.getpid(), backend.version()))
+    daemon.send(m.Ready(backend.version()))
     while (data := daemon.receive()) is not None:
         order = decoder.decode(data)
         if isinstance(order, m.Open):

@@ -39,14 +39,11 @@ ToHost = Open | Begin | Cancel | Ping
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """The model is open. `version` is that of the runtime; `seconds`: how long opening took. The other fields are those
-    of `LanguageModel`."""
+    """The model is open. `seconds`: how long opening took. The other fields are those of `LanguageModel`."""
 
-    version: str
     context: int
     has_template: bool
     has_tools: bool
-    takes_pictures: bool
     seconds: float
     fallback: str = ""
 

@@ -139,7 +139,6 @@ ToHost = Open | Close | Infer | Detect | Stop | Ping
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     """The host's first message: it has imported its backend. `version` is that of the runtime."""
 
-    pid: int
     version: str
 
 

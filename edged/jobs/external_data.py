@@ -28,11 +28,10 @@ _LARGEST = 1 << 62  # with a larger offset or length, their sum overflows the 64
 
 
 class _Reference(msgspec.Struct, frozen=True):
-    """A tensor's reference to external data: bytes `offset` to `end` of the file `location`, a relative path."""
+    """A tensor's reference to external data: bytes up to `end` of the file `location`, a relative path."""
 
     tensor: str
     location: str
-    offset: int
     end: int
 
 
@@ -48,7 +47,7 @@ def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[Exte
         if isinstance(reference, Finding):
             location = _entries(tensor).get("location", "")
             damaged.setdefault(location, reference)
-            needed.setdefault(location, _Reference(reference.node, location, 0, 0))
+            needed.setdefault(location, _Reference(reference.node, location, 0))
         elif reference.location not in needed or reference.end > needed[reference.location].end:
             needed[reference.location] = reference
     found = []
@@ -132,7 +131,7 @@ def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
     if takes is not None and "length" in entries and length != takes:
         message = f"tensor {name!r} takes {takes} bytes, but its reference to external data says {length}"
         return _finding(Category.EXTERNAL_DAMAGED, message, "export the model again", name)
-    return _Reference(name, location, offset, offset + (takes if takes is not None else length))
+    return _Reference(name, location, offset + (takes if takes is not None else length))
 
 
 def _number(text: str) -> int | None:

@@ -29,13 +29,12 @@ _PLAIN = Way()
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """A model in a precision. `path` is the original model if no change was needed, so that no file was written.
+    """A converted model. `path` is the original model if no change was needed, so that no file was written.
 
     `kept_fp32` has one line for each operator that still computes in float32, with the reason.
     """
 
     path: str
-    precision: Precision
     kept_fp32: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -83,10 +82,10 @@ def convert(
         from edged.jobs.onnx_half import to_half  # imports the onnx package
 
         changed, kept = to_half(model, out)
-        return Converted(str(out if changed else model), precision, kept)
+        return Converted(str(out if changed else model), kept)
     if precision == "int8":
         from edged.jobs.onnx_int8 import to_int8  # imports the onnx package and ONNX Runtime
 
         changed, kept, notes = to_int8(model, out, calibration, way)
-        return Converted(str(out if changed else model), precision, kept, notes)
-    return Converted(str(model), precision)
+        return Converted(str(out if changed else model), kept, notes)
+    return Converted(str(model))

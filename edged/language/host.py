@@ -36,7 +36,7 @@ class LanguageHost:
     def __init__(self, form: Form, version: str) -> None:
         """Call `start` instead. `version` is the version of the runtime on disk."""
         self.form, self.version = form, version
-        self.opened = m.Opened("", 0, False, False, False, 0.0)
+        self.opened = m.Opened(0, False, False, 0.0)
         self.lost = ""
         self.ended = asyncio.Event()
         self._process: PipedProcess[m.FromHost] | None = None

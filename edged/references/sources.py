@@ -167,9 +167,7 @@ def _roboflow(reference: Reference) -> Source:
     if not isinstance(model, str) or not is_private(model):
         raise NotFound(f"{reference.text} has no ONNX model; train or export the version at Roboflow")
     settings: dict[str, str] = {}
-    if isinstance(names, list) and all(
-        isinstance(each, str) and each.isprintable() and "," not in each for each in names
-    ):
+    if isinstance(names, list) and all(isinstance(each, str) and _is_plain(each) for each in names):
         settings["names"] = ",".join(names)
     environment = described.get("environment")
     steps = _steps(transfer.answered_json(str(environment))) if is_private(str(environment)) else {}

@@ -173,7 +173,7 @@ def test_convert_without_a_float32_layer_changes_nothing(tmp_path: Path, proto: 
 
 def test_convert_to_float32_returns_the_model_itself(tmp_path: Path) -> None:
     source = store(relu(), tmp_path)
-    assert convert(source, "fp32", tmp_path / "out.onnx") == Converted(str(source), "fp32")
+    assert convert(source, "fp32", tmp_path / "out.onnx") == Converted(str(source))
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 

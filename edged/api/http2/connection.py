@@ -57,8 +57,7 @@ class Connection(asyncio.BufferedProtocol):
         self._begin = self._end = 0  # where the unprocessed bytes in the buffer begin and end
         self._has_preface = self._has_settings = False
         self._data: Call | None = None  # the call of the current DATA frame; None if it has ended
-        self._data_rest = self._padding_rest = 0
-        self._data_flags = self._data_stream = 0
+        self._data_rest = self._padding_rest = self._data_flags = 0
         self._direct = False
         self._block: bytearray | None = None  # an incomplete block of headers
         self._block_stream = self._block_flags = 0
@@ -249,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         if call is None or (size - padding < costs.TINY_BYTES and not flags & frames.END_STREAM):
             self._allowance.charge()
         self._begin = begin
-        self._data, self._data_stream, self._data_flags = call, stream, flags
+        self._data, self._data_flags = call, flags
         self._data_rest, self._padding_rest = size - padding, max(0, padding - 1)
         if not self._data_rest and not self._padding_rest:
             self._end_data()

@@ -31,11 +31,6 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._rows: list[view.ModelRow] = []
 
-    @property
-    def viewers(self) -> int:
-        """The number of current followers."""
-        return self._viewers
-
     async def follow(self) -> AsyncGenerator[dict[str, bytes], None]:
         """Yield all parts by name; then, once per update, the parts that changed, perhaps none."""
         self._viewers += 1

@@ -74,7 +74,6 @@ class LanguageModel(Protocol):
     """Whether it can format chat messages."""
     has_tools: bool
     """Whether its template takes tools."""
-    takes_pictures: bool
     fallback: str
     """Why it does not run on the devices of its configuration; empty if it does."""
 
@@ -95,9 +94,6 @@ class LanguageModel(Protocol):
 
 class LanguageRuntime(Protocol):
     """A runtime; its module has one as `RUNTIME`."""
-
-    def version(self) -> str:
-        """Return the version of the loaded library."""
 
     def open(self, how: Opening) -> LanguageModel:
         """Open a model. Raises EngineUnusable if the runtime refuses it."""

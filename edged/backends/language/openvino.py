@@ -20,16 +20,11 @@ from edged.backends.contract import one_line
 from edged.backends.language.contract import Generation, Opening, Prompt, Reason, Step
 from edged.errors import EngineUnusable, InvalidInput
 
-_PROBE = [{"role": "user", "content": "x"}]
 _REASONS: dict[str, Reason] = {"STOP": "stop", "LENGTH": "length"}
 _BLOCK = 32  # tokens, on a CPU
 
 
 class _Runtime:
-    def version(self) -> str:
-        # The library's version has a build number: 2026.4.1.0-3117-f2e80cb.
-        return str(ov.__version__).partition("-")[0]
-
     def open(self, how: Opening) -> OpenvinoLanguageModel:
         try:
             return OpenvinoLanguageModel(how)
@@ -65,8 +60,6 @@ class _Request:
 
 class OpenvinoLanguageModel:
     """A model of OpenVINO GenAI."""
-
-    takes_pictures = False
 
     def __init__(self, how: Opening) -> None:
         scheduler = ov.SchedulerConfig()

@@ -43,16 +43,6 @@ _MARKS = {
 
 
 class _Runtime:
-    def version(self) -> str:
-        from importlib.metadata import PackageNotFoundError, version
-
-        for name in ("onnxruntime-genai", "onnxruntime-genai-cuda"):
-            try:
-                return version(name)
-            except PackageNotFoundError:
-                continue
-        return ""
-
     def open(self, how: Opening) -> OrtLanguageModel:
         try:
             return OrtLanguageModel(how)
@@ -76,8 +66,7 @@ class OrtLanguageModel:
         self._kind = str(self._model.type)
         self._tokenizer = og.Tokenizer(self._model)
         self._ends = tuple(int(each) for each in self._tokenizer.eos_token_ids)
-        self.takes_pictures = "vision" in described
-        self._processor = self._model.create_multimodal_processor() if self.takes_pictures else None
+        self._processor = self._model.create_multimodal_processor() if "vision" in described else None
         self.has_template = self._has_template()
         self.has_tools = self.has_template and any("tools" in text for text in _templates(folder))
         self._most = how.most

@@ -141,9 +141,6 @@ class Rebuild:
 class Reload:
     """The configuration, whose file is already on the boxes."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
-
     def plan(self) -> str:
         return "read the configuration file again, which must be on the box already"
 
@@ -162,7 +159,7 @@ KINDS: Mapping[str, Callable[[Order], Change]] = {
     "models": AddModel,
     "settings": SetModel,
     "rebuild": Rebuild,
-    "reload": Reload,
+    "reload": lambda order: Reload(),
 }
 
 

@@ -341,7 +341,6 @@ class Topics:
     """Makes the topics and messages of one camera, without IO. `node` distinguishes cameras of several machines."""
 
     def __init__(self, prefix: str, discovery: str, node: str, camera: str) -> None:
-        self.camera = camera
         self._discovery = discovery.strip("/")
         self._node = f"edged_{slug(node)}_{slug(camera)}"
         self._device = {

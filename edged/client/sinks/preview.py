@@ -38,7 +38,6 @@ class Preview(Sink):
 
     def __init__(self, port: int, host: str = "127.0.0.1", title: str = "camera") -> None:
         self.name = "preview"
-        self._title = title
         self.newest = Newest()
         try:
             self._server = _Server(self.newest, title, host, port)

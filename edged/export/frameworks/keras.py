@@ -49,7 +49,7 @@ def _saved_model(path: str) -> tuple:
 
 class _Model:
     def __init__(self, function: Any, names: list, specs: list, request: Request, about: str) -> None:
-        self._about, self._names, self._outputs = about, names, []
+        self._about, self._names = about, names
         self._inputs = {
             name: Input(tf.as_dtype(spec.dtype).name, _shape(spec, request), _open(spec, request))
             for name, spec in zip(names, specs)  # noqa: B905 - Python 3.9
@@ -61,9 +61,7 @@ class _Model:
 
         @tf.function(input_signature=signature, autograph=False)
         def flat(*values: Any) -> Any:
-            found = function(*values)
-            self._outputs = sorted(found) if isinstance(found, dict) else []
-            return tf.nest.flatten(found)
+            return tf.nest.flatten(function(*values))
 
         self._function, self._signature = flat, signature
 

@@ -20,7 +20,6 @@ import torch
 from edged_frameworks.contract import Arrays, Input, Loaded, Refused, Request
 
 _SAMPLED = 4096  # elements of a layer's output
-_WORDS = {0: "batch", 2: "height", 3: "width"}
 DYNAMO, TORCHSCRIPT = "dynamo", "torchscript"
 
 

@@ -45,7 +45,7 @@ def load(request: Request) -> Loaded:
 
 class _Ultralytics:
     def __init__(self, model: Any, request: Request) -> None:
-        self._model, self._request = model, request
+        self._request = request
         usual = model.overrides.get("imgsz", 640)
         height, width = request.imgsz or (usual if isinstance(usual, (list, tuple)) else (usual, usual))
         self._size = (int(height), int(width))
