@@ -8,13 +8,37 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from google.protobuf import text_format
+from msgspec.structs import replace
 
+from edged.api.inference.models import config_of
 from edged.api.inference.requests import Options
 from edged.api.inference.sequences import Sequences, StateTensor
 from edged.errors import DeadlineExceeded, InvalidInput, Overloaded
+from edged.models.model import Model
+from edged.models.triton_text import read_text
+from edged.proto import model_config_pb2 as pb
+from edged.serving.schedule import Batching, TensorBatching
+from tests.unit.control_room import entry, inspection
 from tests.waiting import until, within
 
 FOREVER = float("inf")
+
+
+STRATEGIES = (
+    "oldest { max_candidate_sequences: 4 preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 300 }",
+    "direct { max_queue_delay_microseconds: 700 }",
+    "direct { }",
+)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_config_of_sequences_has_the_strategy_of_the_file(strategy: str) -> None:
+    control = 'control_input { name: "x" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }'
+    text = f"sequence_batching {{ max_sequence_idle_microseconds: 5000000 {strategy} {control} }}"
+    known = replace(entry(), triton=read_text(text.encode(), "m"))
+    made = config_of(Model.of(known, inspection()), TensorBatching(Batching()))
+    assert made.sequence_batching == text_format.Parse(text, pb.ModelConfig()).sequence_batching
 
 
 def state(size: int = 4, fill: bytes = b"a") -> dict[str, StateTensor]:

@@ -280,10 +280,14 @@ def _policy(policy: QueuePolicy) -> config_pb.ModelQueuePolicy:
 
 def _sequence(sequence: SequenceBatching) -> config_pb.ModelSequenceBatching:
     message = config_pb.ModelSequenceBatching(max_sequence_idle_microseconds=round(sequence.idle * _MICROSECONDS))
+    delay = round(sequence.max_delay * _MICROSECONDS)
     if sequence.strategy == "oldest":
         message.oldest.max_candidate_sequences = sequence.max_candidates
+        message.oldest.preferred_batch_size.extend(sequence.preferred)
+        message.oldest.max_queue_delay_microseconds = delay
     else:
         message.direct.SetInParent()
+        message.direct.max_queue_delay_microseconds = delay
     by_input: dict[str, list[Control]] = {}
     for control in sequence.controls:
         by_input.setdefault(control.input, []).append(control)
