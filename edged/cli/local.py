@@ -211,7 +211,7 @@ class LocalBox:
 
     def plans(self) -> dict[str, PlannedModel]:
         """Return the planned engines of every model of the repository."""
-        return asyncio.run(offline.plans(self.repository, self._store, self._builder, self._planner))
+        return asyncio.run(offline.plans(self.repository, self._builder, self._planner))
 
     def models(self) -> list[ModelInfo]:
         """Return the models for `edged models list`."""

@@ -27,10 +27,10 @@ class Served(msgspec.Struct, frozen=True):
     speed: float | None = None
 
 
-def wait_until_served(client: Client, name: str, seconds: float = _WAIT_S) -> Served:
+def wait_until_served(client: Client, name: str) -> Served:
     """Wait until all engines of a model have their outcome and one serves. Engines that nothing builds, such as those
     of a daemon that builds only by command, are not awaited. Raises Refused if no engine serves in time."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + _WAIT_S
     settled = time.monotonic()  # the time since which no engine is under way
     while time.monotonic() < end:
         try:
@@ -46,7 +46,7 @@ def wait_until_served(client: Client, name: str, seconds: float = _WAIT_S) -> Se
         if engines and is_over and not any(each.state in ("serving", "ready") for each in engines):
             raise Refused(f"no engine of {name} serves; see: edged engines why {name}")
         time.sleep(_POLL_S)
-    raise Refused(f"no verified engine of {name} serves after {seconds / 60:g} minutes; see: edged engines list")
+    raise Refused(f"no verified engine of {name} serves after {_WAIT_S / 60:g} minutes; see: edged engines list")
 
 
 def _is_under_way(engine: EngineInfo) -> bool:

@@ -35,6 +35,7 @@ from edged.store.record import EngineRecord
 from edged.store.store import Store
 
 _SUBJECT = "reference"
+_ALL_SECONDS = 1800.0  # for all runtimes together
 _LIMITS = Limits(seconds=300.0, memory_mb=4096)
 _ADMISSION = AdmissionLimits(seconds=_LIMITS.seconds)  # the model is known to be good, and a box may be slow
 _SECONDS = 600.0  # for one runtime: TensorRT builds for minutes on a small box
@@ -66,13 +67,13 @@ class Outcome(msgspec.Struct, frozen=True):
     tried: tuple[Tried, ...]
 
 
-async def run_self_check(fingerprint: Fingerprint, tell: Tell, *, is_quick: bool, seconds: float = 1800.0) -> Outcome:
-    """Check every runtime, for at most `seconds`; `tell` gets each step when it begins.
+async def run_self_check(fingerprint: Fingerprint, tell: Tell, *, is_quick: bool) -> Outcome:
+    """Check every runtime, for at most half an hour; `tell` gets each step when it begins.
 
     With `is_quick` nothing is timed, two runtimes are checked at a time, and a runtime for a device other than the CPU
     is only loaded, since building for a GPU takes long.
     """
-    examination = Examination(asyncio.get_running_loop().time() + seconds, tell)
+    examination = Examination(asyncio.get_running_loop().time() + _ALL_SECONDS, tell)
     with tempfile.TemporaryDirectory(prefix="edged-self-check-") as folder:
         runtimes = _Runtimes(fingerprint, Path(folder), is_quick)
         checks = await examination.run([runtimes.reference_step()])

@@ -323,9 +323,9 @@ class Controller:
         await asyncio.gather(self._hosts.stop(), self.tracking.close(), self.language.stop())
         await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
 
-    def find(self, name: str, version: str = "") -> PlannedModel:
-        """Return the plan of a model, or of one version of it. Raises NotFound, or InvalidInput for an ensemble."""
-        return self.catalogue.find(name, version)
+    def find(self, name: str) -> PlannedModel:
+        """Return the plan of a model. Raises NotFound, or InvalidInput for an ensemble."""
+        return self.catalogue.find(name)
 
     def find_any(self, name: str, version: str = "") -> PlannedModel | PlannedEnsemble:
         """Return the plan of a model or ensemble, or of one version of it. Raises NotFound."""

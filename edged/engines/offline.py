@@ -18,10 +18,9 @@ from edged.models.entries import ModelEntry
 from edged.models.model import Model
 from edged.models.repository import Repository
 from edged.serving.slot import Slot
-from edged.store.store import Store
 
 
-async def plans(repository: Repository, store: Store, builder: Builder, planner: Planner) -> dict[str, PlannedModel]:
+async def plans(repository: Repository, builder: Builder, planner: Planner) -> dict[str, PlannedModel]:
     """Plan every model of the repository for this box, without building or opening an engine; not the ensembles and
     language models."""
     planned = await read(repository.entries().values(), builder)

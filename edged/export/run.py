@@ -195,7 +195,7 @@ class _Export:
                 continue
             beyond = written.versions_beyond(inspection, self._wish.opset, self._limits)
             if not beyond:
-                return self._finished(place, way, inspection)
+                return self._finished(place, way)
             self.notes.append(f"{named} wrote {beyond}")
             best = best or (place, way, inspection)
         if best is None:
@@ -220,9 +220,9 @@ class _Export:
             named = [f"{operator} is at {line}" for operator, line in sources.items() if operator in str(error)]
             raise ModelRefused("; ".join([str(error), *named])) from None
         self.notes.append(f"edged converted it: {'; '.join(each.line() for each in done.record.steps)}")
-        return self._finished(done.path, way, asyncio.run(run(jobs.Inspect(str(done.path)), Inspection, _READ)))
+        return self._finished(done.path, way)
 
-    def _finished(self, place: Path, way: str, inspection: Inspection) -> tuple[Path, str, Inspection]:
+    def _finished(self, place: Path, way: str) -> tuple[Path, str, Inspection]:
         out = self._own / "finished.onnx"
         asyncio.run(self._finish(place, out))
         if out.with_name(f"{out.name}.data").exists():

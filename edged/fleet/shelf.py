@@ -53,9 +53,7 @@ class Shelf:
 
     async def engines(self) -> list[Shared]:
         """Return all published engines."""
-        return [
-            self._described(key, data) for key, data in sorted((await self._manifests("engines/", ".json")).items())
-        ]
+        return [self._described(key, data) for key, data in sorted((await self._manifests()).items())]
 
     def _described(self, key: str, data: bytes) -> Shared:
         try:
@@ -103,9 +101,7 @@ class Shelf:
         """Publish the previous manifest of the engine whose key begins with `start` again; remove the engine if it has
         no previous manifest. Return whether it had one. Raises NotFound, or InvalidInput if several keys begin with
         `start`."""
-        names = [each.name for each in await self._bucket.list("engines") if each.name.endswith(".json")]
-        keys = [name[len("engines/") : -len(".json")] for name in names]
-        found = [key for key in keys if key.startswith(start)]
+        found = [key for key in map(_key, await self._names()) if key.startswith(start)]
         if not found:
             raise NotFound(f"{self._bucket.place} has no engine {start!r}; see: edged fleet list")
         if len(found) > 1:
@@ -119,10 +115,15 @@ class Shelf:
         await self._bucket.delete(place_before)
         return True
 
-    async def _manifests(self, prefix: str, end: str) -> dict[str, bytes]:
-        names = [each.name for each in await self._bucket.list(prefix.rstrip("/")) if each.name.endswith(end)]
+    async def _names(self) -> list[str]:
+        """Return the names of all manifests of engines."""
+        return [each.name for each in await self._bucket.list("engines") if each.name.endswith(".json")]
+
+    async def _manifests(self) -> dict[str, bytes]:
+        """Return the manifests of engines by key."""
+        names = await self._names()
         read = zip(names, await self._read(names), strict=True)
-        return {name[len(prefix) : -len(end)]: data for name, data in read if data is not None}
+        return {_key(name): data for name, data in read if data is not None}
 
     async def _read(self, names: list[str]) -> list[bytes | None]:
         gate = asyncio.Semaphore(_AT_ONCE)
@@ -132,6 +133,11 @@ class Shelf:
                 return await self._bucket.read(name, manifests.LARGEST)
 
         return await asyncio.gather(*map(one, names))
+
+
+def _key(name: str) -> str:
+    """Return the key of the engine whose manifest has this name."""
+    return name[len("engines/") : -len(".json")]
 
 
 def _is_unused(item: Item, needed: set[str], now: float) -> bool:

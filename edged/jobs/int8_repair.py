@@ -33,15 +33,12 @@ class Search(NamedTuple):
 
 
 def give_back(
-    count: int,
-    is_right: Callable[[frozenset[int]], bool],
-    may_go_on: Callable[[], bool] = lambda: True,
-    most: int = MOST_TRIALS,
+    count: int, is_right: Callable[[frozenset[int]], bool], may_go_on: Callable[[], bool] = lambda: True
 ) -> Search:
     """Find few of `count` layers, ranked with the most harmful first, that make the int8 model right if they are given
     back.
 
-    `is_right` tries the model with these layers in float32; it is called at most `most` times, and only while
+    `is_right` tries the model with these layers in float32; it is called at most MOST_TRIALS times, and only while
     `may_go_on` returns true. At least one layer stays in int8, otherwise the model would not be int8.
     """
     best: frozenset[int] | None = None
@@ -56,7 +53,7 @@ def give_back(
         return True
 
     def has_more() -> bool:
-        return trials < most and may_go_on()
+        return trials < MOST_TRIALS and may_go_on()
 
     wrong, right = 0, count  # the first `wrong` are too few; the first `right` are enough
     while right - wrong > 1 and has_more():

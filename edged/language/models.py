@@ -55,11 +55,11 @@ class LanguageModels:
             raise ModelNotFound(f"model {name[:80]!r} has no version {version[:20]}; available: {planned.version}")
         return further
 
-    def require(self, name: str, version: str = "") -> PlannedLanguageModel:
+    def require(self, name: str) -> PlannedLanguageModel:
         """Return a model, or the only one if the name is empty. Raises ModelNotFound."""
         if not name and len(self.models) == 1:
             return next(iter(self.models.values()))
-        planned = self.find(name, version) if name else None
+        planned = self.find(name) if name else None
         if planned is None:
             known = ", ".join(sorted(self.models)) or "none"
             raise ModelNotFound(f"no language model {name[:80]!r}; available: {known}")

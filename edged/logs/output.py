@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, entry
 
+_SPELL_SECONDS = 1.0  # how long records of a kind are counted before the newest is written
 _MOST = 256  # kinds of records that are remembered; beyond it, the oldest is forgotten and its held record written
 # Lines of these loggers report decisions, not frames or requests, so only an equal line counts as a repetition.
 _DECISIONS = frozenset(("edged", "edged.alarms", "edged.engines", "edged.device", "edged.store", "edged.config"))
@@ -44,8 +45,8 @@ class Repetition:
     the kind, the next record is written at once again.
     """
 
-    def __init__(self, seconds: float = 1.0, most: int = _MOST) -> None:
-        self._seconds, self._most = seconds, most
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
         self._spells: dict[Hashable, _Spell] = {}  # the oldest first
         self._holding = 0  # spells that hold records
 
@@ -71,7 +72,7 @@ class Repetition:
         ready: list[logging.LogRecord] = []
         while self._spells:
             key, spell = next(iter(self._spells.items()))
-            if now - spell.since < self._seconds:
+            if now - spell.since < _SPELL_SECONDS:
                 break
             ended = self._end(key, now)
             if ended:
@@ -86,7 +87,7 @@ class Repetition:
     @property
     def next_due(self) -> float | None:
         """Return the latest time at which `due` must be called; None while no record is held."""
-        return next(iter(self._spells.values())).since + self._seconds if self._holding else None
+        return next(iter(self._spells.values())).since + _SPELL_SECONDS if self._holding else None
 
     def _end(self, key: Hashable, now: float) -> list[logging.LogRecord]:
         spell = self._spells.pop(key)

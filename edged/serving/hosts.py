@@ -52,13 +52,12 @@ class Hosts:
         self,
         limits: HostLimits,
         on_lost: Callable[[HostLink, str], None],
-        available_mb: Callable[[], int] = memory.available_mb,
         reads: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         """`reads` is called in a thread before a host starts; it returns the folders and files with models and engines
         that the host may open."""
         self._reads = reads
-        self._limits, self._on_lost, self._available_mb = limits, on_lost, available_mb
+        self._limits, self._on_lost = limits, on_lost
         self._links: dict[HostKind, HostLink] = {}
         self._starting: dict[HostKind, asyncio.Task[HostLink]] = {}
         self._records: dict[HostKind, _Record] = {}
@@ -140,7 +139,7 @@ class Hosts:
         record = self._records.setdefault(kind, _Record())
         if not link.stopping and link.loss.end is not End.OUTSIDE:
             record.deaths = 1 if now - record.started > _HEALTHY_SECONDS else record.deaths + 1
-            has_room = bool(link.version) and self._available_mb() >= _ROOM_MB
+            has_room = bool(link.version) and memory.available_mb() >= _ROOM_MB
             record.not_before = now + pause(record.deaths, has_room=has_room)
         if self._links.get(kind) is link:
             del self._links[kind]

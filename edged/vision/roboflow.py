@@ -61,14 +61,11 @@ def roboflow(
     names: Sequence[str],
     width: int,
     height: int,
-    ids: Sequence[str] | None = None,
-    keypoint_names: Sequence[str] = (),
 ) -> RoboflowResult:
     """Convert detections in a picture of width x height.
 
-    x and y are the box's centre; lengths are pixels of the original picture. `ids` are the detection ids, by default
-    new uuid4s. A keypoint without a name is named by its number. Raises ValueError if masks are of a picture of another
-    size.
+    x and y are the box's centre; lengths are pixels of the original picture. Detection ids are new uuid4s. A keypoint
+    is named by its number. Raises ValueError if masks are of a picture of another size.
     """
     trackers = detections.tracker_ids
     predictions: list[RoboflowPrediction] = []
@@ -83,14 +80,14 @@ def roboflow(
             "confidence": score,
             "class": class_name(names, class_id),
             "class_id": class_id,
-            "detection_id": str(uuid.uuid4()) if ids is None else ids[i],
+            "detection_id": str(uuid.uuid4()),
         }
         if detections.masks is not None:
             prediction["points"] = _points(polygon(detections.masks[i], width, height).tolist())
         elif detections.corners is not None:
             prediction["points"] = _points(detections.corners[i].tolist())
         if detections.keypoints is not None:
-            prediction["keypoints"] = _keypoints(detections.keypoints[i].tolist(), keypoint_names)
+            prediction["keypoints"] = _keypoints(detections.keypoints[i].tolist())
         if trackers is not None and trackers[i] >= 0:
             prediction["tracker_id"] = int(trackers[i])
         predictions.append(prediction)
@@ -101,8 +98,8 @@ def _points(points: list[list[float]]) -> list[RoboflowPoint]:
     return [{"x": float(x), "y": float(y)} for x, y in points]
 
 
-def _keypoints(keypoints: list[list[float]], names: Sequence[str]) -> list[RoboflowKeypoint]:
+def _keypoints(keypoints: list[list[float]]) -> list[RoboflowKeypoint]:
     return [
-        {"x": x, "y": y, "confidence": score, "class": class_name(names, index), "class_id": index}
+        {"x": x, "y": y, "confidence": score, "class": str(index), "class_id": index}
         for index, (x, y, score) in enumerate(keypoints)
     ]

@@ -140,7 +140,7 @@ def test_roboflow_has_masks_corners_keypoints_and_trackers():
     corners = [[[1, 2], [3, 4], [5, 6], [7, 8]]]
     box = ([[5, 6, 9, 9]], [0.5], [0])
     detections = Detections.of(*box, masks=[square], keypoints=keypoints, corners=corners, tracker_ids=[2**40])
-    result = roboflow(detections, ("cat",), 640, 480, keypoint_names=("nose",))
+    result = roboflow(detections, ("cat",), 640, 480)
     (prediction,) = result["predictions"]
     box_fields = {"x": 7.0, "y": 7.5, "width": 4.0, "height": 3.0, "confidence": 0.5, "class": "cat", "class_id": 0}
     assert prediction.items() >= box_fields.items()
@@ -148,7 +148,7 @@ def test_roboflow_has_masks_corners_keypoints_and_trackers():
     assert roboflow(Detections.of([[0, 0, 1, 1]], [0.25], [7]), ("cat",), 9, 9)["predictions"][0]["class"] == "7"
     assert sorted((p["x"], p["y"]) for p in prediction["points"]) == [(5, 6), (5, 8), (8, 6), (8, 8)]
     assert prediction["keypoints"] == [
-        {"x": 1.5, "y": 2.5, "confidence": 0.25, "class": "nose", "class_id": 0},
+        {"x": 1.5, "y": 2.5, "confidence": 0.25, "class": "0", "class_id": 0},
         {"x": 3.5, "y": 4.5, "confidence": 0.75, "class": "1", "class_id": 1},
     ]
     assert prediction["tracker_id"] == 2**40

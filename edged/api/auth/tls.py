@@ -61,25 +61,24 @@ def validity(pem: str) -> Validity:
         raise ValueError("it contains no certificate")
     der = ssl.PEM_cert_to_DER_cert(pem[begin : end + len(_END)])
     try:
-        certificate, _ = _inside(der, _SEQUENCE)
-        signed, _ = _inside(certificate, _SEQUENCE)
+        signed = _inside(_inside(der))
         if signed[0] == _VERSION:
             signed = _item(signed)[2]
         for _ in range(3):  # serial number, algorithm, issuer
             signed = _item(signed)[2]
-        dates, _ = _inside(signed, _SEQUENCE)
-        kind, begins, rest = _item(dates)
+        kind, begins, rest = _item(_inside(signed))
         kind_of_end, ends, _ = _item(rest)
         return Validity(_time(kind, begins), _time(kind_of_end, ends))
     except IndexError as error:
         raise ValueError("its certificate is truncated") from error
 
 
-def _inside(data: bytes, kind: int) -> tuple[bytes, bytes]:
-    found, content, rest = _item(data)
-    if found != kind:
+def _inside(data: bytes) -> bytes:
+    """Return the content of the first DER item, a sequence."""
+    kind, content, _ = _item(data)
+    if kind != _SEQUENCE:
         raise ValueError("it is not an X.509 certificate")
-    return content, rest
+    return content
 
 
 def _item(data: bytes) -> tuple[int, bytes, bytes]:

@@ -25,13 +25,13 @@ class LanguageService:
         self._controller = controller
         self.service = Service(pb.DESCRIPTOR.services_by_name["Language"], self)
 
-    def find(self, name: str, version: str = "") -> PlannedLanguageModel:
+    def find(self, name: str) -> PlannedLanguageModel:
         """Return a language model; if the name is empty, the only language model. Raises ModelNotFound, or InvalidInput
         if the model is not a language model."""
-        if name and self._controller.language.find(name, version) is None:
-            self._controller.find_any(name, version)  # raises if no model has this name
+        if name and self._controller.language.find(name) is None:
+            self._controller.find_any(name)  # raises if no model has this name
             raise InvalidInput(f"model {name[:80]!r} is not a language model; see: edged models list")
-        return self._controller.language.require(name, version)
+        return self._controller.language.require(name)
 
     def of(self, name: str, version: str = "") -> PlannedLanguageModel | None:
         """Return a language model; None if no language model has this name."""

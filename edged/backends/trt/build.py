@@ -85,7 +85,7 @@ def _make(
     timings.attach(config)
     if monitor is not None:
         cast(MonitoredConfig, config).progress_monitor = monitor
-    plan = _serialised(trt, kind, builder, parsed, config, log)
+    plan = _serialised(kind, builder, parsed, config, log)
     asked = of_network(parsed.network)
     if options.dla_core is not None:
         fallback = left_to_gpu(config, parsed.network, log, options.dla_core)
@@ -94,7 +94,7 @@ def _make(
     return plan, asked
 
 
-def _serialised(trt: Trt, kind: str, builder: Builder, parsed: Parsed, config: Config, log: Log) -> memoryview:
+def _serialised(kind: str, builder: Builder, parsed: Parsed, config: Config, log: Log) -> memoryview:
     try:
         plan = builder.build_serialized_network(parsed.network, config)
     except MemoryError:  # the child has reached its memory limit, and reports that itself
