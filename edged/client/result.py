@@ -12,10 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from edged import packages, tensors
-from edged.client.content import content_of, labels_of
 from edged.client.detection import Classification as Classification
 from edged.client.detection import Detection as Detection
-from edged.client.detection import Labels, arrays_of, classes_of, detection_of, nested_fields, runs_of
+from edged.client.detection import (
+    Labels,
+    arrays_of,
+    classes_of,
+    content_of,
+    detection_of,
+    labels_of,
+    nested_fields,
+    runs_of,
+)
 from edged.client.detection import Nested as Nested
 from edged.client.detection import detections_of as detections_of
 from edged.client.status import code_name, known_code

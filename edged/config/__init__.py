@@ -5,10 +5,6 @@ values in force and their origin (`reading`), the commented file and listings (`
 (`changes`).
 """
 
-from edged.config.describe import Describe as Describe
-from edged.config.frames import Collect as Collect
-from edged.config.frames import Frames as Frames
-from edged.config.pipelines import Pipeline as Pipeline
 from edged.config.reading import Reading as Reading
 from edged.config.reading import load as load
 from edged.config.reading import read as read
@@ -26,3 +22,7 @@ from edged.config.schema import ModelControl as ModelControl
 from edged.config.schema import Page as Page
 from edged.config.schema import Tls as Tls
 from edged.config.schema import Zmq as Zmq
+from edged.config.tables import Collect as Collect
+from edged.config.tables import Describe as Describe
+from edged.config.tables import Frames as Frames
+from edged.config.tables import Pipeline as Pipeline

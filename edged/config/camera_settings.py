@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from edged.config.cameras import Camera, check_names, settings
+from edged.config.cameras import Camera, settings
 from edged.config.checking import contradictions, faults
 from edged.config.keys import Table, dotted, tables, toml
 from edged.config.reading import parsed
+from edged.config.tables import check_names
 from edged.decoding import ready
 from edged.errors import InvalidInput, redact
 

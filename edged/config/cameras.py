@@ -7,20 +7,17 @@ any resolution.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from edged.config.table import Table
+from edged.config.tables import Table, check_names
 
 _Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Point: TypeAlias = tuple[_Share, _Share]
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=3600)]
 _Address: TypeAlias = Annotated[str, Meta(extra={"address": True})]  # shown without its user and password
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Zone(Table, frozen=True):
@@ -199,15 +196,6 @@ class Camera(Table, frozen=True):
     def is_tracked(self) -> bool:
         """Whether objects get ids, because of `track` or because a line needs them."""
         return self.track or bool(self.lines)
-
-
-def check_names(field: str, names: Iterable[str]) -> None:
-    """Raise ValueError if a camera, zone, line or pipeline has an invalid name: names are parts of topics, files and
-    labels."""
-    for name in names:
-        if not _NAME.fullmatch(name):
-            rule = "use 1 to 64 letters, digits, dots, hyphens and underscores"
-            raise ValueError(f"{field} has an invalid name, {name[:70]!r}; {rule}")
 
 
 def settings(table: msgspec.Struct) -> dict[str, object]:

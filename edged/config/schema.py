@@ -14,12 +14,9 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from edged.config.cameras import Camera, check_names
+from edged.config.cameras import Camera
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
-from edged.config.describe import Describe
-from edged.config.frames import Frames
-from edged.config.pipelines import Pipeline, check_pipelines
-from edged.config.table import Table
+from edged.config.tables import Describe, Frames, Pipeline, Table, check_names, check_pipelines
 from edged.confinement.rules import Mode
 from edged.logs.output import LogOptions
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edged.api_types import RuntimeSupport
 from edged.backends.contract import REFERENCE, Order, Recipe
 from edged.config.child_limits import Limits, box_mb
 from edged.engines import trials
 from edged.engines.child import run
-from edged.errors import BuildFailed, InvalidInput
+from edged.errors import BuildFailed, EdgedError, InvalidInput
 from edged.ipc import job_messages as jobs
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
@@ -34,7 +35,7 @@ from edged.vision.candidates import candidates
 if TYPE_CHECKING:
     from edged.engines.builder import Builder
 
-_SAMPLES = Limits(seconds=120.0, memory_mb=4096)
+_LIMITS = Limits(seconds=120.0, memory_mb=4096)
 _EVERY_TIME = sys.maxsize  # a command tries the model again, even if it exceeded the limits before
 _AT_ONCE = 2  # children that try runtimes
 _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after a finding of these stages no runtime is tried
@@ -238,4 +239,18 @@ async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
     if recognition.preprocess is None and not all(model_samples.is_tensors(sample.name) for sample in samples):
         raise InvalidInput(f"this model takes no pictures ({recognition.picture}); give samples as .npz, or none")
     paths = tuple(str(sample.absolute()) for sample in samples)
-    await run(jobs.CheckSamples(paths, model.inspection.signature), jobs.Done, _SAMPLES)
+    await run(jobs.CheckSamples(paths, model.inspection.signature), jobs.Done, _LIMITS)
+
+
+async def supports(backends: Iterable[str]) -> tuple[RuntimeSupport, ...]:
+    """Return the newest ONNX versions that each backend's runtime takes. A child process tests each runtime in turn."""
+    found: list[RuntimeSupport] = []
+    for backend in backends:
+        try:
+            loaded = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _LIMITS)
+        except EdgedError as error:
+            found.append(RuntimeSupport(backend, problem=str(error)))
+            continue
+        problem = "" if loaded.opset and loaded.ir_version else "it takes no model"
+        found.append(RuntimeSupport(backend, loaded.version, loaded.opset, loaded.ir_version, problem))
+    return tuple(found)

@@ -5,8 +5,7 @@ framework.
     frameworks/    the exporters, one file each; run in the user's own Python, which need not have edged
     child.py       the parent's side of that process: confinement, limits, messages
     launcher.py    confines itself, then becomes that Python
-    targets.py     the newest ONNX versions that the boxes take
-    written.py     checks whether the file is as requested
+    targets.py     the newest ONNX versions that the boxes take; checks whether the file is as requested
     proof.py       checks whether the file answers as the framework does
     run.py         the steps in order
 """

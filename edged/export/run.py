@@ -22,11 +22,11 @@ from edged.confinement import confine
 from edged.engines.child import run
 from edged.engines.repairer import repair
 from edged.errors import BuildFailed, EdgedError, ModelRefused, Unsuitable, Unsupported
-from edged.export import written
 from edged.export.child import Answer, FrameworkProcess, Limits, ModuleMissing, running
 from edged.export.proof import Answers, Proof, first_difference, prove
 from edged.export.source import KNOWN, PACKAGES, Source
 from edged.export.targets import Limits as TargetLimits
+from edged.export.targets import unlike, versions_beyond
 from edged.files import read_regular
 from edged.ipc import job_messages as jobs
 from edged.models import huggingface
@@ -189,11 +189,11 @@ class _Export:
             if inspection.finding is not None:
                 problem = problem or str(inspection.finding.refusal())
                 continue
-            if unlike := written.unlike(inspection, loaded.inputs):
-                problem = problem or unlike
-                self.notes.append(f"{named} wrote another model: {unlike}")
+            if other := unlike(inspection, loaded.inputs):
+                problem = problem or other
+                self.notes.append(f"{named} wrote another model: {other}")
                 continue
-            beyond = written.versions_beyond(inspection, self._wish.opset, self._limits)
+            beyond = versions_beyond(inspection, self._wish.opset, self._limits)
             if not beyond:
                 return self._finished(place, way)
             self.notes.append(f"{named} wrote {beyond}")

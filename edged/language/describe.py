@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 
 from edged.backends.language.contract import Generation, Sampling
-from edged.config.describe import Describe
+from edged.config.tables import Describe
 from edged.errors import EdgedError, InvalidInput
 from edged.events import Described, What
 from edged.language.model import PlannedLanguageModel

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from edged.config.frames import MOST_CAMERAS
+from edged.config.tables import MOST_CAMERAS
 from edged.models.collected import Collected, Collection, Frame
 from edged.vision.likeness import NEAR, distance
 

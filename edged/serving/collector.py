@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edged.config.frames import Frames
+from edged.config.tables import Frames
 from edged.errors import EdgedError, NotFound, OutOfSpace, Refused
 from edged.events import What
 from edged.files import not_stored

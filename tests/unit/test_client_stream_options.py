@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edged.api.grpc.content import fill_content
+from edged.api.grpc.results import fill_content
 from edged.backoff import Backoff
 from edged.client import Captured, Client, Result
 from edged.client.frames import stream_options

@@ -13,10 +13,10 @@ from msgspec import Meta
 
 import edged
 from edged.config import Frigate, load
-from edged.config.describe import Describe
 from edged.config.keys import NAME, Key, all_keys, allowed, tables, toml
 from edged.config.reading import OTHERS, variables
 from edged.config.schema import Config
+from edged.config.tables import Describe
 from edged.config.template import reference, template
 from edged.errors import ConfigError
 

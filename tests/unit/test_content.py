@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from edged.api.grpc.content import fill_content
-from edged.client.content import content_of, labels_of
+from edged.api.grpc.results import fill_content
+from edged.client.detection import content_of, labels_of
 from edged.client.result import ClassArea, Classification, from_proto
 from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb

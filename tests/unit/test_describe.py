@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edged.config.describe import Describe
+from edged.config.tables import Describe
 from edged.errors import ModelNotFound
 from edged.ipc.messages import Times
 from edged.language.describe import Describer, Watch

@@ -16,8 +16,7 @@ from edged.api_types import RuntimeSupport
 from edged.errors import InvalidInput, Refused, Unsupported
 from edged.export.proof import Answers, first_difference, prove
 from edged.export.source import find, globals_of
-from edged.export.targets import Limits, intersection
-from edged.export.written import unlike, versions_beyond
+from edged.export.targets import Limits, intersection, unlike, versions_beyond
 from edged.ipc import job_messages as jobs
 from edged.jobs.exported import finish, module_of
 from edged.jobs.inspect import inspect

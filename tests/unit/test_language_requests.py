@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 from edged.api.language import grammar, tools
 from edged.api.language.schema_regex import regex_of
 from edged.errors import InvalidInput, NotReady, Overloaded
-from edged.host.stop_texts import StopFinder
+from edged.host.language import StopFinder
 from edged.language.turns import Turns
 
 _PERSON = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edged.api.grpc.cameras import require_pictures
 from edged.api.grpc.rpc import Context
-from edged.config.frames import LONGEST_HOURS, MOST_CAMERAS, MOST_FRAMES, Collect
+from edged.config.tables import LONGEST_HOURS, MOST_CAMERAS, MOST_FRAMES, Collect
 from edged.engines import frame_report
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidInput

@@ -27,14 +27,13 @@ from edged.config.changes import Change
 from edged.device import system
 from edged.device.root import Root
 from edged.engines import frame_report, gallery_report, report
-from edged.engines.admission import admit, ask_picture, examine
+from edged.engines.admission import admit, ask_picture, examine, supports
 from edged.engines.alarms import Alarm
 from edged.engines.commands import Ordered, Selection
 from edged.engines.controller import Controller
 from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness
-from edged.engines.runtimes import supports
 from edged.errors import InvalidInput, ModelNotFound, ModelRefused, Refused
 from edged.events import Event, ModelRepaired
 from edged.language.model import PlannedLanguageModel
