@@ -1,4 +1,4 @@
-"""Makes msgspec safe for several threads, and its errors readable.
+"""Makes msgspec safe for several threads, and its errors readable. Writes the numbers of protobuf messages.
 
 When msgspec first decodes a struct type, it stores a table in the type. Python code runs while msgspec fills the table.
 A second thread that decodes the same type meanwhile uses the incomplete table, which crashes the process (seen with
@@ -69,3 +69,14 @@ def explain(error: Exception, names: Sequence[str] = (), table: str = "an object
         typed = typed.replace(" or nothing", "")
         text = typed[:1].lower() + typed[1:] if typed.startswith(("Expected", "Input", "Invalid")) else typed
     return f"{place}: {text}" if place else text
+
+
+def varint(value: int) -> bytes:
+    """Return a number, not negative, as it is in protobuf messages: 7 bits in each byte, the lowest bits first. Format:
+    https://protobuf.dev/programming-guides/encoding"""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

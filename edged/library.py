@@ -32,7 +32,7 @@ from edged.config import Engines
 from edged.config.child_limits import Limits
 from edged.device.fingerprint import probe
 from edged.engines import views
-from edged.engines.builder import Builder, Reserve, Task
+from edged.engines.builder import Builder, Task, no_limit
 from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.plan import PlannedModel, Planner, is_lowering_due
 from edged.engines.prompts import with_token_ids
@@ -152,9 +152,6 @@ def load(
 
 
 async def _make_missing(builder: Builder, store: Store, model: Model, planned: PlannedModel) -> None:
-    async def reserve(need: int) -> int:
-        return 0  # no budget is configured
-
     for engine in planned.engines.values():
         if engine.state is not EngineState.ABSENT:
             continue
@@ -162,7 +159,7 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
         engine.move(EngineState.BUILDING)
         task = Task(model, engine.recipe, engine.key)
         try:
-            record = await _obtain(builder, task, engine.trial, reserve)
+            record = await _obtain(builder, task, engine.trial)
         except EdgedError as error:
             engine.fail(error)
         else:
@@ -170,13 +167,13 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
             engine.finish(record, store.find(engine.digest))
 
 
-async def _obtain(builder: Builder, task: Task, trial: str, reserve: Reserve) -> EngineRecord:
+async def _obtain(builder: Builder, task: Task, trial: str) -> EngineRecord:
     """Adopt the engine `trial`, which was built ahead or for another driver, if its answers are right; otherwise build
     one."""
     if trial:
         with contextlib.suppress(EdgedError, KeyError):
-            return await builder.adopt(task, trial, _ignore, reserve)
-    return await builder.make(task, _ignore, reserve)
+            return await builder.adopt(task, trial, _ignore, no_limit)
+    return await builder.make(task, _ignore, no_limit)
 
 
 def _ignore(progress: Progress) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import platform
 import re
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MOST_GENERATIONS = 100
@@ -45,6 +47,18 @@ def die_with_parent(parent: int) -> bool:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent
+
+
+def become_child(parent: int) -> BinaryIO:
+    """Begin a child of the daemon that answers on standard output; return that output. What libraries print goes to
+    standard error. Exits with status 1 if the process `parent` has already ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the daemon, which ends its children
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
+    if not die_with_parent(parent):
+        sys.exit(1)
+    return answers
 
 
 def adopt_orphans() -> None:

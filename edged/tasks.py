@@ -64,8 +64,7 @@ async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # so that asyncio does not log it
+        retrieve_exception(task)
         raise cancelled
     task.result()
 
@@ -79,6 +78,12 @@ async def in_thread(make: Callable[[], contextlib.AbstractContextManager[_T]]) -
         yield given[0]
     finally:
         await despite_cancelling(asyncio.to_thread(entered.close))
+
+
+def retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a task that is not awaited, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def failed(name: str, error: BaseException) -> None:

@@ -3,6 +3,8 @@ only versions that it knows, and most children do not import it (format: onnx.pr
 
 from __future__ import annotations
 
+from edged.decoding import varint
+
 _VARINT, _BYTES = 0, 2
 _FLOAT = 1  # onnx.TensorProto.FLOAT
 NAMES = ("x", "y")
@@ -28,15 +30,6 @@ def _tensor(name: str) -> bytes:
 
 def _field(number: int, value: int | str | bytes) -> bytes:
     if isinstance(value, int):
-        return _varint(number << 3 | _VARINT) + _varint(value)
+        return varint(number << 3 | _VARINT) + varint(value)
     data = value.encode() if isinstance(value, str) else value
-    return _varint(number << 3 | _BYTES) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return varint(number << 3 | _BYTES) + varint(len(data)) + data

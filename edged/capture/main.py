@@ -6,9 +6,7 @@ when its input ends.
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 import sys
 import threading
 from typing import BinaryIO
@@ -19,12 +17,7 @@ from edged.confinement.rules import Reach
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which ends its children
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries may print
-    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
-    if not process.die_with_parent(int(sys.argv[1])):
-        return 1
+    output = process.become_child(int(sys.argv[1]))
     # Without this, libraries would start a thread for each processor in each camera's process.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ[name] = "1"

@@ -20,6 +20,7 @@ from edged.client.frames import Captured, Picture
 from edged.client.result import Result
 from edged.client.sinks import JsonLines, Mqtt, Preview
 from edged.client.sinks.mqtt import Crossings, Place, broker
+from edged.client.sinks.preview import parse_address
 from edged.client.sinks.sink import Answered, PendingFrames, Sink
 from edged.client.sources import Source
 from edged.errors import EdgedError, InvalidInput, redact
@@ -188,15 +189,7 @@ def _wanted(begin: Begin) -> dict[str, Callable[[], Sink]]:
     if sinks.zmq:
         found["zmq"] = lambda: ZmqPublisher(sinks.zmq, name)
     if sinks.preview:
-        found["preview"] = lambda: Preview(*_listening(sinks.preview), name)
+        found["preview"] = lambda: Preview(*parse_address(sinks.preview), name)
     if sinks.lines:
         found["lines"] = lambda: JsonLines(sinks.lines)
     return found
-
-
-def _listening(text: str) -> tuple[int, str]:
-    """Parse `[HOST:]PORT`. Raises InvalidInput for any other text."""
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise InvalidInput(f"{text!r} is not an address for a preview; give a port, such as 8090, or 0.0.0.0:8090")
-    return int(port), host.strip("[]") or "127.0.0.1"

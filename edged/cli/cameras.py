@@ -67,7 +67,9 @@ def add(
 
     edged cameras add hall rtsp://user:password@camera/main doors max_fps=10 track=true
     """
-    changes = {"source": source, "model": model, **parse_settings(settings or ())}
+    from edged.models.settings import parse_assignments
+
+    changes = {"source": source, "model": model, **parse_assignments(settings or ())}
     remote.run(_one(lambda client: client.add_camera(name, changes)), targets, json)
 
 
@@ -87,7 +89,9 @@ def set_(
     edged cameras set hall zones.door.points='[[0.1, 0.2], [0.6, 0.2], [0.6, 0.9]]' zones.door.classes=person
     edged cameras set hall zones.door=
     """
-    changes = parse_settings(settings or ())
+    from edged.models.settings import parse_assignments
+
+    changes = parse_assignments(settings or ())
     if not changes:
         raise InvalidInput(f"nothing to change; give settings, such as: edged cameras set {name} max_fps=5")
     remote.run(_one(lambda client: client.set_camera(name, changes)), targets, json)
@@ -125,17 +129,6 @@ def _find(client: Client, name: str) -> CameraInfo:
         names = ", ".join(each.camera for each in known) or "none"
         raise NotFound(f"no camera is named {name!r}; existing cameras: {names}")
     return next((each for each in found if each.configured), found[0])
-
-
-def parse_settings(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:
-    """Parse `KEY=VALUE` texts; the value may be empty. Raises InvalidInput for any other text."""
-    found: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise InvalidInput(f"{pair!r} is not a setting; write KEY=VALUE, such as max_fps=5")
-        found[key.strip()] = value.strip()
-    return found
 
 
 def _one(call: Callable[[Client], CameraInfo]) -> RemoteCommand[CameraInfo]:

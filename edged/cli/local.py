@@ -21,7 +21,7 @@ from edged.config.child_limits import AdmissionLimits, Limits, admission_limits
 from edged.device.fingerprint import probe
 from edged.engines import offline, report
 from edged.engines.admission import Admission, FamilyComparison, admit, examine, try_families
-from edged.engines.builder import Builder, OnProgress, Task
+from edged.engines.builder import Builder, OnProgress, Task, no_limit
 from edged.engines.desired import DesiredEngine
 from edged.engines.ensembles import PlannedEnsemble
 from edged.engines.offline import Target
@@ -272,14 +272,10 @@ class LocalBox:
         self, model: Model, engine: DesiredEngine, on: Target, on_progress: OnProgress
     ) -> EngineRecord:
         """Build an engine for another box's device and put it into this box's store."""
-
-        async def no_eviction(need: int) -> int:
-            return 0
-
         task = Task(model, engine.recipe, engine.key)
         with _using(self._cache):
             builder = Builder(self._store, self._cache, Limits())  # the limits that a daemon has by default
-            return await builder.make_ahead(task, on.name, on.capability, on_progress, no_eviction)
+            return await builder.make_ahead(task, on.name, on.capability, on_progress, no_limit)
 
     @functools.cached_property
     def _store(self) -> Store:

@@ -254,14 +254,6 @@ def stream(
         raise EdgedError(f"no frame was answered: {stats.error or 'the source had no frames'}")
 
 
-def _parse_listening(text: str) -> tuple[str, int]:
-    """Parse `PORT`, `HOST:PORT` or `[::]:PORT`. Raises InvalidInput for any other text."""
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise InvalidInput(f"{text!r} is not an address for a preview; give a port, such as 8090, or 0.0.0.0:8090")
-    return host.strip("[]") or "127.0.0.1", int(port)
-
-
 @contextlib.contextmanager
 def _sinks(
     json: bool,
@@ -275,6 +267,7 @@ def _sinks(
     """Open the requested sinks and close all of them at the end, also if a sink cannot be opened."""
     from edged.client import sinks as kinds
     from edged.client.sinks.mqtt import broker
+    from edged.client.sinks.preview import parse_address
 
     asked: list[Callable[[], Sink]] = []
     if json:
@@ -286,8 +279,8 @@ def _sinks(
             raise InvalidInput(f"--save {str(save)!r} does not end in .mp4; only MP4 is supported")
         asked.append(lambda: kinds.Mp4(save, lossless=lossless))
     if preview is not None:
-        host, port = _parse_listening(preview)
-        asked.append(lambda: kinds.Preview(port, host, camera))
+        place = parse_address(preview)
+        asked.append(lambda: kinds.Preview(*place, camera))
     if mqtt is not None:
         asked.append(lambda: kinds.Mqtt(broker(mqtt), camera))
     with kinds.Sinks([]) as opened:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from edged.client.result import Result
 from edged.client.shared import Sharing
+from edged.decoding import varint
 from edged.errors import InvalidInput, NotFound
 from edged.proto import cameras_pb2 as pb
 
@@ -280,11 +281,5 @@ def _joined(*parts: bytes | memoryview) -> bytes:
 
 
 def _length(number: int, size: int) -> bytes:
-    """Return the tag and length of a field with `size` bytes. Format:
-    https://protobuf.dev/programming-guides/encoding"""
-    out = bytearray([number << 3 | 2])
-    while size > 0x7F:
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    out.append(size)
-    return bytes(out)
+    """Return the tag and length of a field with `size` bytes."""
+    return bytes([number << 3 | 2]) + varint(size)

@@ -22,7 +22,7 @@ from edged.config.child_limits import AdmissionLimits, Limits
 from edged.device.fingerprint import Fingerprint, devices
 from edged.doctor.check import Check, Examination, Name, Report, Result, Step, Tell, ok, unknown, warning, wrong
 from edged.doctor.runtimes import broken_runtime, missing_code
-from edged.engines.builder import Builder, Task
+from edged.engines.builder import Builder, Task, no_limit
 from edged.engines.child import ChildLost, run
 from edged.engines.desired import DesiredEngine, desired
 from edged.errors import EdgedError, Unsuitable
@@ -168,16 +168,12 @@ class _Runtimes:
         try:
             if engine.problem:
                 raise Unsuitable(engine.problem)
-            record = await self._builder.make(task, lambda progress: None, _unlimited)
+            record = await self._builder.make(task, lambda progress: None, no_limit)
         except EdgedError as error:
             return failed(recipe.backend, recipe.device, version, error)
         found = tried(record, version, self._fingerprint)
         self.tried.append(found)
         return judged(found, record.verdict.reason)
-
-
-async def _unlimited(need: int) -> int:
-    return 0  # the folder is temporary
 
 
 def chosen(wanted: Iterable[DesiredEngine]) -> tuple[DesiredEngine, ...]:

@@ -68,6 +68,11 @@ OnProgress: TypeAlias = Callable[[jobs.Progress], None]
 Reserve: TypeAlias = Callable[[int], Awaitable[int]]
 
 
+async def no_limit(need: int) -> int:
+    """A `Reserve` that frees nothing, for a store without a budget."""
+    return 0
+
+
 class Task(msgspec.Struct, frozen=True):
     """An engine to make for a model. `effort` is that of the build; `is_timed`: whether to time the engine once it is
     accepted."""

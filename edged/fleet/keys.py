@@ -19,7 +19,7 @@ import msgspec
 from edged import packages
 from edged.decoding import ready
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, Refused, Unsupported
-from edged.files import read_regular
+from edged.files import hand_over, read_regular
 from edged.store import atomic
 
 FOLDER = "fleet"
@@ -59,7 +59,7 @@ class Keys:
             file.write(secret.hex().encode() + b"\n")
             file.flush()
             os.fsync(handle)
-        _give(place)
+        hand_over(place)
         return _public(secret)
 
     def public(self) -> str:
@@ -135,14 +135,14 @@ class Keys:
             atomic.write_file(
                 place, msgspec.json.format(msgspec.json.encode(_Trusted(dict(trusted))), indent=2) + b"\n"
             )
-            _give(place)
+            hand_over(place)
         except OSError as error:
             raise Refused(f"{place} cannot be written: {error.strerror}; use sudo, or --state") from None
 
     def _make_folder(self) -> None:
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True, mode=0o700)
-            _give(self._folder)
+            hand_over(self._folder)
 
 
 def is_signed(key: str, signature: str, data: bytes) -> bool:
@@ -164,10 +164,3 @@ def _signing() -> Any:
     except ImportError:
         raise Unsupported(f"signed engines need PyNaCl; install it: {packages.install_extra('fleet')}") from None
     return signing
-
-
-def _give(path: Path) -> None:
-    """Give a file that root created to the owner of its folder: the service runs as its own user and reads it."""
-    if os.geteuid() == 0:
-        above = path.parent.stat()
-        os.chown(path, above.st_uid, above.st_gid)

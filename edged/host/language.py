@@ -6,10 +6,8 @@ sent at once if tokens take longer than a few milliseconds; the texts of faster 
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -202,13 +200,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def main() -> None:
     """`python -m edged.host.language PARENT_PID MEMORY_MB REACH`"""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the daemon, which stops its hosts
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries may print
-    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     parent, memory_mb, text = sys.argv[1:]
-    if not process.die_with_parent(int(parent)):
-        sys.exit(1)
+    answers = process.become_child(int(parent))
     process.restrain(int(memory_mb), niceness=process.BUILD)  # cameras come first
     confine.everything(Reach.parsed(text))
     serve(sys.stdin.buffer, answers)

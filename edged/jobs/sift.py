@@ -10,7 +10,8 @@ from edged.errors import EdgedError
 from edged.files import read_regular
 from edged.ipc.job_messages import Candidate, Sift, Sifted, SiftedFrame
 from edged.models.samples import check_size
-from edged.vision.image import Image, PixelFormat, decode_reduced, from_raw
+from edged.vision.draw import encode_jpeg
+from edged.vision.image import PixelFormat, decode_reduced, from_raw
 from edged.vision.likeness import likeness
 from edged.vision.picture_header import read_header
 
@@ -31,7 +32,7 @@ def _examined(folder: Path, candidate: Candidate) -> SiftedFrame:
         if candidate.pixel_format:
             size = candidate.width, candidate.height, candidate.stride
             image = from_raw(data, PixelFormat(candidate.pixel_format), *size)
-            data, suffix = _jpeg(image), ".jpg"
+            data, suffix = encode_jpeg(image, _QUALITY), ".jpg"
             path.with_suffix(suffix).write_bytes(data)
         else:
             image = decode_reduced(data, lambda width, height: _REDUCTION).image
@@ -42,11 +43,6 @@ def _examined(folder: Path, candidate: Candidate) -> SiftedFrame:
     gray = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
     small = cv2.resize(gray, (_SIDE, _SIDE), interpolation=cv2.INTER_AREA)
     return SiftedFrame(likeness(small.astype("uint8", copy=False)), suffix)
-
-
-def _jpeg(image: Image) -> bytes:
-    _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
-    return encoded.tobytes()
 
 
 def _suffix(data: bytes) -> str:

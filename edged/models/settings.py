@@ -80,7 +80,7 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
     for word in assignments:
         key, equals, value = word.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"{word!r} is not KEY=VALUE")
+            raise ConfigError(f"{word!r} is not a setting; write KEY=VALUE")
         settings[key.strip()] = value.strip()
     return settings
 

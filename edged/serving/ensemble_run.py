@@ -24,6 +24,7 @@ from edged.models import ensemble
 from edged.models.ensemble import Port
 from edged.models.triton_config import Step
 from edged.serving.work import Answered, Blob, InputTensor, OutputView, Sink
+from edged.tasks import retrieve_exception
 
 _CAPACITY = 128 << 20
 _DECAY = 0.9  # of the expected size with each request, so that one large request has no lasting effect
@@ -202,7 +203,7 @@ class EnsembleRun:
         finally:
             for task in running:
                 task.cancel()
-                task.add_done_callback(_retrieve_exception)
+                task.add_done_callback(retrieve_exception)
 
     def _start(self, index: int) -> Awaitable[Answered]:
         step, ports = self._steps[index], self._inputs[index]
@@ -258,9 +259,3 @@ class EnsembleRun:
 
 def _sum(one: Times, other: Times) -> Times:
     return Times(*(getattr(one, name) + getattr(other, name) for name in Times.__struct_fields__))
-
-
-def _retrieve_exception(task: asyncio.Task[Answered]) -> None:
-    """Retrieve the error of a task that is not awaited, so that asyncio does not log it."""
-    if not task.cancelled():
-        task.exception()

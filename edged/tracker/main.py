@@ -5,9 +5,7 @@ A separate process, so that the daemon neither loads the library nor crashes wit
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -24,12 +22,7 @@ _OURS = ("trackers", "supervision", "scipy")
 
 def main() -> int:
     """`python -m edged.tracker.main PARENT_PID REACH`: read requests on standard input, answer on standard output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the daemon, which ends its children
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries may print
-    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
-    if not process.die_with_parent(int(sys.argv[1])):
-        return 1
+    answers = process.become_child(int(sys.argv[1]))
     confine.everything(Reach.parsed(sys.argv[2]))
     # Matrices of 8x8 are slower with several threads, which wait by spinning.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -23,7 +23,7 @@ import msgspec
 from edged.config.schema import Role
 from edged.decoding import explain, ready
 from edged.errors import AlreadyExists, ConfigError, EdgedError, InvalidInput, NotFound
-from edged.files import read_regular
+from edged.files import hand_over, read_regular
 from edged.store import atomic
 
 PREFIX = "edged_"  # a prefix by which scanners find leaked secrets
@@ -123,7 +123,7 @@ class TokenFile:
         data = msgspec.json.format(msgspec.json.encode(_File(tokens)), indent=2) + b"\n"
         atomic.sweep(self.path.parent)
         atomic.write_file(self.path, data, 0o600)
-        self._give(self.path)
+        hand_over(self.path)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -135,7 +135,7 @@ class TokenFile:
         try:
             if not folder.is_dir():
                 folder.mkdir(parents=True, mode=0o700)
-                self._give(folder)
+                hand_over(folder)
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise EdgedError(f"cannot write tokens to {folder}: {error.strerror}; use sudo, or --file") from error
@@ -146,12 +146,6 @@ class TokenFile:
             raise EdgedError(f"cannot write tokens to {folder}: {error.strerror}; use sudo, or --file") from error
         finally:
             os.close(handle)
-
-    def _give(self, path: Path) -> None:
-        """Give a file that root created to the owner of its folder: the service runs as its own user and reads it."""
-        if os.geteuid() == 0:
-            above = path.parent.stat()
-            os.chown(path, above.st_uid, above.st_gid)
 
 
 class TokenBook:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
+from edged.decoding import varint
 from edged.errors import InvalidInput, TooLarge
 from edged.proto import cameras_pb2 as cameras
 from edged.proto import open_inference_pb2 as pb
@@ -188,14 +189,14 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: 
     """
     parts: list[Contents] = [message.SerializeToString()]
     for contents in raw:
-        parts += (_RAW_OUTPUT + _varint(len(contents)), contents)
+        parts += (_RAW_OUTPUT + varint(len(contents)), contents)
     size = sum(map(len, parts))
     if size > _LARGEST - 16:
         raise TooLarge(
             f"the response has {size} bytes, more than a message can have; request fewer outputs or send smaller inputs"
         )
     if streamed:
-        parts.insert(0, _INFER_RESPONSE + _varint(size))
+        parts.insert(0, _INFER_RESPONSE + varint(size))
     return b"".join(parts)
 
 
@@ -236,7 +237,7 @@ def _split_frame(data: memoryview) -> tuple[bytes, memoryview] | None:
             return None
         about = b"".join((picture[: contents.at], picture[contents.ends :]))
         picture = picture[contents.begins : contents.ends]
-    return b"".join((data[: image.at], _varint(image.tag), _varint(len(about)), about, data[image.ends :])), picture
+    return b"".join((data[: image.at], varint(image.tag), varint(len(about)), about, data[image.ends :])), picture
 
 
 class _Field(NamedTuple):
@@ -289,12 +290,3 @@ def _read_varint(data: memoryview, position: int, longest: int = 10) -> tuple[in
             if byte < 0x80:
                 return value, position + index + 1
     return 0, -(1 << 62)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

@@ -16,6 +16,7 @@ import hpack
 import msgspec
 
 from edged.api.http2.frames import Code, ConnectionFault
+from edged.decoding import varint
 
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
@@ -203,14 +204,7 @@ def field(name: str, value: str | bytes) -> bytes:
 
 
 def _length(value: int) -> bytes:
-    if value < 127:
-        return bytes([value])
-    out, value = bytearray([127]), value - 127
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return bytes([value]) if value < 127 else b"\x7f" + varint(value - 127)
 
 
 _STATUS_200 = b"\x88"  # an entry of the static table

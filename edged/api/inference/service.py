@@ -23,6 +23,7 @@ from edged.api.language.service import LanguageService
 from edged.engines.controller import Controller
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.trace import Tracing
+from edged.tasks import retrieve_exception
 
 
 class InferenceService:
@@ -172,7 +173,7 @@ class _Answers:
 
     def cancel(self) -> None:
         self._task.cancel()
-        self._task.add_done_callback(_retrieve_exception)
+        self._task.add_done_callback(retrieve_exception)
 
     async def _make(self, responses: AsyncGenerator[bytes, None]) -> None:
         try:
@@ -214,12 +215,6 @@ class _Window:
     def cancel(self) -> None:
         for answers, _ in self._answers:
             answers.cancel()
-
-
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Retrieve the error of a task that is not awaited, so that asyncio does not log it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _caller(context: Context) -> Caller:

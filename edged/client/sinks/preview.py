@@ -26,6 +26,14 @@ href="still.jpg">one picture</a></p></html>"""
 _log = logging.getLogger("edged.client")
 
 
+def parse_address(text: str) -> tuple[int, str]:
+    """Parse `PORT`, `HOST:PORT` or `[::]:PORT`; return port and host. Raises InvalidInput for any other text."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise InvalidInput(f"{text!r} is not an address for a preview; give a port, such as 8090, or 0.0.0.0:8090")
+    return int(port), host.strip("[]") or "127.0.0.1"
+
+
 class Preview(Sink):
     """Serves a page with the live picture at `url`, the live picture alone at `/stream.mjpg`, and a single picture at
     `/still.jpg`.
