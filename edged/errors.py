@@ -7,7 +7,7 @@ protocol codes: `edged.api.grpc.status` maps them to gRPC statuses.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 
@@ -255,6 +255,18 @@ class Superseded(EdgedError, code=ErrorCode.SUPERSEDED):
 
 class Unsupported(EdgedError, code=ErrorCode.UNSUPPORTED):
     """This box or this version of edged cannot do what was requested."""
+
+
+def rebuild(name: str, message: str, otherwise: type[EdgedError] = EngineUnusable) -> EdgedError:
+    """Return an error of the class that another process named; `otherwise` if edged has no such class."""
+    kind = globals().get(name)
+    return (kind if isinstance(kind, type) and issubclass(kind, EdgedError) else otherwise)(message)
+
+
+def either(words: Iterable[str]) -> str:
+    """Join words as `a`, `a or b`, `a, b or c`."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 _USER = re.compile(

@@ -44,7 +44,7 @@ from edged.models.model import Model
 from edged.serving.slot import Slot
 from edged.store.record import EngineRecord
 from edged.store.store import Store
-from edged.tensors import Array
+from edged.tensors import Array, owned
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class LoadedModel(AbstractContextManager["LoadedModel"]):
         """Run the model on tensors by name; return its outputs by name. Raises EngineUnusable if the runtime refuses
         them."""
         outputs, _ = self._pipeline.run(inputs, None)
-        return _owned(outputs)
+        return owned(outputs)
 
     def close(self) -> None:
         """Free the engine."""
@@ -100,7 +100,7 @@ class LoadedModel(AbstractContextManager["LoadedModel"]):
             detections=() if outcome.detections is None else detections_of(outcome.detections, names),
             content=outcome.content,
             class_labels=class_labels(outcome.content, names),
-            outputs=_owned(outcome.outputs),
+            outputs=owned(outcome.outputs),
             age_ms=total_ms,
             timings=Timings(0.0, times.decode_ms, times.prepare_ms, times.infer_ms, times.postprocess_ms, total_ms),
             engine=self.engine,
@@ -196,12 +196,6 @@ def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
         else:
             return LoadedModel(model, engine, Pipeline(session, model.inspection.signature, model.recognition))
     raise refusal
-
-
-def _owned(outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Copy a session's arrays: they are valid only until its next call, and their memory may be freed with the
-    session."""
-    return {name: array.copy() for name, array in outputs.items()}
 
 
 def _raw(image: Array) -> Shot:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -82,6 +83,12 @@ def byte_size(datatype: str, shape: tuple[int, ...]) -> int:
     if datatype == "BYTES":
         raise ValueError("a BYTES tensor has no fixed size")
     return math.prod(shape) * _NUMPY[datatype].itemsize
+
+
+def owned(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Copy a session's arrays: they are valid only until its next call, and their memory may be freed with the
+    session."""
+    return {name: array.copy() for name, array in arrays.items()}
 
 
 def to_array(name: str, datatype: str, shape: tuple[int, ...], data: memoryview | bytes) -> Array:

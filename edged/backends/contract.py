@@ -11,6 +11,7 @@ open connections.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
@@ -267,6 +268,13 @@ def one_line(error: BaseException, limit: int = 400) -> str:
     """Return a runtime's message on one line of at most `limit` characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def counted(operators: Counter[str], most: int | None = None) -> str:
+    """Return counts as text, the most frequent first: `2 NonMaxSuppression, 1 Loop`. At most `most` are named."""
+    ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{count} {operator or 'nodes'}" for operator, count in ordered[:most])
+    return named if most is None or len(ordered) <= most else f"{named}, …"
 
 
 # ONNX Runtime with the model as it was written: it needs no build.

@@ -8,18 +8,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from edged.config.keys import (
-    Path,
-    Table,
-    allowed,
-    dotted,
-    either,
-    item_of,
-    shown,
-    value_of,
-    without_index,
-)
+from edged.config.keys import Path, Table, allowed, dotted, item_of, shown, value_of, without_index
 from edged.decoding import ready
+from edged.errors import either
 
 _CLOSE = 0.66  # lowest similarity, 0 to 1, at which a name is suggested
 

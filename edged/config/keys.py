@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from inspect import getdoc
 from typing import Annotated, TypeAlias
 
@@ -16,7 +16,7 @@ import msgspec
 import msgspec.inspect
 
 from edged.config.schema import Config, Reload
-from edged.errors import redact
+from edged.errors import either, redact
 
 _SHOWN = 60  # most characters of a wrong value in a message
 
@@ -58,12 +58,6 @@ def shown(value: object) -> str:
     except RecursionError:  # dotted keys can nest tables in a list without limit
         return "a list that is nested too deep"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-
-
-def either(words: Iterable[str]) -> str:
-    """Join words as `a`, `a or b`, `a, b or c`."""
-    *first, last = words
-    return f"{', '.join(first)} or {last}" if first else last
 
 
 def core(hint: object) -> object:

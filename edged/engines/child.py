@@ -22,7 +22,7 @@ from typing import IO, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from edged import errors, family_packages, process
+from edged import family_packages, process
 from edged.backends.contract import Order
 from edged.config.child_limits import Limits
 from edged.confinement import rules
@@ -31,10 +31,11 @@ from edged.decoding import ready
 from edged.engines import child_watch as watch
 from edged.engines.child_watch import NO_PATIENCE, Patience
 from edged.engines.job_server import SERVER, JobProcess
-from edged.errors import BuildFailed, EdgedError, ModelRefused
+from edged.errors import BuildFailed, EdgedError, ModelRefused, rebuild
 from edged.ipc import job_channel as channel
 from edged.ipc import job_messages as jobs
 from edged.ipc.job_messages import FreeDims, Lower, Prove, Simplify
+from edged.ipc.pipe_messages import UNREADABLE
 from edged.logs.child_output import ChildLogForwarder
 from edged.tasks import despite_cancelling, in_thread
 
@@ -99,7 +100,7 @@ async def run(
         if last.kind == channel.ANSWER:
             return msgspec.json.decode(last.payload, type=ready(answer))
         failure = msgspec.json.decode(last.payload, type=ready(jobs.Failure))
-    except channel.UNREADABLE as error:
+    except UNREADABLE as error:
         raise BuildFailed(f"cannot parse the answer of the {what} child: {error}") from error
     raise _error(failure)
 
@@ -278,10 +279,10 @@ async def _happens(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def _error(failure: jobs.Failure) -> EdgedError:
-    kind = getattr(errors, failure.error, None)
-    if isinstance(kind, type) and issubclass(kind, EdgedError):
-        return ModelRefused(failure.message, failure.finding) if kind is ModelRefused else kind(failure.message)
-    return BuildFailed(failure.message)
+    error = rebuild(failure.error, failure.message, BuildFailed)
+    if isinstance(error, ModelRefused):
+        error.finding = dict(failure.finding)
+    return error
 
 
 def _ending(code: int | None) -> str:

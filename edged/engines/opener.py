@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edged.backends import registry
 from edged.backends.artefact import Artefact
-from edged.backends.contract import ONE_INSTANCE, Nodes, Parallelism, Recipe
+from edged.backends.contract import ONE_INSTANCE, Nodes, Parallelism, Recipe, counted
 from edged.backends.profile import parsed
 from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.plan import PlannedModel, batching, rows
@@ -336,7 +336,7 @@ def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str
         if _is(provider, home):
             continue
         if moved:
-            lines.append(f"{_words(moved)} run on {provider} instead of {home}")
+            lines.append(f"{counted(moved, _MOST_NAMED)} run on {provider} instead of {home}")
         elif provider not in verified:
             lines.append(f"some nodes run on {provider} instead of {home}")
     if not lines and is_recorded and home != "CPUExecutionProvider" and recipe.backend == "onnxruntime":
@@ -348,15 +348,12 @@ def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> li
     """Return a line about nodes that ran on the device and now run nowhere; empty if no node is missing or if operators
     are unknown."""
     gone = Counter(before) - Counter(now) if before and now else Counter[str]()
-    return [f"{gone.total()} of {sum(before.values())} nodes no longer run on {home}: {_words(gone)}"] if gone else []
+    if not gone:
+        return []
+    named = counted(gone, _MOST_NAMED)
+    return [f"{gone.total()} of {sum(before.values())} nodes no longer run on {home}: {named}"]
 
 
 def _is(provider: str, home: str) -> bool:
     """Whether a provider is `home`. OpenVINO names the second GPU `GPU.1`."""
     return provider.partition(".")[0] == home
-
-
-def _words(operators: Counter[str]) -> str:
-    ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
-    named = ", ".join(f"{count} {operator or 'nodes'}" for operator, count in ordered[:_MOST_NAMED])
-    return f"{named}, …" if len(ordered) > _MOST_NAMED else named

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 from collections.abc import AsyncGenerator, Awaitable
 from datetime import datetime, timedelta
 from pathlib import Path, PurePosixPath
@@ -29,10 +28,10 @@ from edged.errors import (
     redact,
 )
 from edged.files import disk_fault
+from edged.references.transfer import signing
 
 SCHEMES = ("file", "https", "http", "s3", "gs", "az")
 _PIECE = 1 << 20
-_AWS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
 T = TypeVar("T")
 
 
@@ -237,11 +236,8 @@ class Bucket:
             "client_options": {"allow_http": True, "connect_timeout": f"{min(10, seconds)}s", "timeout": "1h"},
             "retry_config": {"max_retries": 1, "retry_timeout": timedelta(seconds=seconds)},
         }
-        if parts.scheme == "s3" and not any(map(os.environ.get, _AWS)):
-            # Otherwise the library would request credentials from the address that provides them in Amazon's cloud.
-            options["skip_signature"] = True
         try:
-            return from_url(self.url, **options)
+            return from_url(self.url, **options, **signing(parts.scheme))
         except Exception as error:  # the library's errors have no common class
             raise ConfigError(f"{self.place} cannot be used as a store: {redact(str(error))[:200]}") from None
 

@@ -21,11 +21,10 @@ import msgspec
 from edged.decoding import ready
 from edged.errors import BuildFailed
 from edged.ipc.job_messages import Failure, Progress
+from edged.ipc.pipe_messages import UNREADABLE
 
 PROGRESS, ANSWER, FAILURE = b"P", b"A", b"F"
 _LARGEST = {PROGRESS: 64 << 10, ANSWER: 4 << 20, FAILURE: 64 << 10}  # bytes of JSON, which the event loop decodes
-# The errors that decoding arbitrary bytes may raise.
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 _HEADER = struct.Struct("<cI")
 _INTERVAL = 0.2  # seconds between two reports of one phase
 _LONGEST_REASON = 4000  # characters of an error message: a runtime's message may have any length

@@ -34,11 +34,7 @@ def write_named(source: Path, out: Path) -> EngineGraph:
     """
     model = Model.read(source)
     keep_inputs(model.proto, {value.name for value in model.graph.input} - model.constants.keys())
-    taken: set[str] = set()
-    for node in _nodes(model.graph):
-        if not node.name or node.name in taken:
-            node.name = model.new_name(node.op_type)
-        taken.add(node.name)
+    model.name_nodes(_nodes(model.graph))
     model.write(out)
     return EngineGraph(model)
 

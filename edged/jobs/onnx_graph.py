@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx.shape_inference
-from onnx import TensorProto, numpy_helper
+from onnx import NodeProto, TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from edged.backends.contract import one_line
@@ -75,6 +75,14 @@ class Model:
         """Return the number of values of a constant; None if the name is not of a constant."""
         tensor = self.constants.get(name)
         return None if tensor is None else int(np.prod(tensor.dims, dtype=np.int64))
+
+    def name_nodes(self, nodes: Iterable[NodeProto]) -> None:
+        """Give each node a unique name. Exporters may omit or repeat names."""
+        taken: set[str] = set()
+        for node in nodes:
+            if not node.name or node.name in taken:
+                node.name = self.new_name(node.op_type)
+            taken.add(node.name)
 
     def write(self, path: Path, change: Callable[[TensorProto], None] | None = None) -> None:
         """Write a new file, with weights in another file next to it if the model had external data or is large.

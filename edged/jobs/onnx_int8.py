@@ -247,7 +247,7 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     ready.proto.ir_version = max(ready.proto.ir_version, _IR_VERSION)
     ready = _fold(ready, work)
     _part_outputs(ready)
-    _name_nodes(ready)
+    ready.name_nodes(ready.graph.node)  # layers are chosen by name
     ready.write(work / "prepared.onnx")
     return work / "prepared.onnx", notes
 
@@ -318,15 +318,6 @@ def _part_outputs(model: Model) -> None:
             node.input[0] = copies[name]
         nodes.append(node)
     replace_nodes(model.graph, nodes)
-
-
-def _name_nodes(model: Model) -> None:
-    """Give every node a unique name, because layers are chosen by name. Exporters may omit or repeat names."""
-    seen: set[str] = set()
-    for node in model.graph.node:
-        if not node.name or node.name in seen:
-            node.name = model.new_name(node.op_type)
-        seen.add(node.name)
 
 
 def _restore_header(proto: onnx.ModelProto, source: onnx.ModelProto) -> None:

@@ -14,7 +14,7 @@ from edged.shapes import SAMPLE_SEED, Scene
 from edged.store.judgement import Box
 from edged.verification.probes import Pictures, read_sample
 from edged.vision.content import Classes, lines
-from edged.vision.detections import Detections
+from edged.vision.detections import Detections, class_name
 from edged.vision.draw import annotate, encode_jpeg
 from edged.vision.family import Family, open_family
 
@@ -36,10 +36,6 @@ def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
         raise EngineUnusable("this runtime cannot run a model before an engine is built")
     outputs = session.infer(question.inputs)
     names, family = job.recognition.names, open_family(job.recognition)
-
-    def label(class_id: int) -> str:
-        return names[class_id] if 0 <= class_id < len(names) else str(class_id)
-
     if not isinstance(family, Family):
         content = family.content(outputs, 0, question.placement, job.recognition.thresholds)
         said = tuple(each.text for each in islice(lines(content, names), _MOST_LINES))
@@ -50,7 +46,7 @@ def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
     low = msgspec.structs.replace(own, score=min(own.score, _LEAST_SCORE))
     found = family.decode(outputs, 0, question.placement, low)
     boxes = tuple(
-        Box(x1, y1, x2, y2, float(score), label(int(class_id)))
+        Box(x1, y1, x2, y2, float(score), class_name(names, int(class_id)))
         for (x1, y1, x2, y2), score, class_id in zip(found.boxes.tolist(), found.scores, found.class_ids, strict=True)
     )
     return jobs.AskedPicture(width, height, boxes, picture=drawn)

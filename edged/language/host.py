@@ -13,12 +13,12 @@ from contextlib import aclosing
 
 import msgspec
 
-from edged import errors, tasks
+from edged import tasks
 from edged.backends.language.contract import Generation, Opening
 from edged.backends.language.registry import TITLES
 from edged.confinement import rules
 from edged.decoding import ready
-from edged.errors import EdgedError, EngineUnusable, HostLost
+from edged.errors import EdgedError, HostLost, rebuild
 from edged.ipc import language_messages as m
 from edged.ipc.piped_process import PipedProcess, ProtocolError
 from edged.models.language import Form, is_gguf
@@ -153,7 +153,7 @@ class LanguageHost:
                 queue.put_nowait(message)
         elif isinstance(message, m.Failed):
             if (queue := self._requests.get(message.number)) is not None:
-                queue.put_nowait(_error(message.error, message.message))
+                queue.put_nowait(rebuild(message.error, message.message))
         elif isinstance(message, m.Opened):
             self.opened = message
             if not self._is_open.done():
@@ -161,7 +161,7 @@ class LanguageHost:
         elif isinstance(message, m.Unfit):
             self.lost = message.message
             if not self._is_open.done():
-                self._is_open.set_exception(_error(message.error, message.message))
+                self._is_open.set_exception(rebuild(message.error, message.message))
                 self._is_open.exception()
 
     async def _watch(self, process: PipedProcess[m.FromHost]) -> None:
@@ -178,8 +178,3 @@ class LanguageHost:
             used = memory.used_mb(process.pid)
             if self._memory_mb and used > self._memory_mb:
                 process.end(f"used {used:.0f} MiB of memory, more than its limit of {self._memory_mb} MiB")
-
-
-def _error(name: str, message: str) -> EdgedError:
-    kind = getattr(errors, name, None)
-    return kind(message) if isinstance(kind, type) and issubclass(kind, EdgedError) else EngineUnusable(message)

@@ -197,6 +197,12 @@ def _within(call: Callable[[], T], url: str) -> T:
     return cast("T", found)
 
 
+def signing(scheme: str) -> dict[str, Any]:
+    """Return the options with which `obstore` opens a store of this scheme. Without credentials, requests to S3 are not
+    signed: otherwise the library would ask the address that provides credentials in Amazon's cloud."""
+    return {"skip_signature": True} if scheme == "s3" and not any(map(os.environ.get, _AWS)) else {}
+
+
 def _stored(url: str) -> Iterator[bytes]:
     """Read an object. Credentials, region and endpoint are those of the variables that the store's own tools read, such
     as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL."""
@@ -209,11 +215,8 @@ def _stored(url: str) -> Iterator[bytes]:
     parts = urlsplit(url)
     options: dict[str, Any] = {"client_options": {"allow_http": is_private(os.environ.get("AWS_ENDPOINT_URL", ""))}}
     options["retry_config"] = {"max_retries": 2, "retry_timeout": timedelta(seconds=_QUIET_S)}
-    if parts.scheme == "s3" and not any(map(os.environ.get, _AWS)):
-        # Otherwise the library would request credentials from the address that provides them in Amazon's cloud.
-        options["skip_signature"] = True
     try:
-        store = from_url(f"{parts.scheme}://{parts.netloc}", **options)
+        store = from_url(f"{parts.scheme}://{parts.netloc}", **options, **signing(parts.scheme))
         for piece in obstore.get(store, parts.path.lstrip("/")).stream(_PIECE):
             yield bytes(piece)
     except (exceptions.NotFoundError, FileNotFoundError):

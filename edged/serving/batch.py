@@ -11,10 +11,10 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from edged.errors import EdgedError, EngineUnusable, Overloaded
+from edged.errors import EdgedError, EngineUnusable, Overloaded, rebuild
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena, Span
-from edged.serving.link import HostLink, Reply, rebuild
+from edged.serving.link import HostLink, Reply
 from edged.serving.work import (
     Answered,
     Blob,

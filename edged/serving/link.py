@@ -16,12 +16,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from edged import errors, tasks
+from edged import tasks
 from edged.backends.contract import Nodes, Order
 from edged.config.child_limits import HostLimits, box_mb
 from edged.confinement import rules
 from edged.decoding import ready
-from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite
+from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite, rebuild
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena
 from edged.ipc.sockets import HostSocket
@@ -391,7 +391,10 @@ class HostLink:
             _fail(job.future, _too_long(job.session))
         else:
             job.session.has_answered = True  # an error is an answer, too: the runtime works
-            _fail(job.future, rebuild(failed.error, failed.message, failed.not_finite))
+            error = rebuild(failed.error, failed.message)
+            if isinstance(error, NotFinite):
+                error.outputs = failed.not_finite
+            _fail(job.future, error)
 
     # -- limits and the end ------------------------------------------------------------------------------------------
 
@@ -505,11 +508,3 @@ def _fail(future: asyncio.Future[Reply] | asyncio.Future[None] | None, error: Ed
     if future is not None and not future.done():
         future.set_exception(error)
         future.exception()  # marks the exception as retrieved: the caller may have gone
-
-
-def rebuild(name: str, message: str, not_finite: tuple[str, ...] = ()) -> EdgedError:
-    """Return an error of the class that a host named; EngineUnusable if `edged.errors` has no such class."""
-    if name == NotFinite.__name__:
-        return NotFinite(message, not_finite)
-    kind = getattr(errors, name, None)
-    return kind(message) if isinstance(kind, type) and issubclass(kind, EdgedError) else EngineUnusable(message)

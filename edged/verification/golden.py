@@ -24,7 +24,7 @@ from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.files import read_regular
 from edged.models.samples import is_tensors
 from edged.store import atomic, sealed
-from edged.tensors import Array
+from edged.tensors import Array, owned
 from edged.verification import noise, user_samples
 from edged.verification.noise import Noise
 from edged.verification.probes import USED, WIDE, Pictures, Probe, edges, made_sounds, tensors
@@ -172,8 +172,8 @@ class _Reference:
         try:
             is_wide, is_own = probe.kind == WIDE, probe.kind in USED
             with self._patience(is_bounded=is_wide or (self._is_timed and not is_own)):
-                answer = _copy(self._session.infer(probe.inputs))
-                again = _copy(self._session.infer(probe.inputs)) if twice else answer
+                answer = owned(self._session.infer(probe.inputs))
+                again = owned(self._session.infer(probe.inputs)) if twice else answer
             with self._patience(is_bounded=is_wide or self._is_timed):
                 moved = self._moved(probe)
         except (EngineUnusable, InvalidInput) as error:
@@ -191,7 +191,7 @@ class _Reference:
         """Return the answer to the probe's inputs moved by one step; empty if the reference refuses the moved
         inputs."""
         try:
-            return _copy(self._session.infer(noise.nudged(probe.inputs)))
+            return owned(self._session.infer(noise.nudged(probe.inputs)))
         except (EngineUnusable, InvalidInput):
             return {}
 
@@ -340,7 +340,3 @@ def _same(one: Array, other: Array) -> bool:
     if one.dtype.kind != "f":
         return bool(np.array_equal(one, other))
     return bool(np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True))
-
-
-def _copy(arrays: dict[str, Array]) -> dict[str, Array]:
-    return {name: array.copy() for name, array in arrays.items()}

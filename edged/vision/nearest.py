@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from edged.errors import ConfigError
+from edged.errors import ConfigError, either
 from edged.vision.comparison import Comparison, Tensors, best
 from edged.vision.families.contract import Claim, Evidence, Opened, readable, undecided
 from edged.vision.kinds import identify
@@ -132,14 +132,9 @@ def _likeness(near: list[str], compared: Mapping[str, Comparison]) -> str:
     for name in near:
         groups.setdefault(compared[name].differences, []).append(name)
     if () in groups:
-        return f"has the tensors of {_either(groups[()])}"
+        return f"has the tensors of {either(groups[()])}"
     texts = []
     for differences, names in list(groups.items())[:_MOST_GROUPS]:
         but = "; ".join(differences[:_MOST_DIFFERENCES])
-        texts.append(f"looks like {_either(names)}, but {but}")
+        texts.append(f"looks like {either(names)}, but {but}")
     return ", or ".join(texts)
-
-
-def _either(names: list[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last

@@ -28,6 +28,9 @@ MAX_PIXELS = 1 << 26  # of an input: 8192 x 8192, which is 768 MiB of FP32
 # Mean and standard deviation of ImageNet's pixels, RGB in 0..1.
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+# Those with which CLIP was trained.
+CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
 
 # The input of Hugging Face's exports, which leave even the number of channels open.
 _OPEN_CHANNELS = "pixel_values"

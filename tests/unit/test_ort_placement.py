@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
+from edged.backends.contract import counted
 from edged.backends.ort import placement
 from edged.backends.ort.placement import PlacedNode
 from edged.backends.ort.runtime import CPU, create, session_options
@@ -105,8 +106,8 @@ def test_standard_error_passes_on_only_other_lines() -> None:
 
 
 def test_words_list_the_most_frequent_first() -> None:
-    assert placement.words(Counter(Loop=1, NonMaxSuppression=2, Cast=1)) == "2 NonMaxSuppression, 1 Cast, 1 Loop"
-    assert placement.words(Counter({"": 4})) == "4 nodes"
+    assert counted(Counter(Loop=1, NonMaxSuppression=2, Cast=1)) == "2 NonMaxSuppression, 1 Cast, 1 Loop"
+    assert counted(Counter({"": 4})) == "4 nodes"
 
 
 # -- names ----------------------------------------------------------------------------------------------------------

@@ -10,11 +10,10 @@ import pytest
 
 from edged.errors import ConfigError
 from edged.tensors import Dim, TensorSpec
-from edged.vision.families.prompted import CLIP_MEAN, CLIP_STD
 from edged.vision.family import Thresholds, open_family
 from edged.vision.metadata import read_metadata
 from edged.vision.placement import Fit
-from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from edged.vision.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from tests.vision_encoders import CELLS, CLASSES, HEIGHT, MOST, NAMES, WIDTH
 from tests.vision_exports import EXPORTS, see, spec
 

@@ -19,7 +19,7 @@ import msgspec
 import onnxruntime as ort
 
 from edged.backends.artefact import Artefact
-from edged.backends.contract import Composition, Graph, Graphs, Order, Recipe
+from edged.backends.contract import Composition, Graph, Graphs, Order, Recipe, counted
 from edged.backends.ort import placement, runtime
 from edged.backends.ort.placement import Placement
 from edged.backends.ort.runtime import CPU_PROVIDER, CpuForbidden, Provider, create, session_options
@@ -127,12 +127,12 @@ def _composition(placed: Placement, shape_work: frozenset[str], is_whole: bool) 
     work = Counter(node.operator for node in on_cpu if node.name not in shape_work)
     fallback, notes = list[str](), list[str]()
     if work:
-        fallback.append(f"{placement.words(work)} run on the CPU ({work.total()} of {len(placed)} nodes)")
+        fallback.append(f"{counted(work)} run on the CPU ({work.total()} of {len(placed)} nodes)")
     elif not is_whole and not on_cpu:  # ONNX Runtime before 1.27 does not report nodes that it casts to float32
         fallback.append("some nodes run on the CPU; ONNX Runtime does not report which")
     by_design = Counter(node.operator for node in on_cpu) - work
     if by_design:
-        notes.append(f"on the CPU because they only compute shapes: {placement.words(by_design)}")
+        notes.append(f"on the CPU because they only compute shapes: {counted(by_design)}")
     return Composition(nodes=placement.counts(placed), fallback=tuple(fallback), notes=tuple(notes))
 
 
@@ -147,6 +147,6 @@ def _require_unmoved(placed: Placement, before: Placed, where: Provider) -> None
     moved = placement.on(placed) - Counter(before.on_cpu)
     if moved:
         raise EngineUnusable(
-            f"{placement.words(moved)} ran on {where.device} when this engine was built but would run on the CPU now;"
+            f"{counted(moved)} ran on {where.device} when this engine was built but would run on the CPU now;"
             " build the engine again"
         )

@@ -101,12 +101,6 @@ def on(placement: Placement, provider: str = CPU_PROVIDER) -> Counter[str]:
     return Counter(node.operator for node in placement if node.provider == provider)
 
 
-def words(operators: Counter[str]) -> str:
-    """Return counts as text, the most frequent first: `2 NonMaxSuppression, 1 Loop`."""
-    ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count} {operator or 'nodes'}" for operator, count in ordered)
-
-
 @contextlib.contextmanager
 def _standard_error() -> Iterator[BinaryIO]:
     """Redirect the process's standard error to a file and yield it; at the end, pass on lines that are not from ONNX

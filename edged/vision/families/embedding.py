@@ -37,11 +37,8 @@ from edged.vision.families.decoding import (
     picture_vector,
 )
 from edged.vision.placement import Fit, Placement
-from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Triple
+from edged.vision.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD
 from edged.vision.signatures import patterns
-
-_CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
 
 _POOLED, _TOKENS = "pooler_output", "last_hidden_state"
 _PROJECTED = "image_embeds"
@@ -140,7 +137,7 @@ class Clip(GenericEmbedding, frozen=True):
 
     name = "clip"
     signatures = patterns("image_embeds|pooler_output [N, values], ...")
-    feed: ClassVar[Feed] = {"fit": Fit.CENTER_CROP, "antialias": True, "mean": _CLIP_MEAN, "std": _CLIP_STD}
+    feed: ClassVar[Feed] = {"fit": Fit.CENTER_CROP, "antialias": True, "mean": CLIP_MEAN, "std": CLIP_STD}
     has_class_token = False  # the first token lacks the last normalisation
 
 

@@ -56,7 +56,7 @@ from edged.vision.families.decoding import (
 )
 from edged.vision.families.huggingface import mask_size
 from edged.vision.placement import Fit, Placement
-from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Triple
+from edged.vision.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD
 from edged.vision.prompts import PROMPTS, Prompt
 from edged.vision.signatures import patterns
 
@@ -67,8 +67,6 @@ _MOST = 256  # tokens of all texts of Grounding DINO
 _START, _END, _STOP, _QUESTION = 101, 102, 1012, 1029  # [CLS], [SEP], "." and "?"
 
 # Mean and standard deviation of the pixels that CLIP was trained on, RGB in 0..1.
-CLIP_MEAN: Triple = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD: Triple = (0.26862954, 0.26130258, 0.27577711)
 
 
 class _Prompted(Family, frozen=True):
