@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pwd
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 
 import msgspec
@@ -24,12 +25,26 @@ NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 def not_stored(what: str, error: OSError) -> EdgedError:
     """Return the error for data that cannot be stored: InvalidInput unless the box or its disk is the cause."""
+    return _refusal(f"{what} could not be stored", error)
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Convert an OSError into the error for a client: `what` cannot be read. As in `not_stored`, it is InvalidInput
+    unless the box or its disk is the cause."""
+    try:
+        yield
+    except OSError as error:
+        raise _refusal(f"{what} cannot be read", error) from error
+
+
+def _refusal(what: str, error: OSError) -> EdgedError:
     kind: type[EdgedError] = InvalidInput
     if error.errno in DISK_ERRORS:
         kind = DiskFailing if error.errno == errno.EIO else OutOfSpace
     elif error.errno in (*NO_DESCRIPTORS, errno.ENOMEM):
         kind = Overloaded
-    return kind(f"{what} could not be stored: {error.strerror or error}" + ("; try again later" * (kind is Overloaded)))
+    return kind(f"{what}: {error.strerror or error}" + ("; try again later" * (kind is Overloaded)))
 
 
 def unwritable(folder: Path) -> str:

@@ -70,7 +70,8 @@ class ModelSource(Protocol):
     """Source of the models to be served."""
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Return the entries by name: NAME, or NAME:VERSION for further versions."""
+        """Return the entries by name: NAME, or NAME:VERSION for further versions. Raises OSError if it cannot be told
+        which models there are."""
 
 
 class Catalogue:
@@ -183,7 +184,8 @@ class Catalogue:
         raise ModelNotFound(f"model {name!r} has no version {wanted}; available: {there}")
 
     async def look_aside(self) -> bool:
-        """Scan the disk in a thread and apply the scan as `look` does. Concurrent calls run one after the other."""
+        """Scan the disk in a thread and apply the scan as `look` does. Concurrent calls run one after the other. Raises
+        OSError if the scan fails; then nothing changes, because the models may still be there."""
         async with self._looking:
             return self.take(await asyncio.to_thread(self.scan, self._weights()))
 

@@ -54,7 +54,7 @@ from edged.engines.sifting import sift
 from edged.engines.surveyor import Surveyor
 from edged.engines.views import actual
 from edged.events import EventLog, HostLost
-from edged.files import NO_DESCRIPTORS, unwritable
+from edged.files import NO_DESCRIPTORS, reading, unwritable
 from edged.fleet.sharing import EngineSharing
 from edged.language.describe import Describer
 from edged.language.model import Box as LanguageBox
@@ -225,10 +225,10 @@ class Controller:
         """Scan the disk periodically. A slow disk delays only this task, not the control loop."""
         while True:
             try:
-                if await self.catalogue.look_aside():
-                    self.wake()  # the next turn acts on the changes
                 await asyncio.to_thread(self.maker.eviction.look)
                 self._state = await asyncio.to_thread(unwritable, self.repository.root.parent)
+                if await self.catalogue.look_aside():
+                    self.wake()  # the next turn acts on the changes
             except OSError as error:  # the next scan finds the same changes
                 _LOG.error("cannot scan the models: %s; trying again", error.strerror)
             await asyncio.sleep(_LOOK_SECONDS)
@@ -332,9 +332,11 @@ class Controller:
         return self.catalogue.find_any(name, version)
 
     async def added(self, name: str) -> PlannedModel | PlannedLanguageModel:
-        """Return the plan of a model that a command just added to the repository, in any mode of model control."""
-        await asyncio.to_thread(self.selection.take, name)
-        await self.catalogue.look_aside()
+        """Return the plan of a model that a command just added to the repository, in any mode of model control. Raises
+        the errors of `files.reading` if the repository cannot be read."""
+        with reading(f"model {name!r} is stored, but the models folder"):
+            await asyncio.to_thread(self.selection.take, name)
+            await self.catalogue.look_aside()
         return self.language.find(name) or self.catalogue.find(name)
 
     async def removed(self, name: str) -> None:

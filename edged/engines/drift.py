@@ -148,7 +148,8 @@ class DriftMonitor:
         run: Run = run_child,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`stored` reads from the disk which models the repository has, also those that are not served."""
+        """`stored` reads from the disk which models the repository has, also those that are not served. It raises
+        OSError if the disk cannot be read; then nothing is removed."""
         self.watched: dict[str, Watched] = {}
         self._models, self._stored, self._admission, self._files = models, stored, admission, files
         self._load, self._builds, self._tasks, self._disk = load, builds, tasks, disk

@@ -21,6 +21,7 @@ from edged.engines.plan import PlannedModel
 from edged.engines.probe import require_data
 from edged.engines.readiness import Readiness, ReadyState, held_up
 from edged.errors import EdgedError, ModelNotFound, NotFound, NotReady, Refused
+from edged.files import reading
 from edged.language.model import LanguageState
 from edged.models.entries import ModelEntry, check_name, split_name
 from edged.models.language import examine, read_settings
@@ -102,7 +103,7 @@ class Loader:
             row = Listed(chats.entry.model, chats.version, state, "" if state == READY else str(chats.problem or ""))
             found.setdefault(chats.entry.model, []).append(row)
         if self._selection.mode == "explicit":
-            there = await asyncio.to_thread(self._selection.on_disk)
+            there = await self._on_disk()
             for name in (there.keys() | self._why.keys()) - found.keys():
                 found[name] = [Listed(name, "", UNAVAILABLE, self._why.get(name, "it is not loaded"))]
         return [row for _, rows in sorted(found.items()) for row in rows]
@@ -177,7 +178,7 @@ class Loader:
         held = await asyncio.to_thread(self._selection.held, part)
         if held or self._catalogue.is_configured(part):
             return
-        there = (await asyncio.to_thread(self._selection.on_disk)).get(part, {})
+        there = (await self._on_disk()).get(part, {})
         if any(entry.is_ensemble for entry in there.values()):
             raise NotReady(f"ensemble {ensemble!r} cannot be served: its model {part!r} is an ensemble")
         try:
@@ -185,6 +186,10 @@ class Loader:
         except EdgedError as error:
             raise NotReady(f"ensemble {ensemble!r} cannot be served: {error}") from error
         added.append(part)
+
+    async def _on_disk(self) -> dict[str, dict[str, ModelEntry]]:
+        with reading("the models folder"):
+            return await asyncio.to_thread(self._selection.on_disk)
 
     async def _admit(self, entry: ModelEntry) -> None:
         """Check that a model can be served, before the loaded version changes. Raises the reason if it cannot."""
@@ -355,13 +360,14 @@ class ModelSelection:
         self._changing = threading.Lock()
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Return every version to be served, by name."""
+        """Return every version to be served, by name. Raises OSError as `Repository.entries` does."""
         if self.mode == "poll":
             return self._repository.entries()
         return {name: entry for entries in self._models().values() for name, entry in entries.items()}
 
     def on_disk(self) -> dict[str, dict[str, ModelEntry]]:
-        """Return the versions that the repository has now, by model and then by version name."""
+        """Return the versions that the repository has now, by model and then by version name. Raises OSError as
+        `Repository.entries` does."""
         return _by_model(self._repository.entries())
 
     def held(self, model: str) -> dict[str, ModelEntry]:

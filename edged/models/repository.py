@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -30,7 +31,7 @@ from typing import NamedTuple
 import msgspec
 
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, ModelNotFound, Refused, Superseded, TooLarge
-from edged.files import foreign, leads_outside, not_stored
+from edged.files import foreign, leads_outside, not_stored, reading
 from edged.models import language, repair
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
@@ -50,6 +51,7 @@ from edged.models.identity import model_digest
 from edged.models.triton_config import FILE, TritonConfig
 from edged.store import atomic
 
+_LOG = logging.getLogger("edged.engines")
 _READ_AGAIN_SECONDS = 30.0  # an unchanged folder is read again, in case a read failed for a moment
 
 
@@ -71,40 +73,53 @@ class Repository:
         self._clock_ns = clock_ns
         self._changing = threading.Lock()  # held by scans, and while a model is missing for a moment
         self._read: dict[Path, _Read] = {}  # by folder; replaced, never modified: several threads may scan
+        self._last: dict[Path, list[ModelEntry]] = {}  # entries of the last scan, by path
+        self._failing: set[Path] = set()  # paths that the last scan could not read
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Return every version that is to be served, by name. Unreadable and empty folders are skipped."""
+        """Return every version that is to be served, by name. Folders that are empty or that this user may not read are
+        skipped.
+
+        A scan that fails for another reason, such as a failing disk or a lack of descriptors, does not mean that the
+        models are gone: a model that cannot be read keeps its entries of the last scan. Raises OSError if the whole
+        scan fails and an earlier scan found models; before that, the repository counts as empty.
+        """
         with self._changing:
             return self._entries_now()
 
     def _entries_now(self) -> dict[str, ModelEntry]:
         try:
             paths = sorted(path for path in self.root.iterdir() if not path.name.startswith("."))
+        except (FileNotFoundError, NotADirectoryError):
+            paths = []
         except OSError:
+            if any(self._last.values()):
+                raise
             return {}
         entries: dict[str, ModelEntry] = {}
         read: dict[Path, _Read] = {}
-        for entry in (entry for path in paths for entry in self._look(path, read)):
+        failing: set[Path] = set()
+        found = {path: self._look(path, read, failing) for path in paths}
+        for entry in (entry for path in paths for entry in found[path]):
             twice = entry.name in entries
             problem = f"both {entry.name}/ and a file {entry.name}{Path(entry.path).suffix} exist; remove one of them"
             entries[entry.name] = msgspec.structs.replace(entry, problem=problem) if twice else entry
-        self._read = read
+        self._read, self._last, self._failing = read, found, failing
         return entries
 
     def versions(self, name: str, triton: TritonConfig | None = None) -> list[ModelEntry]:
         """Return the versions of one model that are to be served. `triton`, if given, replaces the model's
-        config.pbtxt. Empty if the model does not exist. Raises InvalidInput if the model cannot be read."""
+        config.pbtxt. Empty if the model does not exist. Raises the errors of `files.reading` if the model cannot be
+        read."""
         folder, plain, _ = self._paths(name)
-        if triton is None or (folder.is_dir() and os.path.lexists(plain)):
-            return [entry for entry in self.entries().values() if entry.model == name]
-        try:
+        with reading(f"model {name!r}"):
+            if triton is None or (folder.is_dir() and os.path.lexists(plain)):
+                return [entry for entry in self.entries().values() if entry.model == name]
             if folder.is_dir():
                 return [self._judged(entry) for entry in folder_entries(folder, name, triton)]
-        except OSError as error:
-            raise InvalidInput(f"model {name!r} cannot be read: {error.strerror or error}") from error
-        if not os.path.lexists(plain):
-            return []
-        return [msgspec.structs.replace(file_entry(plain), triton=triton)]
+            if not os.path.lexists(plain):
+                return []
+            return [msgspec.structs.replace(file_entry(plain), triton=triton)]
 
     def add(
         self,
@@ -287,8 +302,9 @@ class Repository:
                 shutil.rmtree(stray, ignore_errors=True)
             _empty_trash(self.root)
 
-    def _look(self, path: Path, read: dict[Path, _Read]) -> list[ModelEntry]:
-        """Return the entries at a path. If they may be cached while the folder is unchanged, add them to `read`."""
+    def _look(self, path: Path, read: dict[Path, _Read], failing: set[Path]) -> list[ModelEntry]:
+        """Return the entries at a path. If they may be cached while the folder is unchanged, add them to `read`. If the
+        path cannot be read now, add it to `failing` and return its entries of the last scan."""
         try:
             entries = [self._judged(entry) for entry in self._current(path, read)]
             if not entries or NAME.fullmatch(entries[0].name):
@@ -297,8 +313,13 @@ class Repository:
             name = os.fsencode(entries[0].name).decode(errors="replace")
             problem = "its file name is not a valid model name; rename it"
             return [msgspec.structs.replace(entries[0], name=name, problem=problem)]
-        except OSError:  # the path was just removed, or cannot be read
+        except (FileNotFoundError, NotADirectoryError, PermissionError):  # it was just removed, or may not be read
             return []
+        except OSError as error:
+            failing.add(path)
+            if path not in self._failing:
+                _LOG.warning("cannot read %s: %s; trying again", path, error.strerror or error)
+            return self._last.get(path, [])
 
     def _current(self, path: Path, read: dict[Path, _Read]) -> list[ModelEntry]:
         mark = fingerprint(path, self._clock_ns()) if path.is_dir() else None  # before the entries are read

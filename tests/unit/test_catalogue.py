@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 from collections.abc import Iterator, Set
@@ -15,6 +16,7 @@ from edged.config import Engines
 from edged.engines import catalogue
 from edged.engines.catalogue import Catalogue, Prove
 from edged.engines.engine import EngineState
+from edged.engines.loader import ModelSelection as LoadedSelection
 from edged.engines.plan import PlannedModel, Planner
 from edged.engines.reconcile import Read, Refuse, Replan, reconcile
 from edged.engines.views import actual
@@ -35,6 +37,7 @@ from edged.models.entries import ModelEntry
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import Inspection
 from edged.models.model import Model
+from edged.models.repository import Repository
 from edged.serving.session import ServingSession
 from edged.serving.work import FrameWork, TensorWork
 from edged.store.store import Store
@@ -256,6 +259,30 @@ async def test_look_removed_model_fails_waiting_requests(house: House) -> None:
     assert isinstance(frame.future.exception(), NotFound)
     assert isinstance(await answer(planned), NotFound)
     assert len(emitted(house.events, ModelRemoved)) == 1
+
+
+async def test_look_aside_while_the_disk_cannot_be_read_keeps_the_models(house: House, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    (root / "m.onnx").write_bytes(b"x")
+    house.catalogue._selection = LoadedSelection(Repository(root))
+    await house.look()
+    planned = house.catalogue.models["m"]
+    serve(planned, next(iter(planned.engines)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "iterdir", broken)
+        with pytest.raises(OSError, match="output error"):
+            await house.catalogue.look_aside()
+    assert house.catalogue.models == {"m": planned}
+    assert planned.serving
+    assert (house.retired, house.readers.forgotten, emitted(house.events, ModelRemoved)) == ([], [], [])
+    (root / "m.onnx").unlink()
+    await house.look()
+    assert house.catalogue.models == {}
+
+
+def broken(_: Path) -> Iterator[Path]:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 async def test_look_removed_model_retires_its_session(house: House) -> None:

@@ -1,4 +1,4 @@
-"""Errors of files that cannot be stored."""
+"""Errors of files that cannot be stored or read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pytest
 
 from edged.errors import DiskFailing, EdgedError, InvalidInput, OutOfSpace, Overloaded
-from edged.files import not_stored
+from edged.files import not_stored, reading
 
 
 @pytest.mark.parametrize(
@@ -24,5 +24,9 @@ from edged.files import not_stored
         (errno.ENAMETOOLONG, InvalidInput),
     ],
 )
-def test_not_stored_has_the_class_of_the_errno(number: int, kind: type[EdgedError]) -> None:
-    assert type(not_stored("the upload", OSError(number, os.strerror(number)))) is kind
+def test_not_stored_and_reading_have_the_class_of_the_errno(number: int, kind: type[EdgedError]) -> None:
+    error = OSError(number, os.strerror(number))
+    assert type(not_stored("the upload", error)) is kind
+    with pytest.raises(kind, match="the upload") as raised, reading("the upload"):
+        raise error
+    assert type(raised.value) is kind

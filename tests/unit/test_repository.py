@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import shutil
 import tempfile
 import time
@@ -19,6 +21,7 @@ from edged.errors import (
     InvalidInput,
     ModelNotFound,
     OutOfSpace,
+    Overloaded,
     Refused,
     Superseded,
 )
@@ -138,6 +141,100 @@ def test_entries_model_removed_meanwhile_is_skipped(root: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "is_dir", is_dir)
     assert "good" in Repository(root).entries()
+
+
+# -- scans that fail -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def unreadable(broken: Path, number: int) -> Iterator[None]:
+    """Let each reading of a folder fail with this errno."""
+    iterate, scan = Path.iterdir, os.scandir
+
+    def check(path: object) -> None:
+        if Path(os.fspath(path)) == broken:  # type: ignore[call-overload]
+            raise OSError(number, os.strerror(number), str(path))
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        check(path)
+        return iterate(path)
+
+    def scandir(path: str) -> object:
+        check(path)
+        return scan(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "iterdir", iterdir)
+        patch.setattr(os, "scandir", scandir)
+        yield
+
+
+FAULTS = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE]
+
+
+@pytest.mark.parametrize("number", [*FAULTS, errno.EACCES])
+def test_entries_scan_that_fails_after_one_with_models_raises(root: Path, number: int) -> None:
+    lay(root, "yolo", "1")
+    repository = Repository(root)
+    with unreadable(root, number):
+        assert repository.entries() == {}, "no scan has found a model yet"
+    before = repository.entries()
+    with unreadable(root, number), pytest.raises(OSError, match="models"):
+        repository.entries()
+    assert repository.entries() == before
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENOTDIR])
+def test_entries_repository_that_is_gone_is_empty(root: Path, number: int) -> None:
+    lay(root, "yolo", "1")
+    repository = Repository(root)
+    assert repository.entries()
+    with unreadable(root, number):
+        assert repository.entries() == {}
+    shutil.rmtree(root)
+    assert repository.entries() == {}
+
+
+def test_entries_without_free_descriptors_raises(root: Path) -> None:
+    lay(root, "yolo", "1")
+    repository = Repository(root)
+    repository.entries()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="open files"):
+            repository.entries()
+        with pytest.raises(Overloaded):
+            repository.versions("yolo")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert list(repository.entries()) == ["yolo"]
+
+
+@pytest.mark.parametrize("number", FAULTS)
+def test_entries_folder_that_cannot_be_read_keeps_its_entries(
+    root: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = lay(root, "yolo", "1")
+    repository = Repository(root)
+    before = repository.entries()
+    lay(root, "face", "1")
+    with unreadable(folder, number):
+        for _ in range(2):
+            entries = repository.entries()
+            assert (set(entries), entries["yolo"]) == ({"face", "yolo"}, before["yolo"])
+    assert caplog.text.count("cannot read") == 1, "a fault is logged once"
+    shutil.rmtree(folder)
+    assert set(repository.entries()) == {"face"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES])
+def test_entries_folder_that_is_gone_or_forbidden_is_dropped(root: Path, number: int) -> None:
+    folder = lay(root, "yolo", "1")
+    repository = Repository(root)
+    assert repository.entries()
+    with unreadable(folder, number):
+        assert repository.entries() == {}
 
 
 # -- detection of changes -------------------------------------------------------------------------------------------

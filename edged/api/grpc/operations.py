@@ -36,6 +36,7 @@ from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness
 from edged.errors import InvalidInput, ModelNotFound, ModelRefused, Refused
 from edged.events import Event, ModelRepaired
+from edged.files import reading
 from edged.language.model import PlannedLanguageModel
 from edged.message_mapper import to_message
 from edged.metrics.sources import EventCounts, Sensors, resident_bytes
@@ -201,10 +202,11 @@ class OperationsService:
 
     async def _entry(self, name: str) -> ModelEntry | None:
         """Return the repository's entry of a model; None if the repository does not have the model. Raises InvalidInput
-        if the model is in the configuration, or is an ensemble."""
+        if the model is in the configuration, or is an ensemble, and the errors of `files.reading`."""
         if self._controller.is_configured(name):
             raise InvalidInput(f"model {name!r} is in the daemon's configuration; change it there")
-        there = (await asyncio.to_thread(self._controller.repository.entries)).get(name)
+        with reading("the models folder"):
+            there = (await asyncio.to_thread(self._controller.repository.entries)).get(name)
         if there is not None:
             there.require_file()
         return there
