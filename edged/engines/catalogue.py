@@ -49,9 +49,11 @@ _LOG = logging.getLogger("edged.engines")
 _DRAIN_SECONDS = 10.0  # for requests that wait for a removed model
 _DRAIN_STEP = 0.02
 _READERS = 2  # children that inspect models at the same time
-# Delays before the next attempts after failures that may pass: exceeded limits, kills, missing or replaced files.
+# Delays before the next attempts after failures that may pass: exceeded limits, a failing box, kills, missing or
+# replaced files. All later attempts have the last delay.
 _AGAIN_SECONDS = (60.0, 600.0, 3600.0)
-_PASSING = ("timed_out", "too_much_memory", "missing")
+_COSTLY = ("timed_out", "too_much_memory")  # each attempt takes the processors for long, so their number is limited
+_PASSING = (*_COSTLY, "missing", "unreadable")
 _BACK_SECONDS = 1.0  # before the first new attempt to read a file that is missing or was replaced meanwhile
 
 
@@ -326,6 +328,7 @@ class Catalogue:
             if not self._planner.book.is_open(model):
                 await asyncio.to_thread(self._planner.book.page, model)
             weights = await asyncio.to_thread(stamp, external) if external else ""
+            self._late.pop(entry.name, None)
             self._plan(planned, model)
             planned.weights = external
             planned.weights_changed(weights)  # from here on, changes of the external data count
@@ -343,7 +346,9 @@ class Catalogue:
             self._tasks.start(self._once_more(planned, entry, error))
         except Exception as error:  # a bug, or a failing box: refuse the model, so that clients do not wait forever
             _LOG.exception("model %s: cannot read it", entry.name)
-            self._refuse(planned, EngineUnusable(f"cannot read the model ({type(error).__name__}); see the log"))
+            refusal = EngineUnusable(f"cannot read the model ({type(error).__name__}); see the log")
+            self._refuse(planned, refusal)
+            self._tasks.start(self._read_later(planned, entry, refusal, _AGAIN_SECONDS[-1]))
 
     async def _once_more(self, planned: PlannedModel, entry: ModelEntry, error: EdgedError) -> None:
         """Read a model again later if its failure may be temporary."""
@@ -351,10 +356,15 @@ class Catalogue:
         times = times if before == entry else 0
         category = error.finding.get("category") if isinstance(error, ModelRefusal) else None
         is_passing = isinstance(error, BuildFailed | OutOfSpace | Superseded) or category in _PASSING
-        if not is_passing or times == len(_AGAIN_SECONDS):
+        if not is_passing or (category in _COSTLY and times >= len(_AGAIN_SECONDS)):
             return
         self._late[entry.name] = entry, times + 1
-        await asyncio.sleep(_BACK_SECONDS if category == "missing" and not times else _AGAIN_SECONDS[times])
+        delay = _AGAIN_SECONDS[min(times, len(_AGAIN_SECONDS) - 1)]
+        await self._read_later(planned, entry, error, _BACK_SECONDS if category == "missing" and not times else delay)
+
+    async def _read_later(self, planned: PlannedModel, entry: ModelEntry, error: EdgedError, seconds: float) -> None:
+        """Read a model again after a delay, unless it was read or removed meanwhile."""
+        await asyncio.sleep(seconds)
         if planned.problem is error and self.models.get(entry.name) is planned and not planned.is_being_read:
             self._read(planned, 1 + len(_AGAIN_SECONDS))  # attempts are counted across restarts
 

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,6 +29,7 @@ from edged.errors import (
     ModelNotFound,
     NotFound,
     NotReady,
+    OutOfSpace,
     Superseded,
 )
 from edged.errors import ModelRefused as Refusal
@@ -474,6 +476,70 @@ async def test_look_failure_that_is_not_the_models_is_followed_by_another_attemp
     house.readers.files["m"] = inspection()
     await until(lambda: planned.problem is None, "the model to be read again")
     assert await answer(planned) is None
+
+
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let no time pass between two attempts to read a model; return the list of the delays."""
+    slept: list[float] = []
+
+    class Instant:
+        @staticmethod
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+    monkeypatch.setattr(catalogue, "asyncio", Instant())
+    return slept
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfSpace("the disk is full"),
+        BuildFailed("no process is left"),
+        Finding(Stage.FILE, Category.UNREADABLE, "it cannot be read", "check the disk").refusal(),
+        Unexpected("a failing box"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_look_failure_of_the_box_has_no_last_attempt(
+    house: House, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    slept, failing = delays(monkeypatch), 5
+    read = house.readers.inspect
+
+    async def inspect(path: Path, tries: int = 1) -> Inspection:
+        if house.readers.reads == failing:
+            house.readers.files["m"] = inspection()
+        return await read(path, tries)
+
+    monkeypatch.setattr(house.readers, "inspect", inspect)
+    house.readers.files["m"], house.shelf.models["m"] = error, entry("m")
+    house.catalogue.look()
+    planned = house.catalogue.models["m"]
+    await until(lambda: planned.model is not None and planned.problem is None, "the model to be read")
+    last = 3600.0
+    assert slept == ([last] * failing if isinstance(error, Unexpected) else [60.0, 600.0, last, last, last])
+    slept.clear()
+    house.readers.files["m"] = OutOfSpace("full again")
+    failing = house.readers.reads + 1
+    house.catalogue.read_again(planned)
+    await until(lambda: bool(slept) and planned.problem is None, "the model to be read again")
+    assert slept == [60.0], "a success forgets earlier failures"
+
+
+@pytest.mark.parametrize("category", [Category.TIMED_OUT, Category.TOO_MUCH_MEMORY])
+async def test_look_failure_that_costs_time_has_a_last_attempt(
+    house: House, monkeypatch: pytest.MonkeyPatch, category: Category
+) -> None:
+    slept = delays(monkeypatch)
+    planned = await house.holds("m", Finding(Stage.SESSION, category, "it is too slow").refusal(), "1")
+    for _ in range(10):
+        await settle()
+    assert slept == [60.0, 600.0, 3600.0]
+    assert (house.readers.reads, planned.problem is None) == (4, False)
 
 
 async def test_look_model_replaced_during_its_trial_is_read_again_before_it_is_refused(
