@@ -1,8 +1,10 @@
 """Failed attempts to make engines, on disk: a build that crashes the whole box must not be repeated at every start.
 
 An attempt is recorded before it begins and removed when it succeeds. An interrupted attempt counts as failed if the box
-restarted since; if only the daemon was killed, the attempt is repeated at once. Failures of another version of edged do
-not count. An engine that an operator cancelled stays cancelled.
+restarted since. If only the daemon was killed, the attempt is repeated at once; but the build may be the cause, for
+example if a container kills all its processes when memory runs out. So only the first such attempt is free, and the
+later ones count as failed. Failures of another version of edged do not count. An engine that an operator cancelled
+stays cancelled.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from edged.store import atomic, sealed
 from edged.store.sealed import Later, at_once
 from edged.version import __version__
 
 _CUT_OFF = "the box stopped while the engine was being made"
+_ENDED = "edged ended while the engine was being made"
+_FREE = 1  # ends of edged in a row that do not count, such as a kill by an operator
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CHANGING = threading.Lock()  # one thread reads and changes at a time
 _PATIENCE_SECONDS = 30.0
@@ -34,6 +39,7 @@ class Attempts(msgspec.Struct, frozen=True):
     running: str = ""  # the boot id when an unfinished attempt began
     stopped: Literal["", "hopeless", "cancelled"] = ""  # why there is no further attempt, apart from too many failures
     by: str = __version__  # the version of edged that failed
+    cut: int = 0  # attempts in a row that never ended, although the box went on
 
 
 class AttemptLog:
@@ -48,29 +54,39 @@ class AttemptLog:
         with contextlib.suppress(OSError):
             self._root.mkdir(parents=True, exist_ok=True, mode=0o750)
         atomic.prune(self._root, _KEPT)
+        boot = _boot()
         with contextlib.suppress(OSError):
             for place in self._root.glob("[!.]*.json"):
                 known = sealed.read(place, Attempts, "attempts")
                 if known is not None:
-                    self._known[place.stem] = known
+                    is_cut = known.running == boot
+                    self._known[place.stem] = replace(known, running="", cut=known.cut + 1) if is_cut else known
 
     def of(self, key: str) -> Attempts:
         """Return the failures of an engine."""
+        known = self._counted(key)
+        more = max(0, known.cut - _FREE)
+        return Attempts(known.failures + more, _ENDED if more else known.reason, stopped=known.stopped)
+
+    def _counted(self, key: str) -> Attempts:
+        """Return the record of an engine without an unfinished attempt. `failures` has no ends of edged, which `cut`
+        counts."""
         known = self._known.get(key, Attempts())
         if known.by != __version__ and known.stopped != "cancelled":
             known = Attempts(running=known.running)
         if known.running and known.running != _boot():
-            return Attempts(known.failures + 1, _CUT_OFF, stopped=known.stopped)
-        return Attempts(known.failures, known.reason, stopped=known.stopped)
+            return Attempts(known.failures + 1, _CUT_OFF, stopped=known.stopped, cut=known.cut)
+        return Attempts(known.failures, known.reason, stopped=known.stopped, cut=known.cut)
 
     def begin(self, key: str) -> None:
-        """Record that an attempt begins. If the box restarts before the attempt ends, it counts as failed.
+        """Record that an attempt begins. If the box restarts before the attempt ends, it counts as failed; if edged
+        ends, only the first time is free.
 
         Waits until the record is on disk, at most 30 s.
         """
         written = threading.Event()
         with _CHANGING:
-            self._write(key, msgspec.structs.replace(self.of(key), running=_boot()))
+            self._write(key, replace(self._counted(key), running=_boot()))
             self._later(written.set)
         written.wait(_PATIENCE_SECONDS)
 
@@ -90,7 +106,7 @@ class AttemptLog:
         with _CHANGING:
             before = self._known.get(key, Attempts())
             if before.failures or before.stopped:
-                self._write(key, msgspec.structs.replace(before, running=""))
+                self._write(key, replace(before, running="", cut=0))
             else:
                 self.forget(key)
 

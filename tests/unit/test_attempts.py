@@ -30,6 +30,8 @@ def root(tmp_path: Path, boot: Path) -> Path:
 
 
 CUT_OFF = "the box stopped while the engine was being made"
+ENDED = "edged ended while the engine was being made"
+KILLED = "begin kill " * 2  # the first is free
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,22 @@ CUT_OFF = "the box stopped while the engine was being made"
         ("begin fail begin forget forget", Attempts()),
         ("begin kill", Attempts()),
         ("fail begin kill", Attempts(1, "no memory")),
+        (KILLED, Attempts(1, ENDED)),
+        (KILLED + "kill kill", Attempts(1, ENDED)),
+        (KILLED * 2, Attempts(3, ENDED)),
+        ("fail " + KILLED, Attempts(2, ENDED)),
+        ("begin reboot begin kill", Attempts(1, CUT_OFF)),
+        ("begin kill begin reboot", Attempts(1, CUT_OFF)),
+        (KILLED + "begin reboot", Attempts(2, ENDED)),
+        ("begin kill begin undone begin kill", Attempts()),
+        (KILLED + "begin undone", Attempts()),
+        ("fail " + KILLED + "begin undone begin kill", Attempts(1, "no memory")),
+        (KILLED + "begin fail", Attempts(1, "no memory")),
+        (KILLED + "begin fail begin kill", Attempts(1, "no memory")),
+        (KILLED + "begin forget begin kill", Attempts()),
+        (KILLED + "upgrade", Attempts()),
+        ("begin kill upgrade begin kill", Attempts()),
+        (KILLED + "cancel", Attempts(0, "by an operator", stopped="cancelled")),
         ("begin reboot", Attempts(1, CUT_OFF)),
         ("fail begin reboot", Attempts(2, CUT_OFF)),
         ("begin reboot begin reboot begin reboot", Attempts(3, CUT_OFF)),
@@ -50,6 +68,7 @@ CUT_OFF = "the box stopped while the engine was being made"
         ("fail hopeless", Attempts(2, "no kernel", stopped="hopeless")),
         ("hopeless upgrade", Attempts()),
         ("lose-boot-id begin kill", Attempts()),
+        ("lose-boot-id " + KILLED, Attempts(1, ENDED)),
     ],
 )
 def test_attempts_count_failures_and_survive_a_restart(
