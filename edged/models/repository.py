@@ -154,7 +154,8 @@ class Repository:
         if is_there and not replace:
             raise AlreadyExists(taken(name))
         self.root.mkdir(parents=True, exist_ok=True, mode=0o750)
-        with tempfile.TemporaryDirectory(prefix=".adding-", dir=self.root, ignore_cleanup_errors=True) as staging:
+        prefix = _REPLACING if is_there else ".adding-"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=self.root, ignore_cleanup_errors=True) as staging:
             staged = Path(staging) / name
             try:
                 staged.mkdir(mode=0o750)
@@ -186,11 +187,17 @@ class Repository:
 
     def _exchange(self, name: str, staged: Path) -> None:
         """Replace a model by a staged folder; the old model moves to the trash. A scan sees one of the two. Raises
-        OSError."""
+        OSError; then the old model is still there."""
         final = self.root / name
         atomic.sync_tree(staged)
         if final.is_dir() and atomic.exchange(staged, final):
-            _move_to_trash(self.root, [staged])
+            try:
+                atomic.sync_directory(self.root)
+                _move_to_trash(self.root, [staged])
+            except BaseException:  # the old model is in the staging folder, which the caller removes
+                if staged.is_dir():
+                    atomic.exchange(staged, final)
+                raise
             return
         with self._changing:
             _move_to_trash(self.root, [path for path in self._paths(name) if os.path.lexists(path)])
@@ -287,8 +294,8 @@ class Repository:
         return True
 
     def sweep(self) -> None:
-        """Remove the remains of interrupted calls of `add` and `remove`, and finish those of `restore`. Call it only
-        when the daemon starts."""
+        """Remove the remains of interrupted calls of `add` and `remove`, and finish those of `restore`. An old model
+        that was replaced, but is not in the trash yet, moves there. Call it only when the daemon starts."""
         if self.root.is_dir():
             for stray in self.root.glob(f"{_RESTORING}*"):
                 with contextlib.suppress(OSError):
@@ -298,9 +305,20 @@ class Repository:
                         else:
                             os.rename(path, self.root / path.name)
                     stray.rmdir()
+            for stray in self.root.glob(f"{_REPLACING}*"):
+                with contextlib.suppress(OSError):
+                    if replaced := [path for path in stray.iterdir() if self._was_replaced(path)]:
+                        _move_to_trash(self.root, replaced)
+                    shutil.rmtree(stray, ignore_errors=True)
             for stray in (*self.root.glob(".adding-*"), *self.root.glob(".removing-*")):
                 shutil.rmtree(stray, ignore_errors=True)
             _empty_trash(self.root)
+
+    def _was_replaced(self, staged: Path) -> bool:
+        """Whether a staged folder is an old model that was already exchanged for the new one. A new model always has a
+        higher version than the old one, and gets that version's folder first. Raises OSError."""
+        final = self.root / staged.name
+        return final.is_dir() and bool(self._entries(staged)) and _newest(staged) < _newest(final)
 
     def _look(self, path: Path, read: dict[Path, _Read], failing: set[Path]) -> list[ModelEntry]:
         """Return the entries at a path. If they may be cached while the folder is unchanged, add them to `read`. If the
@@ -358,16 +376,26 @@ def _write_record(place: Path, record: repair.Record) -> None:
 
 
 def _keep_rest(folder: Path, staged: Path, keeps_samples: bool) -> int:
-    """Copy a model's folder without versions and settings; return the next version number. Raises OSError."""
+    """Make a folder for the next version, and copy a model's folder without versions and settings; return the number of
+    the next version. Raises OSError."""
     dropped = (SETTINGS_FILE,) if keeps_samples else (SETTINGS_FILE, model_samples.FOLDER)
-    numbers = [1]
+    number = _newest(folder) + 1
+    (staged / str(number)).mkdir()
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_dir() and path.name.isdecimal():
-            numbers.append(int(path.name))
-        elif path.name not in dropped:
+        if path.name not in dropped and not _is_version(path):
             copy = partial(shutil.copytree, symlinks=True) if path.is_dir() else shutil.copyfile
             copy(path, staged / path.name)
-    return max(numbers) + 1
+    return number
+
+
+def _is_version(path: Path) -> bool:
+    return path.is_dir() and path.name.isdecimal()
+
+
+def _newest(folder: Path) -> int:
+    """Return the highest version in a model's folder; 1 if there is none. Raises OSError."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return max((1, *(int(path.name) for path in paths if _is_version(path))))
 
 
 def _targets(
@@ -385,6 +413,7 @@ def _targets(
 
 TRASH = ".removed"
 _RESTORING = ".restoring-"
+_REPLACING = ".replacing-"  # a new model until the exchange, then the old one until it is in the trash
 MAX_REMOVED = 10
 MAX_REMOVED_BYTES = 4 << 30  # of all removed models; the newest is kept at any size
 

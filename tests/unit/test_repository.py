@@ -534,7 +534,7 @@ def test_add_replace_keeps_the_rest_of_the_folder(
     repository.add("m", {"upload": source}, {}, samples={"new.png": sample}, replace=True)
     assert [each.name for each in (folder / "samples").iterdir()] == ["new.png"]
     assert repository.entries()["m"].version == "5"
-    assert not list(root.glob(".adding-*"))
+    assert not list(root.glob(".replacing-*"))
 
 
 def test_add_replace_of_a_plain_file_or_missing_model_adds_the_model(root: Path, source: Path) -> None:
@@ -563,7 +563,67 @@ def test_add_replace_that_fails_leaves_the_old_model(root: Path, source: Path, m
         repository.add("m", {"upload": source}, {}, replace=True)
     assert (folder / "1" / "model.onnx").read_text() == "m 1"
     assert repository.entries()["m"].settings == {"threads": "2"}
-    assert not list(root.glob(".adding-*"))
+    assert not list(root.glob(".replacing-*"))
+
+
+def test_add_replace_is_durable_before_it_answers(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = lay(root, "m", "1")
+    synced: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(atomic, "sync_directory", lambda path: synced.append((path, (folder / "2").is_dir())))
+    Repository(root).add("m", {"upload": source}, {}, replace=True)
+    assert (root, True) in synced
+
+
+@pytest.mark.parametrize("step", ["edged.store.atomic.sync_directory", "edged.models.repository._move_to_trash"])
+def test_add_replace_that_fails_after_the_exchange_keeps_the_old_model(
+    root: Path, source: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    folder = lay(root, "m", "1")
+
+    def fail(*arguments: object) -> None:
+        if (folder / "2").is_dir():
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(step, fail)
+    with pytest.raises(OutOfSpace):
+        Repository(root).add("m", {"upload": source}, {}, replace=True)
+    assert (folder / "1" / "model.onnx").read_text() == "m 1"
+    assert [path.name for path in root.iterdir() if path.name != TRASH] == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("step", "is_replaced"),
+    [
+        ("shutil.copyfile", False),
+        ("edged.store.atomic.sync_tree", False),
+        ("edged.store.atomic.exchange", False),
+        ("edged.models.repository._move_to_trash", True),
+    ],
+)
+@pytest.mark.parametrize("old", ["3", None], ids=["a version", "an ensemble"])
+def test_sweep_after_a_killed_replacement_keeps_the_old_model(
+    root: Path, source: Path, step: str, is_replaced: bool, old: str | None
+) -> None:
+    folder = lay(root, "m", old) if old else ensemble(root).rename(root / "m")
+    (folder / "notes.txt").write_text("old")
+    before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step, lambda *_: os._exit(0))
+            Repository(root).add("m", {"upload": source}, {}, replace=True)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0, "the step was reached"
+    assert list(root.glob(".replacing-*"))
+    repository = Repository(root)
+    repository.sweep()
+    assert not list(root.glob(".replacing-*"))
+    if is_replaced:
+        assert (folder / ("4" if old else "2") / "model.onnx").read_bytes() == source.read_bytes()
+        repository.restore("m")
+    else:
+        with pytest.raises(ModelNotFound):
+            repository.restore("m")
+    assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == before
 
 
 def test_add_of_one_name_twice_concurrently_is_refused_once(
