@@ -113,6 +113,20 @@ class Peer:
             position += count
         self._unsent = data[position:]
 
+    def push(self, data: bytes, record: int = 16 << 10) -> None:
+        """Send bytes even while the connection pauses reading, as asyncio does before Python 3.11 with all TLS records
+        of one read from the socket."""
+        # asyncio.protocols._feed_data_to_buffered_proto does the same, but it is private.
+        for at in range(0, len(data), record):
+            rest = data[at : at + record]
+            while rest:
+                place = self.connection.get_buffer(len(rest))
+                assert len(place)
+                count = min(len(place), len(rest))
+                place[:count] = rest[:count]
+                self.connection.buffer_updated(count)
+                rest = rest[count:]
+
     def begin(self, stream: int, *more: tuple[bytes, bytes], flags: int = http2.END_HEADERS) -> None:
         self.send(http2.frame(http2.HEADERS, flags, stream, self._encoder.encode([*HEADERS, *more])))
 

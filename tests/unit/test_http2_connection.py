@@ -416,6 +416,44 @@ async def test_connection_flood_of_frames_lets_other_tasks_run(flood: bytes) -> 
     peer.lose()
 
 
+async def test_connection_that_is_not_paused_at_once_gets_every_message() -> None:
+    count, body = 100, b"\0" + (200_000).to_bytes(4, "big") + bytes(200_000)
+    sizes = list[int]()
+
+    async def measure(call: Call) -> None:
+        while (data := await call.read()) is not None:
+            sizes.append(len(data))
+
+    peer = Peer(measure)
+    usual = len(peer.connection.get_buffer(-1))
+    peer.push(http2.call(1, "/a/b"))
+    pieces = (body[at : at + 16_384] for _ in range(count) for at in range(0, len(body), 16_384))
+    sent = b"".join(http2.frame(http2.DATA, 0, 1, piece) for piece in pieces)
+    for at in range(0, len(sent), 128 << 10):
+        peer.push(sent[at : at + (128 << 10)])
+        await until(lambda: peer.transport.is_reading)
+        await asyncio.sleep(0)
+    await until(lambda: len(sizes) == count)
+    assert set(sizes) == {200_000}
+    assert not peer.transport.is_closed
+    peer.send(http2.ping())
+    assert len(peer.connection.get_buffer(-1)) == usual
+    peer.lose()
+
+
+async def test_connection_that_is_not_paused_at_once_keeps_calls_in_order() -> None:
+    peer = Peer(wait)
+    usual = len(peer.connection.get_buffer(-1))
+    calls = [http2.call(stream, f"/a/{stream}", [(b"note", b"v" * 1000)]) for stream in range(1, 401, 2)]
+    peer.push(b"".join(calls))
+    assert not peer.transport.is_reading
+    assert len(peer.connection.get_buffer(-1)) > usual
+    await until(lambda: len(peer.calls) == 200)
+    assert [call.head.path for call in peer.calls] == [f"/a/{stream}" for stream in range(1, 401, 2)]
+    assert len(peer.connection.get_buffer(-1)) == usual
+    peer.lose()
+
+
 async def test_connection_client_that_does_not_read_begins_no_more_calls() -> None:
     peer = Peer(echo)
     peer.connection.pause_writing()

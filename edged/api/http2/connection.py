@@ -22,7 +22,7 @@ from edged.api.http2.sending import Sender
 
 _LOG = logging.getLogger("edged.api")
 
-_BUFFER = 32 << 10  # bytes of the buffer for received data that is not read directly into a large message
+_BUFFER = 32 << 10  # usual bytes of the buffer for received data that is not read directly into a large message
 _DIRECT = 16 << 10  # bytes; if at least so many are missing, data is read directly into the message
 _AT_ONCE = 1024  # units of work until other connections get their turn; a frame costs one unit
 _HEADERS_WORK = 16  # units that a new call costs
@@ -127,8 +127,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._direct = True
                 return space
         self._direct = False
-        if self._end == _BUFFER:  # the end of the buffer holds an incomplete frame
+        if self._end == len(self._buffer):
             self._compact()
+            if self._end == len(self._buffer):
+                self._resize(2 * self._end)
         return self._buffer[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -151,6 +153,16 @@ class Connection(asyncio.BufferedProtocol):
         rest = self._end - self._begin
         self._buffer[:rest] = bytes(self._buffer[self._begin : self._end])
         self._begin, self._end = 0, rest
+
+    def _resize(self, size: int) -> None:
+        """Move the unprocessed bytes to a buffer of `size` bytes.
+
+        The usual buffer may become full while reading is paused: before Python 3.11, asyncio delivers all TLS records
+        of one read from the socket (256 KiB) before it heeds the pause.
+        """
+        buffer, rest = memoryview(bytearray(size)), self._end - self._begin
+        buffer[:rest] = self._buffer[self._begin : self._end]
+        self._buffer, self._begin, self._end = buffer, 0, rest
 
     # -- received frames -----------------------------------------------------------------------------------------------
 
@@ -203,6 +215,8 @@ class Connection(asyncio.BufferedProtocol):
             self._begin = self._end = 0
         elif self._begin > _BUFFER // 2:
             self._compact()
+        if len(self._buffer) > _BUFFER and not self._is_closed:
+            self._resize(_BUFFER)  # the rest is part of a frame other than DATA, which has at most MOST_BLOCK bytes
 
     def _go_on(self) -> None:
         """Continue after other connections had their turn, or after the client has read."""
