@@ -98,6 +98,7 @@ _BAD: Sequence[Callable[[Random], bytes]] = (
     lambda r: http2.call(3, _INFER, [(b"x" * r.choice((1, 9000)), b"v" * r.choice((1, 30_000)))]),
     lambda r: http2.call(3, r.choice(("", "/", "nothing", "/a/b/c", "/\0", "x" * 5000))),
     lambda r: http2.call(3, _INFER, [(b":path", b"/twice"), (b"Upper", b"case"), (b"te", b"nothing")]),
+    lambda r: http2.call(3, _INFER, [(b"x-bin", r.choice((b"*", b"=,=", b"\xff", r.randbytes(50))))]),
     lambda r: http2.call(3, _INFER, [(b"grpc-timeout", r.choice((b"0n", b"1S", b"-1S", b"x", b"9" * 40 + b"H")))]),
     lambda r: (
         http2.call(3, _INFER, [(b"grpc-encoding", r.choice((b"gzip", b"deflate", b"snappy", b"")))])

@@ -278,6 +278,7 @@ async def test_connection_unsupported_headers_fail_only_the_call(more: list[tupl
         [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b"Upper", b"x")],
         [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b"connection", b"x")],
         [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b"x-bin", b"*")],
+        [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b"x-bin", b"\xff")],
     ],
 )
 async def test_connection_malformed_headers_reset_only_the_stream(fields: list[tuple[bytes, bytes]]) -> None:

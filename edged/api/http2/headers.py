@@ -6,7 +6,6 @@ Format: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import TypeAlias
@@ -186,7 +185,7 @@ def _binary(value: str) -> Iterable[bytes]:
     for each in value.split(","):
         try:
             yield base64.b64decode(each + "=" * (-len(each) % 4), validate=True)
-        except binascii.Error:
+        except ValueError:  # binascii.Error, or a value that is not ASCII
             raise MalformedHead from None
 
 
