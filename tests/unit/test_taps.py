@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 
+from edged.api.auth.identity import Identity
+from edged.api.endpoints.shared_memory import Segments
+from edged.client.shared import SharedRing
 from edged.errors import Overwritten
 from edged.serving.camera import Cameras, StreamOptions
 from edged.serving.pipeline_slot import PipelineCounts, PipelineRule, PipelineSlot, Steps
@@ -145,6 +150,18 @@ async def test_tap_is_not_given_frames_that_cannot_be_read_or_are_too_large() ->
         world.put(source)
     await world.answer()
     assert not world.tap.taken
+
+
+async def test_tap_that_reads_an_overwritten_picture_first_leaves_it_skipped(tmp_path: Path) -> None:
+    world, segments = World(), Segments(tmp_path, lambda: Identity("own", os.geteuid()))
+    with SharedRing(2, 100, folder=tmp_path) as ring:
+        place, *_ = [ring.put(bytes(100)) for _ in range(3)]
+        work = world.put(segments.picture(place.segment, place.offset, place.stamp, place.size))
+        await world.answer()
+    assert world.tap.asked
+    assert not world.tap.taken
+    assert isinstance(work.future.exception(), Overwritten)
+    segments.close()
 
 
 async def test_tap_sees_a_frame_of_a_pipeline_as_one_of_its_first_model() -> None:

@@ -142,20 +142,23 @@ class Segments:
 
 
 class SharedPicture:
-    """One announced picture. The object keeps its segment open until the object is dropped or a read fails."""
+    """One announced picture. The object keeps its segment open until the object is dropped or a read fails; later reads
+    then fail in the same way."""
 
-    __slots__ = ("_offset", "_segment", "_stamp", "size")
+    __slots__ = ("_failure", "_offset", "_segment", "_stamp", "size")
 
     def __init__(self, segment: SharedObject, offset: int, stamp: int, size: int) -> None:
         self._offset, self._stamp, self.size = offset, stamp, size
         self._segment: SharedObject | None = segment
+        self._failure: tuple[type[EdgedError], str] = (SegmentUnusable, "")  # of a read that failed
 
     def read_into(self, place: memoryview) -> None:
         """Copy the picture into `place`, of `size` bytes: the only copy on its way to the engine. Raises Overwritten if
         the client reused the picture's slot, SegmentUnusable if the segment cannot be read."""
         problem = self._stamp_problem() or self._read(place, layout.HEADER) or self._stamp_problem()
         if problem is not None:
-            self._segment = None
+            # Not the error itself, whose traceback would keep what its frames hold.
+            self._segment, self._failure = None, (type(problem), problem.message)
             raise problem
 
     def _stamp_problem(self) -> EdgedError | None:
@@ -167,7 +170,8 @@ class SharedPicture:
 
     def _read(self, place: memoryview, position: int) -> EdgedError | None:
         if self._segment is None:
-            return SegmentUnusable("an earlier attempt to read the picture failed")
+            kind, message = self._failure
+            return kind(message)
         problem = self._segment.read(place, self._offset + position)
         return SegmentUnusable(f"shared memory {self._segment.name} {problem}") if problem else None
 
