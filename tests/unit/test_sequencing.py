@@ -158,6 +158,13 @@ def test_filled_first_request_has_zeros_of_the_batch_size(rows: int) -> None:
     assert state.data == bytes(4 * 2 * rows * 128)
 
 
+def test_filled_optional_input_sets_no_size() -> None:
+    sound, bias = given("input", np.zeros((3, 512), np.float32)), given("bias", np.zeros(7, np.float32))
+    expected = made(of(VOICE), VOICE, Options(7, True), sound)
+    assert made(of(VOICE), VOICE, Options(7, True), bias, sound) == expected
+    assert expected["state"].shape == (2, 3, 128)
+
+
 def test_filled_dimensions_of_one_name_are_equal() -> None:
     signature = Signature(
         (TensorSpec("x", "FP32", ("n", "length")), TensorSpec("h", "FP32", ("length", "n"))),

@@ -240,12 +240,13 @@ class _Sizes:
 
     def __init__(self, signature: Signature, given: Sequence[InputTensor]) -> None:
         specs = {spec.name: spec for spec in signature.inputs}
+        known = [tensor for tensor in given if tensor.name in specs]  # without optional inputs
         self._named: dict[str, int] = {}
-        for tensor in given:
+        for tensor in known:
             for dim, size in zip(specs[tensor.name].shape, tensor.shape, strict=False):
                 if isinstance(dim, str) and dim != "?":
                     self._named.setdefault(dim, size)
-        self._batch = next((tensor.shape[0] for tensor in given if tensor.shape), 1)
+        self._batch = next((tensor.shape[0] for tensor in known if tensor.shape), 1)
 
     def shape(self, spec: TensorSpec, configured: Sequence[int] = ()) -> tuple[int, ...]:
         """Return the shape of an input. `configured` is its configured shape, with -1 for unknown sizes; it may lack
