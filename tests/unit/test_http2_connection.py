@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edged.api.http2 import sending
 from edged.api.http2.call import Call
 from edged.api.http2.frames import Code
 from edged.api.http2.headers import Status
@@ -192,6 +194,32 @@ async def test_connection_answer_waits_while_writing_is_paused() -> None:
     peer.connection.resume_writing()
     await peer.end()
     assert messages(peer.frames(), 1) == [b"hello"]
+
+
+@pytest.mark.parametrize(
+    ("version", "joins"),
+    [
+        *(((3, 11, 9), False), ((3, 12, 0), True), ((3, 12, 8), True), ((3, 12, 9), False)),
+        *(((3, 13, 0), True), ((3, 13, 1), True), ((3, 13, 2), False), ((3, 14, 0), False)),
+    ],
+)
+async def test_connection_answer_is_joined_only_if_writelines_never_pauses(
+    version: tuple[int, ...], joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_JOINS", sending.writelines_never_pauses(version))
+    peer, pieces = Peer(echo), list[int]()
+
+    def write_lines(parts: Iterable[bytes]) -> None:
+        pieces.append(len(list(parts)))
+
+    monkeypatch.setattr(peer.transport, "writelines", write_lines)
+    peer.send(http2.settings(s4=1 << 30) + http2.update(0, 1 << 30))
+    peer.begin(1)
+    body = bytes(range(256)) * 400
+    peer.send(http2.message(1, body))
+    await peer.end()
+    assert bool(pieces) is not joins
+    assert messages(peer.frames(), 1) == ([body] if joins else [])
 
 
 async def test_connection_large_answer_is_split_at_the_clients_frame_size() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING
 
 from edged.api.http2 import frames
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 
 _COPIED = 64 << 10  # most bytes of an answer that is copied to one piece with its headers
 _UNSENT = 1 << 20  # bytes in the send buffer above which calls wait
+
+
+def writelines_never_pauses(version: tuple[int, ...]) -> bool:
+    """Whether `writelines` of asyncio's sockets never calls `pause_writing` in this version of Python (CVE-2024-12254),
+    so that the answers to a client that does not read would fill the memory."""
+    return (3, 12) <= version < (3, 12, 9) or (3, 13) <= version < (3, 13, 2)
+
+
+# Whether the parts of a message are copied to one piece. uvloop would not need that, but the loop is not known here.
+_JOINS = writelines_never_pauses(sys.version_info[:3])
 
 
 class Sender:
@@ -98,7 +109,10 @@ class Sender:
                 position = last
             self._allowance.answered(len(parts))
             if not self._transport.is_closing():
-                self._transport.writelines(parts)
+                if _JOINS:
+                    self._transport.write(b"".join(parts))
+                else:
+                    self._transport.writelines(parts)
 
     async def _has_room(self) -> None:
         room = asyncio.get_running_loop().create_future()
