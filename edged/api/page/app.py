@@ -199,27 +199,34 @@ class PageApp:
     async def _stream(
         self, receive: Receive, send: Send, kind: str, parts: AsyncGenerator[bytes, None]
     ) -> HttpResponse | None:
-        """Send parts until they end or the client disconnects. Raises the error of `parts` if it comes before the first
-        part: then a response can still report it."""
-        async with aclosing(parts):
-            first = await anext(parts)
-            headers = ((b"content-type", kind.encode()), (b"cache-control", b"no-store"), *_encoded(_ALWAYS))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        """Send parts until they end or the client disconnects, also before the first part. Return a response if there
+        are no parts. Raises the error of `parts` if it comes before the first part: then a response can still report
+        it."""
+        headers = ((b"content-type", kind.encode()), (b"cache-control", b"no-store"), *_encoded(_ALWAYS))
+        has_begun = False
 
-            async def rest() -> None:
-                await send({"type": "http.response.body", "body": first, "more_body": True})
-                async for part in parts:
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+        async def send_all() -> None:
+            nonlocal has_begun
+            async for part in parts:
+                if not has_begun:
+                    has_begun = True
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            if has_begun:
                 await send({"type": "http.response.body"})
 
-            sending, gone = asyncio.ensure_future(rest()), asyncio.ensure_future(_until_gone(receive))
+        async with aclosing(parts):
+            sending, gone = asyncio.ensure_future(send_all()), asyncio.ensure_future(_until_gone(receive))
             try:
                 await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+                if has_begun or not sending.done():
+                    return None
+                sending.result()
+                return HttpResponse(HTTPStatus.NO_CONTENT)
             finally:
                 sending.cancel()
                 gone.cancel()
                 await asyncio.gather(sending, gone, return_exceptions=True)
-        return None
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
