@@ -6,19 +6,23 @@ import asyncio
 import gc
 import struct
 import weakref
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from edged.api.grpc.rpc import Context
 from edged.api.grpc.wire import Contents, Request
 from edged.api.inference.infer import Inference
 from edged.api.inference.requests import Caller
+from edged.api.inference.service import InferHandlers
 from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile
 from edged.engines.controller import Controller
 from edged.errors import EngineUnusable
+from edged.models.sequencing import Sequencing
 from edged.models.triton_config import QueuePolicy, TritonConfig
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.extents import Traffic
@@ -28,6 +32,7 @@ from edged.serving.slot import Slot
 from edged.serving.trace import Tracing
 from edged.tensors import TensorSpec
 from tests.fake_link import FakeLink, engine_ref
+from tests.waiting import until
 
 CALLER = Caller("unix:")
 
@@ -38,7 +43,14 @@ class World:
     `gives` is the declared datatype of the output, if it differs from the input's.
     """
 
-    def __init__(self, datatype: str, most: int = 8, policy: QueuePolicy | None = None, gives: str = "") -> None:
+    def __init__(
+        self,
+        datatype: str,
+        most: int = 8,
+        policy: QueuePolicy | None = None,
+        gives: str = "",
+        sequencing: Sequencing | None = None,
+    ) -> None:
         self.datatype, self.slot, self.link = datatype, Slot("m"), FakeLink()
         self.slot.batching_policy = TensorBatching(Batching(most), policy or QueuePolicy())
         spec = TensorSpec("x", datatype, ("n", "width"))
@@ -51,7 +63,7 @@ class World:
             defaults={},
             bounds=Profile(),
             declared=Signature((spec,), (TensorSpec("x", gives or datatype, spec.shape),)),
-            sequencing=None,
+            sequencing=sequencing,
             is_decoupled=False,
             is_static=False,
             max_batch_size=most,
@@ -159,3 +171,35 @@ async def test_answer_request_of_a_refused_model_counts_as_failed() -> None:
     await turn()
     assert isinstance(task.exception(), EngineUnusable)
     assert world.slot.statistics.fail.count == world.slot.failed == 1
+
+
+async def test_answer_requests_of_a_sequence_stay_in_order_if_the_first_is_large() -> None:
+    world = World("FP32", sequencing=Sequencing(idle=60.0))
+    world.serve()
+    first = pb.ModelInferRequest(model_name="m", id="first")
+    first.inputs.add(name="x", datatype="FP32", shape=[1, 20_000]).contents.fp32_contents.extend([1.0] * 20_000)
+    first.parameters["sequence_start"].bool_param = True
+    second = pb.ModelInferRequest(model_name="m", id="second", raw_input_contents=[bytes(4 * 8)])
+    second.inputs.add(name="x", datatype="FP32", shape=[1, 8])
+
+    async def asked() -> AsyncIterator[bytes]:
+        for request in (first, second):
+            request.parameters["sequence_id"].int64_param = 7
+            yield request.SerializeToString()
+
+    handlers = InferHandlers(world.inference, cast(Any, SimpleNamespace(of=lambda name, version: None)))
+    stream = handlers.model_stream_infer_bytes(asked(), Context("unix:"))
+    answering = asyncio.create_task(collect(stream))
+    sizes = list[int]()
+    while not answering.done():
+        await until(lambda: bool(world.link.jobs) or answering.done())
+        sizes += map(len, world.link.sent())
+        while world.link.jobs:
+            world.link.answer()
+    assert sizes == [4 * 20_000, 4 * 8]
+    assert [(each.infer_response.id, each.error_message) for each in await answering] == [("first", ""), ("second", "")]
+    world.inference.close()
+
+
+async def collect(stream: AsyncIterator[bytes]) -> list[pb.ModelStreamInferResponse]:
+    return [pb.ModelStreamInferResponse.FromString(data) async for data in stream]

@@ -114,15 +114,18 @@ class Inference:
             filled,
             served.model.inspection.optional,
         )
-        inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
         form = _form(request, served, wanted, regions, asked, caller, plan)
-        rows, alone = _rows_and_alone(served, inputs)
         if plan is None:
+            inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
+            rows, alone = _rows_and_alone(served, inputs)
             work = TensorWork(inputs, _names(form), expires, asked.priority, rows, alone=alone)
             return (await self._infer(planned, work, form, served.bounds, caller, write)).responses()
         model = served.model
         key = (identity.namespace(caller.peer), model.name, model.digest)
+        # The turn begins before the inputs are read: while a thread reads large ones, later requests must not overtake.
         async with self._sequences.turn(key, asked, plan.idle, expires) as turn:
+            inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
+            rows, alone = _rows_and_alone(served, inputs)
             folder = Path(model.entry.folder)
             fill = partial(sequences.filled, plan, served.signature, folder, asked, inputs, turn.state)
             more = await asyncio.to_thread(fill) if sequences.reads_disk(plan, turn.state) else fill()
