@@ -1,4 +1,4 @@
-"""Tokens: creation, storage, lookup, revocation, untrusted token files, and calls whose token is revoked."""
+"""Tokens: creation, storage, lookup, revocation, untrusted token files, and calls whose caller loses token or role."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edged.api.auth.guard import Guard, tokens_path
 from edged.api.auth.policy import parse_roles
 from edged.api.auth.tokens import TokenBook, TokenFile, make
 from edged.config import Access, Tls
-from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
+from edged.errors import AlreadyExists, ConfigError, Forbidden, InvalidInput, NotFound
 
 
 def test_find_token_needs_its_exact_secret(tmp_path: Path) -> None:
@@ -154,3 +154,46 @@ def test_lost_certificate_that_lost_a_role_ends_its_calls(tmp_path: Path) -> Non
     asyncio.run(guard.reconfigure(Access(certificates={"anna": ("read",)}), []))
     assert "certificate anna has lost a role" in str(guard.lost(who))
     assert guard.lost(anonymous) is None
+
+
+DETECT, WATCH = "/edged.v1.Cameras/Detect", "/grpc.health.v1.Health/Watch"
+
+
+def test_lost_role_of_an_address_ends_the_streams_that_need_it(tmp_path: Path) -> None:
+    guard = Guard(Access(), Tls(), tmp_path)
+    who = guard.caller(guard.listener("localhost:8001"), None)
+    asyncio.run(guard.reconfigure(Access(loopback=("infer",)), []))
+    assert guard.lost(who, DETECT) is None
+    asyncio.run(guard.reconfigure(Access(loopback=("read",)), []))
+    assert isinstance(guard.lost(who, DETECT), Forbidden)
+    assert guard.lost(who, WATCH) is None  # health needs no role
+    assert guard.lost(who) is None  # a short call
+    asyncio.run(guard.reconfigure(Access(grants={"localhost:8001": ("operate",)}), ["localhost:8001"]))
+    assert guard.lost(who, DETECT) is None
+
+
+def test_lost_role_of_an_address_is_no_loss_for_a_token_or_certificate_that_grants_it(tmp_path: Path) -> None:
+    access = Access(certificates={"anna": ("infer",)})
+    file, (token, secret) = TokenFile(tokens_path(access, tmp_path)), make("yard", parse_roles(["read"]))
+    file.add(token)
+    guard = Guard(access, Tls(), tmp_path)
+    listener = guard.listener("localhost:8001")
+    both = policy.with_token(
+        policy.with_certificate(policy.anonymous(listener), ["anna"], access.certificates, 2.0, 1.0), token, 1.0
+    )
+    without = guard.caller(listener, f"Bearer {secret}")
+    asyncio.run(guard.reconfigure(Access(loopback=(), certificates=access.certificates), []))
+    assert guard.lost(both, DETECT) is None
+    assert guard.lost(without, "/edged.v1.Operations/WatchEvents") is None
+    assert isinstance(guard.lost(without, DETECT), Forbidden)
+
+
+def test_lost_role_of_an_address_without_tls_follows_its_own_grant(tmp_path: Path) -> None:
+    address, tls = "0.0.0.0:8003", Tls()
+    guard = Guard(Access(unencrypted=(address,)), tls, tmp_path)
+    who = guard.caller(guard.listener(address, has_tls=False), None, "ipv4:10.0.0.1:5")
+    guard.tls = Tls(certificate="box.pem", key="box.key")  # other addresses have TLS
+    asyncio.run(guard.reconfigure(Access(unencrypted=(address,), audit_mb=9), [], [address]))
+    assert guard.lost(who, DETECT) is None
+    asyncio.run(guard.reconfigure(Access(unencrypted=(address,), grants={address: ("read",)}), [], [address]))
+    assert isinstance(guard.lost(who, DETECT), Forbidden)

@@ -179,6 +179,21 @@ async def test_run_cancelled_call_ends_its_handler_first(guard: Guard, takes_man
     assert guard.limits.together().is_idle
 
 
+@pytest.mark.parametrize("takes_many", [False, True])
+async def test_run_stream_ends_when_its_address_loses_the_role(guard: Guard, takes_many: bool) -> None:
+    call, handlers = calling(), Handlers()
+    running = asyncio.create_task(run(guarded(guard, handlers.many, takes_many, gives_many=True), call))
+    await until(lambda: bool(call.written))
+    await guard.reconfigure(Access(loopback=("infer",)), [ADDRESS])
+    await asyncio.sleep(0.01)
+    assert not running.done()
+    await guard.reconfigure(Access(loopback=("read",)), [ADDRESS])
+    await asyncio.wait_for(running, 10)
+    assert (call.status, handlers.ended) == (Status.PERMISSION_DENIED, [PEER])
+    assert guard.limits.together().is_idle
+    await asyncio.gather(*handlers.readers)
+
+
 async def test_run_error_of_the_handler_sets_the_status(guard: Guard) -> None:
     async def failing(asked: Any, context: Context) -> AsyncIterator[bytes]:
         yield b"answer"

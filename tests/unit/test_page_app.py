@@ -1,4 +1,4 @@
-"""Answers of the page in parts: a video that its viewer leaves, that has no pictures, or that fails."""
+"""Videos of the page: the viewer leaves or may no longer watch, the camera has no pictures or fails."""
 
 from __future__ import annotations
 
@@ -112,3 +112,17 @@ async def test_video_that_is_cancelled_stops_watching(tmp_path: Path) -> None:
         await viewer.request
     assert not viewer.is_watching
     assert viewer.guard.limits.together().is_idle
+
+
+@pytest.mark.parametrize("pictures", [(), (b"jpeg",)])
+async def test_video_of_a_viewer_without_the_role_ends(tmp_path: Path, pictures: tuple[bytes, ...]) -> None:
+    viewer = Viewer(tmp_path, *pictures, ends=False)
+    await until(lambda: viewer.is_watching and len(viewer.sent) == 2 * len(pictures))
+    await viewer.guard.reconfigure(Access(loopback=("read",)), [])
+    assert not viewer.request.done()
+    await viewer.guard.reconfigure(Access(loopback=("infer",)), [])
+    await asyncio.wait_for(viewer.request, 10)
+    assert not viewer.is_watching
+    assert viewer.status == (200 if pictures else 403)
+    assert [each["type"] for each in viewer.sent].count("http.response.start") == 1
+    assert not viewer.sent[-1].get("more_body")

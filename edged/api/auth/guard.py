@@ -45,7 +45,9 @@ class Guard:
         self.generation = 0  # increases when the roles of callers may have changed
         self._book = TokenBook(TokenFile(tokens_path(access, state)))
         self._requests: dict[str, type[Message]] = {}
-        self._open: dict[Caller, set[asyncio.Task[object]]] = {}  # running calls of callers with credentials
+        self._open: dict[tuple[Caller, str], set[asyncio.Task[object]]] = {}  # running calls, by caller and `stream`
+        self._granted: dict[str, policy.Roles] = {}  # the roles of addresses, until they change
+        self._without_tls = set[str]()  # addresses that have no TLS, whatever the configuration says
 
     def register(self, requests: Mapping[str, type[Message]]) -> None:
         """Add request types by the path of their method: `record` needs them to decode requests that it gets as
@@ -60,6 +62,8 @@ class Guard:
     def listener(self, address: str, *, has_tls: bool = True) -> ListenerPolicy:
         """Return the policy of an address; with `has_tls` False the address has no TLS. Raises ConfigError if it is not
         allowed."""
+        if not has_tls:
+            self._without_tls.add(address)
         return policy.listener_policy(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
 
     async def reconfigure(
@@ -116,7 +120,7 @@ class Guard:
             _LOG.info("tokens changed: %d are valid", len(self._book.tokens))
             self._changed()
         elif self._open:
-            self._expel()  # callers whose credentials have expired
+            self._expel()  # calls whose callers' credentials have expired
         if renewed:
             _LOG.info("certificate %s is in use", self.tls.certificate)
 
@@ -173,28 +177,29 @@ class Guard:
         self.audit.write(Line.of(who.name, who.roles, method, peer, outcome, message, about=names, milliseconds=took))
 
     @contextlib.contextmanager
-    def under_way(self, who: Caller) -> Iterator[None]:
-        """Cancel the call in this context when the caller's credentials become invalid; the context then raises
-        `lost(who)`."""
+    def under_way(self, who: Caller, stream: str = "") -> Iterator[None]:
+        """Cancel the call in this context when its caller may no longer make it; the context then raises the error that
+        `lost` returns. `stream`: the method, if the call may last long."""
         task = asyncio.current_task()
         if task is None:
             yield
             return
-        running = self._open.setdefault(who, set())
+        running = self._open.setdefault((who, stream), set())
         running.add(task)
         try:
             yield
         except asyncio.CancelledError:
-            if (lost := self.lost(who)) is not None:
+            if (lost := self.lost(who, stream)) is not None:
                 raise lost from None
             raise
         finally:
             running.discard(task)
             if not running:
-                self._open.pop(who, None)
+                self._open.pop((who, stream), None)
 
-    def lost(self, who: Caller) -> EdgedError | None:
-        """Return why the calls of a caller must end; None while its credentials are valid."""
+    def lost(self, who: Caller, stream: str = "") -> EdgedError | None:
+        """Return why the calls of a caller must end; None while its credentials are valid, and while it has a role for
+        the method `stream`. Short calls need no role to their end: one of them may be the reload that removes it."""
         if who.key.startswith("token "):
             # By its digest: another token may have the same name by now.
             token = next((token for token in self._book.tokens if token.sha256 in who.proof), None)
@@ -202,16 +207,34 @@ class Guard:
                 return Unauthenticated(f"the {who.name} is no longer valid; create another: edged tokens new")
         elif who.given - policy.roles_of(who.proof, self.access.certificates):
             return Forbidden(f"the {who.name} has lost a role here; see access.certificates")
+        needed = policy.METHODS.get(stream, policy.DENY_ALL) if stream else None
+        if needed is not None and not needed & (who.given | self._roles_of(who.address)):
+            name = stream.rpartition("/")[2]
+            return Forbidden(
+                f"{who.name} has lost the role {policy.least_role(stream)}, which {name} needs; see [access]"
+            )
         return None
 
+    def _roles_of(self, address: str) -> policy.Roles:
+        """Return the roles that an address now grants to all of its clients."""
+        roles = self._granted.get(address)
+        if roles is None:
+            try:
+                roles = self.listener(address, has_tls=address not in self._without_tls).roles
+            except ConfigError:
+                roles = policy.NONE
+            self._granted[address] = roles
+        return roles
+
     def _expel(self) -> None:
-        for who, tasks in list(self._open.items()):
-            if self.lost(who) is not None:
+        for (who, stream), tasks in list(self._open.items()):
+            if self.lost(who, stream) is not None:
                 for task in list(tasks):
                     task.cancel()
 
     def _changed(self) -> None:
         self.generation += 1
+        self._granted.clear()
         self._expel()
 
     def _about(self, method: str, what: object) -> dict[str, str]:

@@ -135,7 +135,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     `key`: the client for which usage counts. `is_known`: the caller is identified; `has_shown`: by a token or
     certificate that it sent. `proof` has the digest of the token, or the names in the certificate; `given` are the
-    roles that the token or certificate grants. `address`: the daemon's address that the caller used. `problem`: what is
+    roles that token and certificate grant. `address`: the daemon's address that the caller used. `problem`: what is
     wrong with the caller's credentials; `remedy`: how to call with more roles.
     """
 
@@ -209,7 +209,7 @@ def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Ca
         is_known=True,
         has_shown=True,
         proof=proof,
-        given=given,
+        given=caller.given | given,
     )
 
 

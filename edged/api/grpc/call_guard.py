@@ -97,7 +97,7 @@ class _RunningCall:
                 await large.begin(size, is_patient=False)
             data = await call.read()
             assert data is not None  # the message was announced, and a call that is reset is cancelled
-            with self._under_way():
+            with self._guard.under_way(self._who) if self._who.has_shown else contextlib.nullcontext():
                 response = method.write(await method.answer(method.read(data), self._context))
             outcome = Status.OK
             await call.reply(response)
@@ -123,7 +123,7 @@ class _RunningCall:
                 if data is None:
                     raise InvalidInput("the call has no message; use a client of the same protocol")
                 request = data
-            with self._under_way():
+            with self._guard.under_way(self._who, method.path):
                 if method.gives_many:
                     await _write_all(call, method.answer(request, self._context), method)
                     call.finish(Status.OK)
@@ -136,11 +136,6 @@ class _RunningCall:
             requests.end()
             limits.end_stream(self._usage)
             self._end(outcome, message, requests.about if method.takes_many else data)
-
-    def _under_way(self) -> contextlib.AbstractContextManager[None]:
-        if self._is_audited or self._who.has_shown:
-            return self._guard.under_way(self._who)
-        return contextlib.nullcontext()
 
     def _end(self, outcome: Status, message: str, what: object) -> None:
         path, began = self._method.path, self._began

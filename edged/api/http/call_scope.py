@@ -15,11 +15,13 @@ from edged.api.grpc.status import describe
 
 @contextlib.asynccontextmanager
 async def call_scope(
-    guard: Guard, rpc: str, who: Caller, peer: str, size: int, about: Mapping[str, str]
+    guard: Guard, rpc: str, who: Caller, peer: str, size: int, about: Mapping[str, str], *, is_stream: bool = False
 ) -> AsyncGenerator[None, None]:
     """Run a call of `rpc`, a gRPC path, with a body of `size` bytes. If the call is a command, record it with `about`.
+    `is_stream`: the call may last long.
 
-    Raises ClientLimited. Cancels the call when its client's credentials become invalid.
+    Raises ClientLimited. Cancels the call when its client's credentials become invalid; a stream also when its address
+    loses the role.
     """
     identity.CURRENT.set(who)
     usage = guard.limits.usage(who.key, who.name, time.monotonic())
@@ -29,7 +31,8 @@ async def call_scope(
     try:
         if size >= LARGE:
             await large.begin(size)
-        with guard.under_way(who) if who.has_shown else contextlib.nullcontext():
+        is_watched = is_stream or who.has_shown
+        with guard.under_way(who, rpc if is_stream else "") if is_watched else contextlib.nullcontext():
             yield
         outcome = "OK"
     except Exception as error:

@@ -189,7 +189,8 @@ class Dispatcher:
         work = openai.begin(self._calls.language, request, _KINDS[route.method])
 
         async def run(send: Send) -> None:
-            async with call_scope(self._guard, route.rpc, who, request.peer, len(request.body), {}):
+            size = len(request.body)
+            async with call_scope(self._guard, route.rpc, who, request.peer, size, {}, is_stream=True):
                 await work(send)
 
         return await openai.stream(run)

@@ -85,16 +85,25 @@ class PageApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        has_begun = False
+
+        async def begin(event: Any) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(event)
+
         try:
             request = request_of(scope, False)
-            answer = await self._answer(request, receive, send)
+            answer = await self._answer(request, receive, begin)
         except Gone:
             return
         except TooSlow as slow:
             answer = error_response(HTTPStatus.REQUEST_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED, str(slow))
         except Exception as error:
             answer = failure_response(error)
-        if answer is not None:
+        if has_begun and answer is not None:  # a caller lost its role; the browser learns why when it asks again
+            await send({"type": "http.response.body"})
+        elif answer is not None:
             await _send(send, answer)
 
     async def _answer(self, request: HttpRequest, receive: Receive, send: Send) -> HttpResponse | None:
@@ -123,11 +132,13 @@ class PageApp:
         return self._guard.caller(self._guard.listener(self._address), shown, request.peer)
 
     @contextlib.asynccontextmanager
-    async def _call(self, method: str, request: HttpRequest, size: int = 0, **about: str) -> AsyncGenerator[None, None]:
+    async def _call(
+        self, method: str, request: HttpRequest, size: int = 0, *, is_stream: bool = False, **about: str
+    ) -> AsyncGenerator[None, None]:
         """Run a call of a method of Operations in this context. Raises Unauthenticated, Forbidden or ClientLimited."""
         who, rpc = self._caller(request), OPERATIONS + method
         self._guard.require_allowed(rpc, who, request.peer)
-        async with call_scope(self._guard, rpc, who, request.peer, size, about):
+        async with call_scope(self._guard, rpc, who, request.peer, size, about, is_stream=is_stream):
             yield
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -136,13 +147,13 @@ class PageApp:
         if request.path == "/session":
             return self._session(request)
         if request.path == "/events":
-            async with self._call("GetLoad", request):
+            async with self._call("GetLoad", request, is_stream=True):
                 return await self._stream(receive, send, "text/event-stream", self._events())
         if match := _STILL.fullmatch(request.path):
             async with self._call("WatchPictures", request):
                 return await self._still(unquote(match[1]), request)
         if match := _VIDEO.fullmatch(request.path):
-            async with self._call("WatchPictures", request):
+            async with self._call("WatchPictures", request, is_stream=True):
                 pictures = _pictures(unquote(match[1]), request)
                 kind = f"multipart/x-mixed-replace; boundary={_BOUNDARY.decode()}"
                 return await self._stream(receive, send, kind, self._video(pictures))
@@ -263,8 +274,8 @@ class PageApp:
             raise NotFound(f"command {name!r} does not exist")
         kind, response = COMMANDS[name]
         message = _message(request.body, kind)
-        about = {"name": str(getattr(message, "name", ""))[:200]}
-        async with self._call(name, request, len(request.body), **about):
+        subject = str(getattr(message, "name", ""))[:200]
+        async with self._call(name, request, len(request.body), name=subject):
             answer = await self._operations.service.call(name, message, response, Context(request.peer))
         return json_response(message_fields(answer))
 
