@@ -26,7 +26,7 @@ from edged.models.samples import is_tensors
 from edged.store import atomic, sealed
 from edged.tensors import Array, owned
 from edged.verification import noise, user_samples
-from edged.verification.noise import Noise
+from edged.verification.noise import Maxima, Noise
 from edged.verification.probes import USED, WIDE, Pictures, Probe, edges, made_sounds, tensors
 from edged.verification.shape_range import ShapeRange
 from edged.vision.family import Recognition
@@ -117,7 +117,8 @@ def make(
 
 def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples, each with the least noise of its outputs. The least noise follows from an output's values in
-    all samples except those of kind WIDE; for a WIDE sample, from the values in this sample only."""
+    all samples except those of kind WIDE; for a WIDE sample, from the values in this sample only. The rows and columns
+    of answers are compared if the answers have the same shape."""
     usual = noise.least(sample.outputs for sample in samples if sample.kind != WIDE)
     own = [noise.least([sample.outputs]) if sample.kind == WIDE else usual for sample in samples]
     return [
@@ -125,9 +126,9 @@ def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
     ]
 
 
-def _at_least(sample: Sample, least: Mapping[str, float]) -> dict[str, Noise]:
-    names = sample.outputs.keys() & least.keys()
-    return {n: msgspec.structs.replace(sample.noise.get(n, noise.UNMEASURED), least=least[n]) for n in names}
+def _at_least(sample: Sample, least: Mapping[tuple[str, tuple[int, ...]], Maxima]) -> dict[str, Noise]:
+    keys = [key for key in ((name, array.shape) for name, array in sample.outputs.items()) if key in least]
+    return {k[0]: msgspec.structs.replace(sample.noise.get(k[0], noise.UNMEASURED), least=least[k]) for k in keys}
 
 
 def _ask_user_samples(reference: _Reference, probes: Iterable[Callable[[], Probe]]) -> list[str]:
@@ -308,23 +309,35 @@ class _Array(msgspec.Struct, frozen=True, array_like=True):
         return array
 
 
+class _PackedMaxima(msgspec.Struct, frozen=True, array_like=True):
+    rows: _Array
+    columns: _Array
+
+    @classmethod
+    def of(cls, maxima: Maxima) -> _PackedMaxima:
+        return cls(_Array.of(maxima.rows), _Array.of(maxima.columns))
+
+    def unpack(self) -> Maxima:
+        return Maxima(self.rows.unpack(), self.columns.unpack())
+
+
 class _Packed(msgspec.Struct, frozen=True):
     inputs: dict[str, _Array]
     outputs: dict[str, _Array]
     kind: str
     name: str
     placement: Placement | None
-    noise: dict[str, tuple[_Array, _Array, float]]
+    noise: dict[str, tuple[_PackedMaxima, _PackedMaxima]]
 
     @classmethod
     def of(cls, sample: Sample) -> _Packed:
         inputs, outputs = ({n: _Array.of(a) for n, a in side.items()} for side in (sample.inputs, sample.outputs))
-        noise = {n: (_Array.of(own.rows), _Array.of(own.columns), own.least) for n, own in sample.noise.items()}
+        noise = {n: (_PackedMaxima.of(o.change), _PackedMaxima.of(o.least)) for n, o in sample.noise.items()}
         return cls(inputs, outputs, sample.kind, sample.name, sample.placement, noise)
 
     def unpack(self) -> Sample:
         inputs, outputs = ({n: a.unpack() for n, a in side.items()} for side in (self.inputs, self.outputs))
-        noise = {n: Noise(rows.unpack(), columns.unpack(), least) for n, (rows, columns, least) in self.noise.items()}
+        noise = {n: Noise(change.unpack(), least.unpack()) for n, (change, least) in self.noise.items()}
         return Sample(inputs, outputs, self.kind, self.name, self.placement, noise)
 
 

@@ -3,8 +3,10 @@
 Two runtimes add numbers in different orders and approximate functions differently, so their answers differ in the last
 bits. To measure how much that is for a model, the reference runs again with every input moved by one step of its type
 (`nudged`). This does not measure how accurate a runtime's functions are: their error depends on the range of a function
-and not on its value. ONNX Runtime's Sigmoid is off by 9e-8 even if its value is 1e-9. So the noise of an output is at
-least one step of float32 at its largest value in all probes, or at 1 for probabilities.
+and not on its value. ONNX Runtime's Sigmoid is off by 9e-8 even if its value is 1e-9. So the noise of an element is at
+least one step of float32 at 1, and at the largest value of its row or of its column in all probes, whichever is
+smaller. A table may have pixels next to scores, or masked columns of -1e9: the largest value of the whole output would
+excuse wrong scores.
 """
 
 from __future__ import annotations
@@ -26,20 +28,41 @@ _STEP = float(np.finfo(np.float32).eps)
 _SEED = 20240301
 
 
-class Noise(msgspec.Struct, frozen=True):
-    """How far the elements of one output move: the maximum of each row and of each column. (Rows and columns are the
-    last two axes with more than one element.) Both maxima bound an element, so the smaller one counts."""
+class Maxima(msgspec.Struct, frozen=True):
+    """The maximum of each row and of each column of one output. (Rows and columns are the last two axes with more than
+    one element.) Both maxima bound an element, so the smaller one counts."""
 
     rows: Array
     columns: Array
-    least: float = 0.0
+
+    @classmethod
+    def of(cls, values: Array) -> Maxima:
+        """Return the maxima of values that are not negative. They have no axes of one element."""
+        rows = values.max(axis=-1, keepdims=True) if values.ndim else values
+        return cls(rows, values.max(axis=-2, keepdims=True) if values.ndim >= 2 else rows)
+
+    def joined(self, other: Maxima) -> Maxima:
+        """Return the maxima over two outputs of the same shape."""
+        return Maxima(np.maximum(self.rows, other.rows), np.maximum(self.columns, other.columns))
+
+    def bounds(self) -> Array:
+        """Return a bound of each element. Broadcasts to the output without axes of one element."""
+        return np.asarray(np.minimum(self.rows, self.columns))
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """How far the elements of one output move. `least`: the least noise, also of an output that does not move."""
+
+    change: Maxima
+    least: Maxima
 
     def floor(self) -> _Floats:
         """Return the largest difference that counts as noise. Broadcasts to the output without axes of one element."""
-        return np.asarray(_FACTOR * np.maximum(np.minimum(self.rows, self.columns), self.least), np.float64)
+        return np.asarray(_FACTOR * np.maximum(self.change.bounds(), self.least.bounds()), np.float64)
 
 
-UNMEASURED = Noise(np.zeros((), np.float32), np.zeros((), np.float32))
+_NONE = Maxima(np.zeros((), np.float32), np.zeros((), np.float32))
+UNMEASURED = Noise(_NONE, _NONE)
 
 
 def nudged(inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -55,15 +78,19 @@ def measured(answer: Mapping[str, Array], moved: Mapping[str, Array]) -> dict[st
     return {name: _noise(array, moved.get(name)) for name, array in answer.items() if array.dtype.kind == "f"}
 
 
-def least(answers: Iterable[Mapping[str, Array]]) -> dict[str, float]:
-    """Return the least noise of every float output, from the answers to all probes."""
+def least(answers: Iterable[Mapping[str, Array]]) -> dict[tuple[str, tuple[int, ...]], Maxima]:
+    """Return the least noise of every float output, by its name and shape, from the answers to all probes."""
+    sizes: dict[tuple[str, tuple[int, ...]], Maxima] = {}
     ranges: dict[str, tuple[float, float]] = {}
     for answer in answers:
         for name, array in answer.items():
-            if array.dtype.kind == "f" and (finite := array[np.isfinite(array)]).size:
+            if array.dtype.kind == "f" and array.size:
+                finite = np.where(np.isfinite(array), array, array.dtype.type(0))
                 low, high = ranges.get(name, (np.inf, -np.inf))
                 ranges[name] = min(low, float(finite.min())), max(high, float(finite.max()))
-    return {name: _STEP * _scale(low, high) for name, (low, high) in ranges.items()}
+                size, key = Maxima.of(np.abs(finite, out=finite).squeeze()), (name, array.shape)
+                sizes[key] = sizes[key].joined(size) if key in sizes else size
+    return {key: _steps(size, _smallest_scale(*ranges[key[0]])) for key, size in sizes.items()}
 
 
 def without(difference: _Floats, noise: Noise | None) -> _Floats:
@@ -75,8 +102,18 @@ def without(difference: _Floats, noise: Noise | None) -> _Floats:
     return np.asarray(np.copysign(rest, squeezed), np.float64).reshape(difference.shape)
 
 
-def _scale(low: float, high: float) -> float:
-    return 1.0 if low >= 0.0 and high <= 1.0 and high > 0.0 else max(abs(low), abs(high))
+def _smallest_scale(low: float, high: float) -> float:
+    """Return the value at which one step is the least noise of any element of an output with this range: 1, or the
+    largest value of an output that has only smaller values. Scores may be much smaller than 1 in all probes."""
+    return 1.0 if low >= 0.0 and high > 0.0 else min(1.0, max(abs(low), abs(high)))
+
+
+def _steps(size: Maxima, smallest: float) -> Maxima:
+    rows, columns = (
+        _STEP * np.maximum(side.astype(np.result_type(side.dtype, np.float32)), smallest)
+        for side in (size.rows, size.columns)
+    )
+    return Maxima(np.asarray(rows), np.asarray(columns))
 
 
 def _moved(array: Array, random: np.random.Generator) -> Array:
@@ -92,7 +129,4 @@ def _noise(answer: Array, moved: Array | None) -> Noise:
         return UNMEASURED
     with np.errstate(invalid="ignore", over="ignore"):
         away = np.abs(moved.astype(np.float64) - answer.astype(np.float64)).squeeze()
-    away = np.where(np.isfinite(away), away, 0.0).astype(np.float32)
-    rows = away.max(axis=-1, keepdims=True) if away.ndim else away
-    columns = away.max(axis=-2, keepdims=True) if away.ndim >= 2 else rows
-    return Noise(rows, columns)
+    return Noise(Maxima.of(np.where(np.isfinite(away), away, 0.0).astype(np.float32)), _NONE)

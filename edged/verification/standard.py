@@ -17,10 +17,10 @@ from edged.verification.shape_range import ShapeRange
 from edged.vision.family import Recognition
 
 # Part of the name of every file of golden answers. Increase it with every change of the probes (golden.py, probes.py,
-# shape_range.py, pictures.py) or of the file's format.
-_QUESTIONS = 6
-# Increase it with every change of the answers that count (`golden.deciding`).
-_RULE = 3
+# shape_range.py, pictures.py), of their noise (noise.py) or of the file's format.
+_QUESTIONS = 7
+# Increase it with every change of the answers that count (`golden.deciding`) or of how they are compared (verify.py).
+_RULE = 4
 
 
 class Tolerance(msgspec.Struct, frozen=True):

@@ -66,9 +66,45 @@ def test_judge_wrong_probabilities_of_any_size_are_rejected(factor: float) -> No
 def test_least_noise_follows_the_values_of_all_usual_probes() -> None:
     small, large = np.full((1, 4), 1e-3, np.float32), np.full((1, 4), 100, np.float32)
     samples = [Sample({}, {"y": small}), Sample({}, {"y": large}), Sample({}, {"y": large * 1e6}, WIDE)]
-    least = [sample.noise["y"].least for sample in with_least_noise(samples)]
+    least = [float(sample.noise["y"].least.bounds().max()) for sample in with_least_noise(samples)]
     assert least[0] == least[1] == pytest.approx(100 * 2**-23)
     assert least[2] == pytest.approx(1e8 * 2**-23)
+
+
+def test_least_noise_follows_rows_and_columns_from_one_step_at_1() -> None:
+    table = np.full((1, 3, 4), 1e-3, np.float32)
+    table[0, 1, 1:] = 100
+    other = table / 2
+    other[0, 0, 2], other[0, 2, 3] = -40, np.nan
+    least = noise.least([{"y": table}, {"y": other}, {"y": table[:, :2] * 1e3}])
+    bounds = least["y", (1, 3, 4)].bounds() * 2**23
+    assert bounds == pytest.approx(np.array([[1, 40, 40, 40], [1, 100, 100, 100], [1, 1, 1, 1]]))
+    assert least["y", (1, 2, 4)].bounds().max() == pytest.approx(1e5 * 2**-23)
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [([0.0, 1e-9], 1), ([0.0, 0.0], 0), ([-1e-6, 2e-6], 2e-6), ([-3.0, 1.0], 3), ([np.nan, np.inf], 0)],
+)
+def test_least_noise_of_an_output_with_small_values_is_below_a_step_at_1_unless_it_may_hold_scores(
+    values: list[float], scale: float
+) -> None:
+    least = noise.least([{"y": np.array(values, np.float32)}])["y", (2,)]
+    assert least.bounds().max() == pytest.approx(scale * 2**-23)
+
+
+@pytest.mark.parametrize("mask", [-1e4, -65504.0, -1e9, float(np.finfo(np.float32).min)])
+def test_judge_masked_column_does_not_excuse_other_values(mask: float) -> None:
+    """A decoder of text masks the classes that cannot follow."""
+    logits = (RANDOM.standard_normal((1, 100, 81)) * 4).astype(np.float32)
+    random = (RANDOM.standard_normal(logits.shape) * 4).astype(np.float32)
+    rounded = logits * np.float32(1 + 1e-6)
+    for array in (logits, random, rounded):
+        array[..., -1] = mask
+    found = verdict(logits, logits, random)
+    assert not found.accepted
+    assert "outliers" in found.reason
+    assert verdict(logits, logits, rounded).accepted
 
 
 def test_nudged_moves_only_floats_by_one_step() -> None:
