@@ -135,13 +135,14 @@ def load(
     if build and store.problem:
         raise ConfigError(f"cache directory {folder} cannot be used: {store.problem}; give another folder")
     encoded = _run(with_token_ids(settings or {}, file.absolute().parent))
-    builder = Builder(store, store.root, Limits(), families=families)
+    fingerprint = probe()
+    builder = Builder(store, store.root, Limits(), families=families, facts=lambda: fingerprint.facts)
     if builder.families.allowed:
         family_packages.permit()
     entry = plain_entry(file.stem, file.absolute(), encoded)
     planned = PlannedModel(entry, Slot(entry.name))
     model = _run(builder.model(entry, _run(builder.inspect(file))))
-    planner = Planner(store, probe(), Engines())
+    planner = Planner(store, fingerprint, Engines())
     planner.plan(planned, model)
     if build:
         _run(_make_missing(builder, store, model, planned))

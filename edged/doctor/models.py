@@ -35,7 +35,7 @@ from edged.serving.slot import Slot
 from edged.store.record import Verdict
 from edged.store.store import Store
 from edged.verification.shape_range import ShapeRange
-from edged.verification.standard import TOLERANCES, Standard, Tolerance, tolerance
+from edged.verification.standard import TOLERANCES, Tolerance, tolerance, tolerance_of
 from edged.verification.verify import FLOORS
 
 _ONNX = "ai.onnx"  # the domain of ONNX's own operators
@@ -188,7 +188,7 @@ class ModelChecks:
         job = jobs.CompareLevels(
             model.order(REFERENCE),
             model.recognition,
-            Standard.of(model, _PRECISION).tolerance,
+            tolerance_of(model, _PRECISION),
             model.samples,
             ShapeRange.of(model),
         )

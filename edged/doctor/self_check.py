@@ -92,7 +92,7 @@ class _Runtimes:
     def __init__(self, fingerprint: Fingerprint, folder: Path, is_quick: bool) -> None:
         self._fingerprint, self._is_quick = fingerprint, is_quick
         self._facts = fingerprint.facts
-        self._builder = Builder(Store(folder), folder, _LIMITS, _ADMISSION)
+        self._builder = Builder(Store(folder), folder, _LIMITS, _ADMISSION, facts=lambda: fingerprint.facts)
         self._model: Model | None = None
         self.tried: list[Tried] = []
         self.only_loaded: list[Check] = []

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -101,10 +101,11 @@ class Builder:
         admission: AdmissionLimits = _DEFAULT_ADMISSION,
         later: Later = at_once,
         families: Iterable[str] = (),
+        facts: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """`later` runs deletions in the background. `families` are the families of other packages that models may
-        use."""
-        self._later = later
+        use. `facts` returns the facts of the device for which engines are planned."""
+        self._later, self.facts = later, facts
         self._store, self._limits, self.admission = store, limits, admission
         self._outcomes = Outcomes(cache.absolute())
         self.families = Families(cache.absolute(), families)
@@ -311,7 +312,7 @@ class Builder:
     def recorded(self, model: Model) -> list[Sample]:
         """Read a model's golden inputs with the reference's answers from disk; empty if the file is missing or
         damaged."""
-        place = self._golden / f"{Standard.of(model, REFERENCE.precision).golden}.golden"
+        place = self._golden / f"{Standard.of(model, REFERENCE.precision, self.facts()).golden}.golden"
         try:
             return load_golden(place).samples if place.exists() else []
         except BuildFailed:  # the golden answers are made again at the next verification
@@ -421,9 +422,13 @@ class Builder:
         await asyncio.to_thread(self._store.commit, out, record)
 
     async def _reference(self, model: Model, recipe: Recipe, on_progress: OnProgress) -> tuple[Path, Standard]:
-        """Return the file of golden answers, and the standard for the engine. Makes the file if it does not exist."""
+        """Return the file of golden answers, and the standard for the engine. Makes the file if it does not exist.
+
+        Raises Superseded if the child loads another version of the reference's runtime than the facts name.
+        """
         now = await asyncio.to_thread(model.with_contents)  # the samples may have changed since planning
-        standard = Standard.of(now, recipe.precision)
+        facts = self.facts()
+        standard = Standard.of(now, recipe.precision, facts)
         place = self._golden / f"{standard.golden}.golden"
         if not await asyncio.to_thread(is_whole, place):
             on_progress(jobs.Progress("asking the reference"))
@@ -432,7 +437,10 @@ class Builder:
             # The child gets a separate folder: it must not see the answers of other models.
             async with in_thread(self._making) as folder:
                 out = folder / place.name
-                job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, shape_range)
+                job = jobs.MakeGolden(
+                    *(model.order(REFERENCE), str(out), model.recognition, model.samples, shape_range),
+                    expects=registry.version(REFERENCE.backend, facts) or "",
+                )
                 made = await run(job, jobs.MadeGolden, self._limits, on_progress=on_progress, patience=patience)
                 await asyncio.to_thread(_take, out, place)
             for reason in made.skipped:

@@ -132,6 +132,7 @@ class Controller:
     ) -> None:
         """`selection` says which of the repository's models are served; None means all."""
         self.repository, self.store, self.builder, self.settings = repository, store, builder, settings
+        builder.facts = lambda: self.fingerprint.facts
         self.events = EventLog()
         self.alarms = Alarms(self.events)
         self.load = LoadMonitor()

@@ -208,7 +208,7 @@ def desired(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]
     ):
         recipe, problem = complete(candidate, model, fingerprint.facts)
         key = EngineKey.of(model.digest, recipe, fingerprint)
-        standard = Standard.of(model, recipe.precision).digest
+        standard = Standard.of(model, recipe.precision, fingerprint.facts).digest
         engines.append(DesiredEngine(key, recipe, standard, lane.get(recipe.device, recipe.device), problem))
     return tuple(engines)
 

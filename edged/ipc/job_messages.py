@@ -215,13 +215,17 @@ class TryFamilies(msgspec.Struct, frozen=True, tag=True):
 
 
 class MakeGolden(msgspec.Struct, frozen=True, tag=True):
-    """Run the reference on golden inputs and store both in the file `out`. Answered by `MadeGolden`."""
+    """Run the reference on golden inputs and store both in the file `out`. Answered by `MadeGolden`.
+
+    `expects` is the version of the runtime that the file is named after; the job fails if another version is loaded.
+    """
 
     order: Order
     out: str
     recognition: Recognition
     samples: tuple[str, ...] = ()  # paths of the user's samples
     shape_range: ShapeRange = ShapeRange()  # of the shapes of the inputs
+    expects: str = ""
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):

@@ -162,7 +162,7 @@ def load_graphs() -> Graphs:
 
 
 def _make_golden(job: jobs.MakeGolden, report: Report) -> jobs.MadeGolden:
-    session, out = registry.load(job.order.recipe.backend).open(job.order), Path(job.out)
+    session, out = _load(job).open(job.order), Path(job.out)
     asking = partial(report, jobs.Progress("asking the reference"))
     made = golden.make(session, job.order.signature, job.recognition, job.samples, job.shape_range, asking)
     golden.save(out, made.samples, made.skipped)
@@ -245,8 +245,8 @@ def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
     return next((sample for sample in samples if sample.kind in USED), samples[0])
 
 
-def _load(job: jobs.Build | jobs.Verify) -> Backend:
-    """Load the backend. Raises Superseded if its version is not the one in the engine's key."""
+def _load(job: jobs.Build | jobs.Verify | jobs.MakeGolden) -> Backend:
+    """Load the backend. Raises Superseded if its version is not the one that the daemon planned with."""
     backend = registry.load(job.order.recipe.backend)
     if job.expects and not registry.agree(backend.version(), job.expects):
         raise Superseded(f"{backend.name} is now version {backend.version()}, not {job.expects}: its libraries changed")

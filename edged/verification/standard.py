@@ -11,6 +11,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from edged.backends.contract import REFERENCE
+from edged.backends.registry import ABSENT
+from edged.device.validity import is_driver, relevant
 from edged.models import settings as model_settings
 from edged.models.model import Model
 from edged.verification.shape_range import ShapeRange
@@ -21,6 +24,9 @@ from edged.vision.family import Recognition
 _QUESTIONS = 7
 # Increase it with every change of the answers that count (`golden.deciding`) or of how they are compared (verify.py).
 _RULE = 4
+
+# The facts of the box that the reference's answers depend on: its runtime and the processor's instructions.
+_FACTS = tuple(fact for fact in relevant(REFERENCE.backend, "cpu") if not is_driver(fact))
 
 
 class Tolerance(msgspec.Struct, frozen=True):
@@ -200,16 +206,17 @@ class Standard(msgspec.Struct, frozen=True):
     """The standard that one engine of a model must meet. A verdict by another standard is out of date."""
 
     tolerance: Tolerance
-    golden: str  # identifies the golden probes by the model and everything else that they are made from
+    golden: str  # identifies the golden answers by the model, the reference and all else that they are made from
     detections: str = ""  # digest of how boxes are decoded; empty for a model without a family
     frames: str = ""  # id of the collection of frames that the engine is judged on; empty if it is not
     rule: int = _RULE
 
     @classmethod
-    def of(cls, model: Model, precision: str) -> Standard:
-        """Return the standard for engines of a model in a precision."""
+    def of(cls, model: Model, precision: str, facts: Mapping[str, str]) -> Standard:
+        """Return the standard for engines of a model in a precision. `facts` are those of the box on which the
+        reference answers."""
         frames = model.collected.id if model.collected is not None and is_judged_on_frames(model, precision) else ""
-        return cls(tolerance_of(model, precision), _golden(model), _detections(model.recognition), frames)
+        return cls(tolerance_of(model, precision), _golden(model, facts), _detections(model.recognition), frames)
 
     @property
     def digest(self) -> str:
@@ -252,13 +259,15 @@ def tolerance(
     return msgspec.structs.replace(found, **model_settings.verify_bounds(settings, precision))
 
 
-def _golden(model: Model) -> str:
-    """Return the model's digest, a dash, and 12 hexadecimal digits over everything else that probes are made from."""
+def _golden(model: Model, facts: Mapping[str, str]) -> str:
+    """Return the model's digest, a dash, and 12 hexadecimal digits over everything else that probes and the reference's
+    answers are made from. Another ONNX Runtime may answer differently, and it is the reference that serves."""
     samples = sorted(map(model.content, model.samples))  # the names of the files do not matter
     shape_range = ShapeRange.of(model)
     shapes = [str(shape_range.profile), shape_range.given]
     reading, package = model.recognition.reading, model.recognition.package
-    made_of: list[object] = [_QUESTIONS, model.recognition.preprocess, samples, shapes]
+    reference = [facts.get(fact, ABSENT) for fact in _FACTS]
+    made_of: list[object] = [_QUESTIONS, model.recognition.preprocess, samples, shapes, reference]
     made_of += [reading.constants] if reading.constants else []
     made_of += [model.recognition.sound] if model.recognition.sound is not None else []
     made_of += [package] if package and reading.extras else []  # the package's code fills these inputs

@@ -103,7 +103,7 @@ def test_model_has_a_profile_for_its_prompts_and_gets_one_picture_at_a_time(fami
     assert not model.may_complete_batch
     recipe = Recipe("onnxruntime", profile=str(model.profile))
     assert batching(model, recipe).limit == 1
-    assert Standard.of(model, "fp32").golden != Standard.of(other, "fp32").golden
+    assert Standard.of(model, "fp32", {}).golden != Standard.of(other, "fp32", {}).golden
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,7 @@ class FakeBuilder:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.facts: Callable[[], Mapping[str, str]] = lambda: FACTS
         self.outcomes: deque[bool | BaseException] = deque()  # if empty, every engine is accepted
         self.did: list[tuple[str, str]] = []  # verb, key
         self.efforts: list[str] = []
@@ -211,7 +212,7 @@ class FakeBuilder:
         return outcome
 
     def _record(self, task: Task, accepted: bool) -> EngineRecord:
-        standard = Standard.of(task.model, task.recipe.precision).digest
+        standard = Standard.of(task.model, task.recipe.precision, self.facts()).digest
         return record_of(
             task.key, task.recipe, accepted=accepted, cost=self.cost, content=self.content, standard=standard
         )

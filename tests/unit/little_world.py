@@ -246,7 +246,7 @@ class Box(FakeBuilder):
         pass
 
     def _standard(self, task: Task) -> str:
-        return Standard.of(task.model, task.recipe.precision).digest
+        return Standard.of(task.model, task.recipe.precision, self.facts()).digest
 
     def _record(self, task: Task, accepted: bool) -> EngineRecord:
         number = self.tries[(task.key.digest, "costs")]
@@ -343,6 +343,7 @@ class World:
         store: Any = self.store
         log = MemoryLog()
         self.planner = Planner(store, box(), settings, log)
+        self.box.facts = lambda: self.planner.fingerprint.facts
         repository: Any = self
         self.opener = Opener(outside, store, ATTEMPTS, self.events, self.chores)
         self.catalogue = Catalogue(repository, {}, outside, self.planner, self.events, self.chores, self.opener.retire)
@@ -520,7 +521,7 @@ class World:
 def desired_here(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]:
     """Return the desired engines of any box, plus one for the GPU of the simulated box."""
     key = EngineKey.of(model.digest, GPU, fingerprint)
-    on_gpu = DesiredEngine(key, GPU, Standard.of(model, GPU.precision).digest, GPU.device)
+    on_gpu = DesiredEngine(key, GPU, Standard.of(model, GPU.precision, fingerprint.facts).digest, GPU.device)
     return (*desired(fingerprint, model), on_gpu)
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edged.backends import registry
 from edged.backends.contract import REFERENCE, Recipe
 from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.admission import admit, examine
 from edged.engines.builder import Builder, Task
-from edged.errors import EngineUnusable, ModelRefused, OutOfSpace, Refused
+from edged.errors import EngineUnusable, ModelRefused, OutOfSpace, Refused, Superseded
 from edged.ipc.job_messages import Progress
 from edged.jobs.inspect import inspect
 from edged.models.entries import plain_entry
@@ -105,6 +106,39 @@ def test_make_engine_is_built_verified_timed_and_stored(
     assert list((tmp_path / "cache" / "golden").iterdir()), "a stored engine still needs them"
     store.remove(key)
     builder.forget_others(set())
+    assert not list((tmp_path / "cache" / "golden").iterdir())
+
+
+def test_make_engine_with_another_reference_asks_it_again_and_removes_its_old_answers(
+    builder: Builder, tmp_path: Path, matmul: Model
+) -> None:
+    version = registry.load("onnxruntime").version()
+    facts = {"runtime.onnxruntime": version, "cpu.isa": "avx2", "nvidia.driver": "1"}
+    builder.facts = lambda: facts
+    first, _, phases = make(builder, matmul, NULL)
+    assert "asking the reference" in phases
+    (before,) = (tmp_path / "cache" / "golden").iterdir()
+    assert builder.recorded(matmul)
+    facts |= {"nvidia.driver": "2"}
+    again, _, phases = make(builder, matmul, NULL)
+    assert "asking the reference" not in phases
+    assert again.standard == first.standard
+    facts |= {"cpu.isa": "avx2 avx512f"}
+    assert not builder.recorded(matmul)
+    last, _, phases = make(builder, matmul, NULL)
+    assert "asking the reference" in phases
+    assert last.standard != first.standard
+    (after,) = (tmp_path / "cache" / "golden").iterdir()
+    assert after != before
+    assert builder.recorded(matmul)
+
+
+def test_make_engine_with_a_reference_that_changed_on_disk_is_superseded(
+    builder: Builder, tmp_path: Path, matmul: Model
+) -> None:
+    builder.facts = lambda: {"runtime.onnxruntime": "0.1"}
+    with pytest.raises(Superseded, match="onnxruntime"):
+        make(builder, matmul, NULL)
     assert not list((tmp_path / "cache" / "golden").iterdir())
 
 

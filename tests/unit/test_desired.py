@@ -42,7 +42,7 @@ def test_desired_engines_are_the_candidates_in_order_of_preference(of: Model) ->
 def test_desired_engine_has_the_standard_of_its_model_and_precision() -> None:
     of = model(precisions="fp32,bf16")
     for engine in desired(box(), of):
-        assert engine.standard == Standard.of(of, engine.recipe.precision).digest
+        assert engine.standard == Standard.of(of, engine.recipe.precision, FACTS).digest
     standards = {engine.recipe.precision: engine.standard for engine in desired(box(), of)}
     assert standards["fp32"] != standards["bf16"]
 

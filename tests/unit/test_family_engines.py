@@ -164,7 +164,7 @@ def test_standard_depends_on_the_form_of_a_list(tmp_path: Path) -> None:
     found = model(EXPORTS["rf-detr, own classes"], tmp_path, SEEN)
     reading = msgspec.structs.replace(found.recognition.reading, form="none")
     other = msgspec.structs.replace(found, recognition=msgspec.structs.replace(found.recognition, reading=reading))
-    assert Standard.of(found, "fp32").digest != Standard.of(other, "fp32").digest
+    assert Standard.of(found, "fp32", {}).digest != Standard.of(other, "fp32", {}).digest
 
 
 @pytest.mark.parametrize("name", ["rt-detr", "yolox", "yolo-nas, flat", "ssd, tflite", "ultralytics, nms-free"])

@@ -255,12 +255,12 @@ def test_standard_depends_on_the_collection_only_for_precisions_that_are_judged(
     of = msgspec.structs.replace(plain, recognition=detector())
     for precision, depends in (("int8", True), ("bf16", True), ("fp32", False)):
         ids = {
-            Standard.of(msgspec.structs.replace(of, collected=collected), precision).digest
+            Standard.of(msgspec.structs.replace(of, collected=collected), precision, {}).digest
             for collected in (None, Collected("a"), Collected("b"))
         }
         assert len(ids) == (3 if depends else 1)
     with_frames = msgspec.structs.replace(plain, collected=Collected("a"))
-    assert Standard.of(with_frames, "int8") == Standard.of(plain, "int8")  # raw tensors are not decoded
+    assert Standard.of(with_frames, "int8", {}) == Standard.of(plain, "int8", {})  # raw tensors are not decoded
 
 
 def test_chosen_frames_are_spread_over_cameras_and_time() -> None:

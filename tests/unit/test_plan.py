@@ -188,6 +188,21 @@ def test_plan_new_standard_verifies_good_engines_and_rebuilds_rejected_ones(
 @pytest.mark.parametrize(
     ("accepted", "expected"), [(True, (S.READY, Request.REVIEW)), (False, (S.ABSENT, Request.NONE))]
 )
+def test_plan_another_reference_verifies_engines_of_other_backends(
+    accepted: bool, expected: tuple[EngineState, Request]
+) -> None:
+    planned = planned_model()
+    plan(planned, model(backends="openvino"))
+    last = settled(planned, accepted=accepted)
+    assert last.recipe.backend == "openvino"
+    plan(planned, model(backends="openvino"), runtime__onnxruntime="2")
+    assert list(planned.engines.values())[-1] is last
+    assert (last.state, last.request) == expected
+
+
+@pytest.mark.parametrize(
+    ("accepted", "expected"), [(True, (S.READY, Request.REVIEW)), (False, (S.ABSENT, Request.NONE))]
+)
 def test_finish_verdict_by_an_old_standard_is_out_of_date(
     accepted: bool, expected: tuple[EngineState, Request]
 ) -> None:

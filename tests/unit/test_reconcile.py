@@ -450,7 +450,12 @@ _HAPPENINGS = st.one_of(
     st.tuples(st.just("remove"), _NAMES),
     st.tuples(
         st.just("device"),
-        st.sampled_from(({}, {"runtime__openvino": "3"}, {"cpu__model": "N97"}, {"nvidia__driver": "560"})),
+        st.sampled_from(
+            (
+                *({}, {"runtime__openvino": "3"}, {"runtime__onnxruntime": "2"}),
+                *({"cpu__model": "N97"}, {"nvidia__driver": "560"}),
+            )
+        ),
     ),
     st.tuples(st.just("lose"), st.sampled_from(("onnxruntime", "openvino"))),
     st.tuples(

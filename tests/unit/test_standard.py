@@ -22,6 +22,15 @@ from edged.verification.standard import TOLERANCES, Standard, tolerance, toleran
 from edged.vision.family import Reading
 from tests import models
 
+FACTS = {
+    "cpu.arch": "x86_64",
+    "cpu.isa": "avx2",
+    "cpu.model": "N100",
+    "nvidia.driver": "580.1",
+    "runtime.onnxruntime": "1.23.0",
+    "runtime.openvino": "2026.3.1",
+}
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -46,7 +55,7 @@ def read(folder: Path) -> Model:
 
 
 def of(folder: Path, precision: str = "fp32") -> Standard:
-    return Standard.of(read(folder), precision)
+    return Standard.of(read(folder), precision, FACTS)
 
 
 def test_standard_without_changes_is_equal(folder: Path) -> None:
@@ -107,6 +116,30 @@ def test_standard_changes_with_the_models_bounds_without_new_golden_answers(fold
     assert of(folder).golden == before.golden
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"runtime.onnxruntime": "1.23.1"},
+        {"runtime.onnxruntime_gpu": "1.23.0"},
+        {"cpu.isa": "avx2 avx512f"},
+        {"cpu.arch": "aarch64"},
+    ],
+    ids=str,
+)
+def test_standard_of_another_reference_has_other_golden_answers(folder: Path, changed: dict[str, str]) -> None:
+    before, after = of(folder), Standard.of(read(folder), "fp32", FACTS | changed)
+    assert after.golden != before.golden
+    assert after.golden.partition("-")[0] == before.golden.partition("-")[0]  # so that `golden.prune` removes the old
+    assert after.digest != before.digest
+
+
+@pytest.mark.parametrize(
+    "changed", [{"nvidia.driver": "580.2"}, {"cpu.model": "N200"}, {"runtime.openvino": "2026.4.1"}], ids=str
+)
+def test_standard_of_the_same_reference_ignores_other_facts(folder: Path, changed: dict[str, str]) -> None:
+    assert Standard.of(read(folder), "fp32", FACTS | changed) == of(folder)
+
+
 DECODED = ("top1", "boxes", "box_score", "class_score", "class_map", "depth", "embedding", "text", "anomaly")
 
 
@@ -131,8 +164,8 @@ def test_standard_depends_on_thresholds_for_detectors_only(folder: Path, tmp_pat
     model = msgspec.structs.replace(read(folder), recognition=detector)
     low = msgspec.structs.replace(detector, thresholds=msgspec.structs.replace(detector.thresholds, score=0.1))
     other = msgspec.structs.replace(model, recognition=low)
-    assert Standard.of(model, "fp32").digest != Standard.of(other, "fp32").digest
-    assert Standard.of(model, "fp32").golden == Standard.of(other, "fp32").golden
+    assert Standard.of(model, "fp32", FACTS).digest != Standard.of(other, "fp32", FACTS).digest
+    assert Standard.of(model, "fp32", FACTS).golden == Standard.of(other, "fp32", FACTS).golden
 
 
 def test_standard_depends_on_the_range_of_shapes(tmp_path: Path) -> None:
@@ -162,33 +195,33 @@ def test_standard_reads_a_sample_once_until_it_changes(folder: Path, monkeypatch
     monkeypatch.setattr(samples, "read_regular", lambda path: reads.append(path) or real(path))
     model = read(folder)
     for _ in range(5):
-        Standard.of(model, "fp32")
+        Standard.of(model, "fp32", FACTS)
     assert len(reads) == 2
     (folder / "samples" / "a.jpg").write_bytes(b"other picture")
-    Standard.of(model, "fp32")
+    Standard.of(model, "fp32", FACTS)
     assert [path.name for path in reads[2:]] == ["a.jpg"]
 
 
 def test_standard_with_known_contents_does_not_read_the_samples(folder: Path) -> None:
     model = read(folder)
     known = model.with_contents()
-    before = Standard.of(known, "fp32")
+    before = Standard.of(known, "fp32", FACTS)
     shutil.rmtree(folder / "samples")
-    assert Standard.of(known, "fp32") == before
-    assert Standard.of(model, "fp32") != before
+    assert Standard.of(known, "fp32", FACTS) == before
+    assert Standard.of(model, "fp32", FACTS) != before
 
 
 def test_standard_missing_unreadable_or_huge_sample_is_no_error(folder: Path) -> None:
     model = read(folder)
-    before = Standard.of(model, "fp32").golden
+    before = Standard.of(model, "fp32", FACTS).golden
     (folder / "samples" / "a.jpg").unlink()
-    gone = Standard.of(model, "fp32").golden
+    gone = Standard.of(model, "fp32", FACTS).golden
     os.mkfifo(folder / "samples" / "a.jpg")
-    fifo = Standard.of(model, "fp32").golden
+    fifo = Standard.of(model, "fp32", FACTS).golden
     (folder / "samples" / "a.jpg").unlink()
     with (folder / "samples" / "a.jpg").open("wb") as file:
         file.truncate(1 << 40)  # reading it into memory would end the daemon
-    large = Standard.of(model, "fp32").golden
+    large = Standard.of(model, "fp32", FACTS).golden
     assert len({before, gone, fifo, large}) == 4
 
 
@@ -200,8 +233,8 @@ def test_standard_sample_that_could_not_be_read_is_tried_again(folder: Path, mon
 
     with monkeypatch.context() as patched:
         patched.setattr(samples, "read_regular", refuse)
-        refused = Standard.of(model, "fp32")
-    assert Standard.of(model, "fp32") != refused
+        refused = Standard.of(model, "fp32", FACTS)
+    assert Standard.of(model, "fp32", FACTS) != refused
 
 
 def test_standard_of_a_family_of_another_package_depends_on_its_code(folder: Path) -> None:
@@ -209,7 +242,7 @@ def test_standard_of_a_family_of_another_package_depends_on_its_code(folder: Pat
 
     def by(package: Package | None, reading: Reading) -> Standard:
         known = msgspec.structs.replace(model.recognition, family="tiles", package=package, reading=reading)
-        return Standard.of(msgspec.structs.replace(model, recognition=known), "fp32")
+        return Standard.of(msgspec.structs.replace(model, recognition=known), "fp32", FACTS)
 
     first, changed, updated = Package("p", "1", "a"), Package("p", "1", "b"), Package("p", "2", "a")
     plain, filled = Reading(("y",)), Reading(("y",), extras=(("sizes", (2,)),))
