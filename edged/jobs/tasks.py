@@ -201,7 +201,10 @@ def _verify(job: jobs.Verify, report: Report) -> jobs.Verified:
     pairs = (
         _pair(sample, session, job.order.signature, report) for sample in golden.deciding(asked.samples, job.arithmetic)
     )
-    verdict = judge(pairs, job.tolerance, matcher_for(job.recognition, job.tolerance.box_score))
+    matcher, is_reference = matcher_for(job.recognition, job.tolerance.box_score), job.order.recipe.is_reference
+    verdict = judge(
+        pairs, job.tolerance, matcher, needs_values=not is_reference
+    )  # the reference is right by definition
     if asked.skipped:
         figures = verdict.figures | {"skipped_samples": float(len(asked.skipped))}
         verdict = msgspec.structs.replace(verdict, figures=figures)

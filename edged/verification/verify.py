@@ -30,7 +30,10 @@ FLOORS = frozenset(("finite", "cosine", "top1", "top5", "boxes", "class_map", "e
 FLOORS |= {"precision", "recall", "precision_75", "recall_75", "masks", "keypoints"}  # see `edged.verification.frames`
 # The figures that decide, in the order in which a verdict gives reasons. p99_abs does not decide; it informs people.
 _DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", *DECODED)
-
+_NO_VALUES = (
+    "nothing to compare: the reference's answers to all probes are empty or NaN; add samples on which the model finds"
+    " something: edged models add NAME FILE --samples PICTURES"
+)
 
 AnyMatcher: TypeAlias = Matcher | ContentMatcher | SoundMatcher
 
@@ -57,9 +60,13 @@ class Pair(msgspec.Struct, frozen=True):
         return cls(sample.outputs, answer, sample.name, sample.placement, extreme, sample.noise)
 
 
-def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: AnyMatcher | None = None) -> Verdict:
-    """Return the verdict over the answers to all probes. `matcher` compares detections or contents of pictures."""
-    tally = _Tally(tolerance, matcher)
+def judge(
+    pairs: Iterable[Pair], tolerance: Tolerance, matcher: AnyMatcher | None = None, *, needs_values: bool = False
+) -> Verdict:
+    """Return the verdict over the answers to all probes. `matcher` compares detections or contents of pictures. With
+    `needs_values`, an engine is rejected if all answers of the reference are empty or not finite: they do not tell a
+    right engine from one that always answers the same."""
+    tally = _Tally(tolerance, matcher, needs_values)
     for pair in pairs:
         reason = tally.add(pair)
         if reason:
@@ -82,8 +89,9 @@ def matcher_for(recognition: Recognition, slack: float) -> AnyMatcher | None:
 class _Tally:
     """The figures over all probes so far."""
 
-    def __init__(self, tolerance: Tolerance, matcher: AnyMatcher | None) -> None:
+    def __init__(self, tolerance: Tolerance, matcher: AnyMatcher | None, needs_values: bool) -> None:
         self._tolerance = tolerance
+        self._lacks_values = needs_values  # until an answer of the reference has one
         self._contents = matcher if isinstance(matcher, ContentMatcher | SoundMatcher) else None
         self._matcher = matcher if isinstance(matcher, Matcher) else None
         self._worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
@@ -97,6 +105,7 @@ class _Tally:
         """Add the figures of an answer; return why the answer cannot be compared, empty if it can."""
         for name, reference in pair.expected.items():
             found = pair.answer.get(name)
+            self._lacks_values = self._lacks_values and not _has_values(reference)
             is_list = self._matcher is not None and name in self._matcher.lists
             if is_list and found is not None and _is_alike(reference, found):
                 self._compared += 1
@@ -138,8 +147,8 @@ class _Tally:
             deciding |= {"boxes", "box_score"}
         reasons = [self._reason(figure, figures[figure]) for figure in _DECIDING if figure in deciding]
         reason = "; ".join(filter(None, reasons))
-        rounded = {name: float(f"{value:.6g}") for name, value in figures.items()}
-        return Verdict(not reason, f"{reason}, against the reference" if reason else "", rounded)
+        reason = f"{reason}, against the reference" if reason else _NO_VALUES if self._lacks_values else ""
+        return Verdict(not reason, reason, {name: float(f"{value:.6g}") for name, value in figures.items()})
 
     def _take(self, figure: str, value: float, picture: str) -> None:
         before = self._worst[figure]
@@ -172,6 +181,11 @@ def beyond(figure: str, value: float, tolerance: Tolerance) -> str:
     if value >= bound if is_floor else value <= bound:  # false for NaN, which fails as well
         return ""
     return f"{figure} {value:.6g} is {'below' if is_floor else 'above'} {bound:g}"
+
+
+def _has_values(output: Array) -> bool:
+    """Whether an output has an element that can be compared."""
+    return bool(np.isfinite(output).any()) if output.dtype.kind == "f" else output.size > 0
 
 
 def _is_alike(one: Array, other: Array) -> bool:

@@ -147,6 +147,9 @@ def test_matcher_for_family_of_another_package_compares_no_boxes_in_the_daemon()
     whole = place(32, 32, 32, 32, Fit.STRETCH)
     assert judge([Pair({"y": rows}, {"y": turned}, "picture", whole)], TOLERANCES["fp32"], matcher).accepted
     assert not judge([Pair({"y": rows}, {"y": turned * np.nan}, "", whole)], TOLERANCES["fp32"], matcher).accepted
+    found_nothing = [Pair({"y": rows[:, :0]}, {"y": rows[:, :0]}, "picture", whole)]
+    assert judge(found_nothing, TOLERANCES["fp32"], matcher).accepted
+    assert not judge(found_nothing, TOLERANCES["fp32"], matcher, needs_values=True).accepted
 
 
 def classifier() -> Recognition:

@@ -133,6 +133,19 @@ def test_make_engine_with_another_reference_asks_it_again_and_removes_its_old_an
     assert builder.recorded(matmul)
 
 
+def test_make_engine_of_a_model_that_finds_nothing_is_rejected_and_its_reference_is_accepted(
+    builder: Builder, tmp_path: Path
+) -> None:
+    zeros = "z = Sub(x, x) rows = NonZero(z) found = Transpose(rows) y = Cast<to = 1>(found)"
+    model = read(models.save(models.parse(f"(float[1,4] x) => (float[n,2] y) {{ {zeros} }}", {}), tmp_path / "m.onnx"))
+    record, _, _ = make(builder, model, ORT)
+    assert not record.verdict.accepted
+    assert "--samples" in record.verdict.reason
+    reference, _, _ = make(builder, model, REFERENCE)
+    assert reference.verdict.accepted
+    assert reference.latency_ms is not None
+
+
 def test_make_engine_with_a_reference_that_changed_on_disk_is_superseded(
     builder: Builder, tmp_path: Path, matmul: Model
 ) -> None:

@@ -142,6 +142,40 @@ def test_judge_several_pairs_is_accepted_if_all_outputs_agree(pairs: list[Pair],
     assert judge(pairs, FP32).accepted is accepted
 
 
+_NONE = np.zeros((0, 7), np.float32)
+_NANS = np.full((1, 10), np.nan, np.float32)
+_NOTHING, _NOT_NUMBERS = Pair({"y": _NONE}, {"y": _NONE}), Pair({"y": _NANS}, {"y": _NANS})
+_SPARSE: dict[str, tuple[list[Pair], bool]] = {
+    "no rows": ([_NOTHING] * 5, False),
+    "NaN": ([_NOT_NUMBERS] * 5, False),
+    "infinity": ([Pair({"y": filled(np.inf)}, {"y": filled(np.inf)})], False),
+    "no rows or NaN": ([_NOTHING, _NOT_NUMBERS], False),
+    "no texts": ([Pair({"y": texts()}, {"y": texts()})], False),
+    "rows once": ([_NOTHING] * 4 + [Pair({"y": REFERENCE[:, :7]}, {"y": REFERENCE[:, :7]})], True),
+    "rows first": ([Pair({"y": REFERENCE[:, :7]}, {"y": REFERENCE[:, :7]})] + [_NOTHING] * 4, True),
+    "NaN in one element": ([Pair({"y": changed(np.nan)}, {"y": changed(np.nan)})], True),
+    "no rows beside numbers": ([Pair({"y": REFERENCE, "e": _NONE}, {"y": REFERENCE, "e": _NONE})], True),
+    "no rows beside their number": (
+        [Pair({"y": _NONE, "n": np.zeros(1, np.int32)}, {"y": _NONE, "n": np.zeros(1, np.int32)})],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("pairs", "accepted"), _SPARSE.values(), ids=_SPARSE)
+def test_judge_answers_without_a_value_are_rejected_if_values_are_needed(pairs: list[Pair], accepted: bool) -> None:
+    found = judge(pairs, FP32, needs_values=True)
+    assert found.accepted is accepted
+    assert ("--samples" in found.reason) is not accepted
+    assert judge(pairs, FP32).accepted
+
+
+def test_judge_without_values_names_a_difference_first() -> None:
+    found = judge([Pair({"y": _NANS}, {"y": np.zeros_like(_NANS)})], FP32, needs_values=True)
+    assert not found.accepted
+    assert "finite" in found.reason
+
+
 @pytest.mark.parametrize(
     "answer",
     [
