@@ -30,12 +30,14 @@ def not_stored(what: str, error: OSError) -> EdgedError:
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Convert an OSError into the error for a client: `what` cannot be read. As in `not_stored`, it is InvalidInput
-    unless the box or its disk is the cause."""
+    """Convert an OSError into the error for a client: `what` cannot be read. Only a name that is too long is the
+    client's fault."""
     try:
         yield
     except OSError as error:
-        raise _refusal(f"{what} cannot be read", error) from error
+        found = _refusal(f"{what} cannot be read", error)
+        is_of_box = isinstance(found, InvalidInput) and error.errno != errno.ENAMETOOLONG
+        raise (DiskFailing(f"{found}; see edged doctor") if is_of_box else found) from error
 
 
 def _refusal(what: str, error: OSError) -> EdgedError:

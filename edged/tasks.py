@@ -44,6 +44,10 @@ async def at_most(seconds: float | None, work: Awaitable[_T]) -> _T:
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task,), timeout=seconds)
+    except asyncio.CancelledError:
+        if task.done():
+            retrieve_exception(task)
+        raise
     finally:
         is_late = not task.done()
         if is_late:

@@ -69,14 +69,20 @@ def installed(facts: Mapping[str, str]) -> tuple[str, ...]:
 
 def version(name: str, facts: Mapping[str, str]) -> str | None:
     """Return the version of a backend's runtime from the device's facts; None if no runtime is installed."""
+    return next(iter(versions(name, facts)), None)
+
+
+def versions(name: str, facts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the versions of the installed packages that may hold a backend's runtime. Several, if the user installed
+    `onnxruntime` and `onnxruntime-gpu`, for example: only the loaded module knows which one it is."""
     entry = _BACKENDS[name]
     if any(facts.get(fact, ABSENT) == ABSENT for fact in entry.needs):
-        return None
-    found = (facts.get(fact, ABSENT) for fact in entry.versions)
-    return next((version for version in found if version != ABSENT), None)
+        return ()
+    return tuple(found for fact in entry.versions if (found := facts.get(fact, ABSENT)) != ABSENT)
 
 
 def agree(loaded: str, expected: str) -> bool:
-    """Whether two versions agree in the parts that both have: a library may have four numbers, its package three."""
-    one, other = loaded.split("."), expected.split(".")
+    """Whether two versions agree in the parts that both have: a library may have four numbers, its package three. What
+    follows a plus sign names a build of the same version."""
+    one, other = (each.partition("+")[0].split(".") for each in (loaded, expected))
     return all(mine == theirs for mine, theirs in zip(one, other, strict=False))

@@ -36,7 +36,7 @@ from edged.store.record import Verdict
 from edged.store.store import Store
 from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import TOLERANCES, Tolerance, tolerance, tolerance_of
-from edged.verification.verify import FLOORS
+from edged.verification.verify import FLOORS, NO_VALUES
 
 _ONNX = "ai.onnx"  # the domain of ONNX's own operators
 _SECONDS = 240.0
@@ -368,7 +368,7 @@ def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInf
 
 def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]) -> Iterator[Check]:
     """Check how close the verification figures of accepted engines are to their bounds: an update may push them
-    over."""
+    over. Warn of engines of which nothing could be compared."""
     judged = near = 0
     for engine in engines:
         if engine.verdict is None or not engine.verdict.accepted or engine.precision not in TOLERANCES:
@@ -376,6 +376,11 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
         if engine.is_reference:
             continue
         judged += 1
+        if NO_VALUES in engine.verdict.figures:
+            near += 1
+            message = f"{_named(engine)} was not compared: the reference's answers to all probes are empty or NaN"
+            yield warning(Name.DRIFT, message, "add samples on which the model finds something (--samples)", model)
+            continue
         held = tolerance(settings, engine.precision, judged_on_frames=engine.judgement is not None)
         for figure, value, bound in close_figures(engine.verdict.figures, held):
             near += 1

@@ -189,6 +189,8 @@ def _address(found: re.Match[str]) -> str:
     colons. A colon may follow the address."""
     for text in (found[0], found[0].removesuffix(":")):
         with contextlib.suppress(ValueError):
+            if not text.strip(":"):  # "::" also separates words
+                continue
             ipaddress.ip_address(text.partition("%")[0])
             return "<address>" + found[0][len(text) :]
     return found[0]

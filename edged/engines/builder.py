@@ -439,7 +439,7 @@ class Builder:
                 out = folder / place.name
                 job = jobs.MakeGolden(
                     *(model.order(REFERENCE), str(out), model.recognition, model.samples, shape_range),
-                    expects=registry.version(REFERENCE.backend, facts) or "",
+                    expects=registry.versions(REFERENCE.backend, facts),
                 )
                 made = await run(job, jobs.MadeGolden, self._limits, on_progress=on_progress, patience=patience)
                 await asyncio.to_thread(_take, out, place)

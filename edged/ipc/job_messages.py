@@ -217,7 +217,8 @@ class TryFamilies(msgspec.Struct, frozen=True, tag=True):
 class MakeGolden(msgspec.Struct, frozen=True, tag=True):
     """Run the reference on golden inputs and store both in the file `out`. Answered by `MadeGolden`.
 
-    `expects` is the version of the runtime that the file is named after; the job fails if another version is loaded.
+    `expects` are the versions of the runtime's packages that the file is named after; the job fails if another version
+    is loaded.
     """
 
     order: Order
@@ -225,7 +226,7 @@ class MakeGolden(msgspec.Struct, frozen=True, tag=True):
     recognition: Recognition
     samples: tuple[str, ...] = ()  # paths of the user's samples
     shape_range: ShapeRange = ShapeRange()  # of the shapes of the inputs
-    expects: str = ""
+    expects: tuple[str, ...] = ()
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):

@@ -64,9 +64,10 @@ class HostProcess:
         """Start a host. It may allocate `memory_mb` (0: no limit) and open the files in `reach`. Raises OSError if it
         cannot be started."""
         printed = Pipe(ChildLogForwarder(f"host {backend}", backend=backend))
-        # A file, because the kernel limits an argument to 128 KiB, and a reach may name thousands of files.
-        allowed = os.memfd_create("edged-reach", os.MFD_CLOEXEC)
+        allowed = -1
         try:
+            # A file, because the kernel limits an argument to 128 KiB, and a reach may name thousands of files.
+            allowed = os.memfd_create("edged-reach", os.MFD_CLOEXEC)
             os.pwrite(allowed, reach.argument().encode(), 0)
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -83,7 +84,8 @@ class HostProcess:
             printed.close()
             raise
         finally:
-            os.close(allowed)
+            if allowed >= 0:
+                os.close(allowed)
             connection.started()
         printed.started()
         return cls(child, printed)

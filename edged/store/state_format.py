@@ -114,13 +114,14 @@ def _read(state: Path) -> Mark:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, shutil.Error):  # it has a list of (source, target, reason)
+        source, _, reason = error.args[0][0]
+        return f"{source}: {reason}"[:300]
     return (getattr(error, "strerror", None) or str(error))[:300]
 
 
 def _keep_copy(state: Path, copy: Path) -> None:
-    """Copy a directory with hard links, unless a complete copy exists."""
-    if copy.exists():
-        return
+    """Copy a directory with hard links. A copy that exists is of an upgrade that did not succeed, so it is replaced."""
     part = copy.with_name(f".{copy.name}")
     shutil.rmtree(part, ignore_errors=True)
     matching = shutil.ignore_patterns(*_NOT_COPIED)
@@ -131,6 +132,7 @@ def _keep_copy(state: Path, copy: Path) -> None:
     shutil.copytree(state, part, symlinks=True, copy_function=_link_or_copy, ignore=left_out)
     for folder, _, _ in os.walk(part):
         atomic.sync_directory(Path(folder))
+    shutil.rmtree(copy, ignore_errors=True)
     part.rename(copy)
     atomic.sync_directory(state)
 

@@ -30,9 +30,11 @@ FLOORS = frozenset(("finite", "cosine", "top1", "top5", "boxes", "class_map", "e
 FLOORS |= {"precision", "recall", "precision_75", "recall_75", "masks", "keypoints"}  # see `edged.verification.frames`
 # The figures that decide, in the order in which a verdict gives reasons. p99_abs does not decide; it informs people.
 _DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", *DECODED)
+# A figure that is set if all answers of the reference are empty or not finite.
+NO_VALUES = "no_values"
 _NO_VALUES = (
     "nothing to compare: the reference's answers to all probes are empty or NaN; add samples on which the model finds"
-    " something: edged models add NAME FILE --samples PICTURES"
+    " something: edged models add NAME FILE --replace --samples PICTURES"
 )
 
 AnyMatcher: TypeAlias = Matcher | ContentMatcher | SoundMatcher
@@ -63,9 +65,10 @@ class Pair(msgspec.Struct, frozen=True):
 def judge(
     pairs: Iterable[Pair], tolerance: Tolerance, matcher: AnyMatcher | None = None, *, needs_values: bool = False
 ) -> Verdict:
-    """Return the verdict over the answers to all probes. `matcher` compares detections or contents of pictures. With
-    `needs_values`, an engine is rejected if all answers of the reference are empty or not finite: they do not tell a
-    right engine from one that always answers the same."""
+    """Return the verdict over the answers to all probes. `matcher` compares detections or contents of pictures.
+
+    If all answers of the reference are empty or not finite, they do not tell a right engine from one that always
+    answers the same. Then the verdict has the figure `NO_VALUES`, and with `needs_values` the engine is rejected."""
     tally = _Tally(tolerance, matcher, needs_values)
     for pair in pairs:
         reason = tally.add(pair)
@@ -91,7 +94,7 @@ class _Tally:
 
     def __init__(self, tolerance: Tolerance, matcher: AnyMatcher | None, needs_values: bool) -> None:
         self._tolerance = tolerance
-        self._lacks_values = needs_values  # until an answer of the reference has one
+        self._needs_values, self._lacks_values = needs_values, True  # until an answer of the reference has one
         self._contents = matcher if isinstance(matcher, ContentMatcher | SoundMatcher) else None
         self._matcher = matcher if isinstance(matcher, Matcher) else None
         self._worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
@@ -147,7 +150,10 @@ class _Tally:
             deciding |= {"boxes", "box_score"}
         reasons = [self._reason(figure, figures[figure]) for figure in _DECIDING if figure in deciding]
         reason = "; ".join(filter(None, reasons))
-        reason = f"{reason}, against the reference" if reason else _NO_VALUES if self._lacks_values else ""
+        if self._lacks_values:
+            figures[NO_VALUES] = 1.0
+        is_unknown = self._lacks_values and self._needs_values
+        reason = f"{reason}, against the reference" if reason else _NO_VALUES if is_unknown else ""
         return Verdict(not reason, reason, {name: float(f"{value:.6g}") for name, value in figures.items()})
 
     def _take(self, figure: str, value: float, picture: str) -> None:

@@ -29,6 +29,7 @@ from edged.models.inspection import ExternalFile
 from edged.models.model import Model
 from edged.serving.host_process import HOST_MODULE
 from edged.verification.standard import TOLERANCES
+from edged.verification.verify import NO_VALUES
 from edged.version import __version__
 from tests import ensemble_files
 from tests.unit.control_room import entry, inspection
@@ -428,6 +429,8 @@ def test_drift_uses_the_models_bounds() -> None:
     assert lines(models.drift("m", found, {})).startswith("ok m: all figures of 1 accepted")
     assert lines(models.drift("m", found, {"verify.relative_l2": "0.0011"})).startswith("warning m: engine ")
     assert lines(models.drift("m", [REFERENCE], {})).startswith("unknown")
+    found = [engine(verdict=Verdict(True, "", {NO_VALUES: 1.0}))]
+    assert "was not compared" in lines(models.drift("m", found, {}))
 
 
 def test_admission_model_with_a_warning_shows_it_and_its_remedy() -> None:

@@ -30,3 +30,8 @@ def test_not_stored_and_reading_have_the_class_of_the_errno(number: int, kind: t
     with pytest.raises(kind, match="the upload") as raised, reading("the upload"):
         raise error
     assert type(raised.value) is kind
+
+
+def test_reading_a_folder_of_the_box_without_permission_is_not_the_clients_fault() -> None:
+    with pytest.raises(DiskFailing), reading("the models folder"):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))

@@ -71,14 +71,14 @@ def test_least_noise_follows_the_values_of_all_usual_probes() -> None:
     assert least[2] == pytest.approx(1e8 * 2**-23)
 
 
-def test_least_noise_follows_rows_and_columns_from_one_step_at_1() -> None:
+def test_least_noise_follows_rows_and_columns_from_one_step_at_32() -> None:
     table = np.full((1, 3, 4), 1e-3, np.float32)
     table[0, 1, 1:] = 100
     other = table / 2
     other[0, 0, 2], other[0, 2, 3] = -40, np.nan
     least = noise.least([{"y": table}, {"y": other}, {"y": table[:, :2] * 1e3}])
     bounds = least["y", (1, 3, 4)].bounds() * 2**23
-    assert bounds == pytest.approx(np.array([[1, 40, 40, 40], [1, 100, 100, 100], [1, 1, 1, 1]]))
+    assert bounds == pytest.approx(np.array([[32, 40, 40, 40], [32, 100, 100, 100], [32, 32, 32, 32]]))
     assert least["y", (1, 2, 4)].bounds().max() == pytest.approx(1e5 * 2**-23)
 
 

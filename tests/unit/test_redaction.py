@@ -126,7 +126,7 @@ def test_redactor_several_secrets_in_one_text_are_all_removed(planted: list[str]
         "since 12:30:45 the card at 0000:01:00.0 is closed to /dev/dri/renderD128",
         "NVIDIA Jetson AGX Orin Developer Kit, p3737-0000-p3701-0005",
         "the driver is 540.4.0, the kernel 6.18.44-generic; /var/lib/edged is writable",
-        "onnxruntime::Model::Load failed",
+        "onnxruntime::Model::Load failed :: no reason",
         "sse4_2 avx512_vnni avx512_bf16 avx512_vpopcntdq",
         "Intel(R) Core(TM) Ultra 7 155H, AMD EPYC 9354P 32-Core Processor",
         "python -m pip install 'onnxruntime-gpu[cuda,cudnn]' --force-reinstall",

@@ -106,10 +106,18 @@ def test_prepare_copies_what_it_cannot_link(number: int, tmp_path: Path, monkeyp
     assert not copy.samefile(tmp_path / "models/model.onnx")
 
 
+def test_prepare_replaces_the_copy_of_an_upgrade_that_failed(tmp_path: Path) -> None:
+    claim(tmp_path, "0.1.0", ours=1)
+    state_format.prepare(tmp_path, "0.2.0", ours=2)
+    (tmp_path / "tokens.json").touch()  # by the old version, which served on
+    claim(tmp_path, "0.2.1", ours=2)
+    assert (tmp_path / "before-format-2/tokens.json").exists()
+
+
 def test_prepare_without_space_for_the_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claim(tmp_path, "0.1.0", ours=1)
     monkeypatch.setattr(os, "link", refuse(errno.ENOSPC))
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match="No space left"):
         state_format.prepare(tmp_path, "0.2.0", ours=2)
     assert mark(tmp_path) == Mark(1, "0.1.0")
 

@@ -66,8 +66,6 @@ _TOKENS = 16  # of one text of OWL
 _MOST = 256  # tokens of all texts of Grounding DINO
 _START, _END, _STOP, _QUESTION = 101, 102, 1012, 1029  # [CLS], [SEP], "." and "?"
 
-# Mean and standard deviation of the pixels that CLIP was trained on, RGB in 0..1.
-
 
 class _Prompted(Family, frozen=True):
     """What the families have in common: the prompts are constants, and each row of the outputs counts once."""
