@@ -72,8 +72,8 @@ class ModelSource(Protocol):
     """Source of the models to be served."""
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Return the entries by name: NAME, or NAME:VERSION for further versions. Raises OSError if it cannot be told
-        which models there are."""
+        """Return the entries by name: NAME, or NAME:VERSION for further versions. Raises OSError if the
+        scan of the models fails."""
 
 
 class Catalogue:

@@ -67,8 +67,8 @@ def judge(
 ) -> Verdict:
     """Return the verdict over the answers to all probes. `matcher` compares detections or contents of pictures.
 
-    If all answers of the reference are empty or not finite, they do not tell a right engine from one that always
-    answers the same. Then the verdict has the figure `NO_VALUES`, and with `needs_values` the engine is rejected."""
+    If all answers of the reference are empty or not finite, a right engine and one that always answers the same
+    look alike. Then the verdict has the figure `NO_VALUES`, and with `needs_values` the engine is rejected."""
     tally = _Tally(tolerance, matcher, needs_values)
     for pair in pairs:
         reason = tally.add(pair)

@@ -154,8 +154,8 @@ _SPARSE: dict[str, tuple[list[Pair], bool]] = {
     "rows once": ([_NOTHING] * 4 + [Pair({"y": REFERENCE[:, :7]}, {"y": REFERENCE[:, :7]})], True),
     "rows first": ([Pair({"y": REFERENCE[:, :7]}, {"y": REFERENCE[:, :7]})] + [_NOTHING] * 4, True),
     "NaN in one element": ([Pair({"y": changed(np.nan)}, {"y": changed(np.nan)})], True),
-    "no rows beside numbers": ([Pair({"y": REFERENCE, "e": _NONE}, {"y": REFERENCE, "e": _NONE})], True),
-    "no rows beside their number": (
+    "no rows next to numbers": ([Pair({"y": REFERENCE, "e": _NONE}, {"y": REFERENCE, "e": _NONE})], True),
+    "no rows next to their number": (
         [Pair({"y": _NONE, "n": np.zeros(1, np.int32)}, {"y": _NONE, "n": np.zeros(1, np.int32)})],
         True,
     ),

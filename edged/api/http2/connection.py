@@ -158,7 +158,7 @@ class Connection(asyncio.BufferedProtocol):
         """Move the unprocessed bytes to a buffer of `size` bytes.
 
         The usual buffer may become full while reading is paused: before Python 3.11, asyncio delivers all TLS records
-        of one read from the socket (256 KiB) before it heeds the pause.
+        of one read from the socket (256 KiB) before it pauses.
         """
         buffer, rest = memoryview(bytearray(size)), self._end - self._begin
         buffer[:rest] = self._buffer[self._begin : self._end]
