@@ -5,7 +5,7 @@
     edged.load("model.onnx").infer("street.jpg")            # in this process
     edged.Client().infer("shapes", "street.jpg")            # in the daemon
 
-Names are imported on first use: a program that only calls a daemon loads no runtime and no builder.
+Names are imported on first use, so that a program that only calls a daemon loads no runtime and no builder.
 """
 
 from __future__ import annotations

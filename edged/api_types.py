@@ -79,8 +79,8 @@ class Shapes(Info, frozen=True):
 
 
 class CollectedCamera(Info, frozen=True):
-    """The collected frames of one camera: the number of frames that calibrate engines and of those that judge engines,
-    their size in bytes, and when the first and the last were taken, in seconds since the epoch."""
+    """The collected frames of one camera: how many calibrate engines and how many judge engines, the size of all in
+    bytes, and when the first and the last were taken, in seconds since the epoch."""
 
     camera: str
     calibrate: int
@@ -91,8 +91,8 @@ class CollectedCamera(Info, frozen=True):
 
 
 class CollectedFrame(Info, frozen=True):
-    """One collected frame. `name` is its file on the box. `use` is calibrate, judge, or gap if it is too near to frames
-    of the other use. `offset_s` is the time since the collection began."""
+    """One collected frame. `name` is its file on the box. `use` is calibrate, judge, or gap: frames near the time at
+    which the use changes are not used. `offset_s` is the time since the collection began."""
 
     name: str
     camera: str
@@ -135,11 +135,11 @@ class FrameCollection(Info, frozen=True):
 
 class DriftInfo(Info, frozen=True):
     """The drift checks of a model. In a check, the reference also answers a live frame, and the two answers are
-    compared (docs/drift.md). `checks` counts them since the daemon started: in `differed` of them the answers differed
-    beyond the bounds, and `failed` ones show nothing.
-    `agreement` is the mean of the last checks of this engine, 0 to 1; None before the first. `every_s` is the present
-    interval. `outcome` of the last check is agreed, differed, empty (nothing to compare) or failed, with `reason`.
-    `waiting` says why no check is made at present."""
+    compared (docs/drift.md). `checks` is the number of checks since the daemon started. In `differed` of these, the
+    answers differed beyond the bounds; `failed` of these gave no result. `agreement` is the mean of the last checks of
+    this engine, 0 to 1; None before the first. `every_s` is the present interval. `outcome` is the result of the last
+    check: agreed, differed, empty (nothing to compare) or failed, with `reason`. `waiting` says why no check is made at
+    present."""
 
     checks: int
     differed: int
@@ -158,8 +158,8 @@ class ModelInfo(Info, frozen=True):
     `alarms` are problems of the model or its engines; `notes` say which settings of its config.pbtxt have no effect,
     and what else is unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md;
     otherwise they are empty. `precision_reason` says why the serving engine has its precision. `parts` are the models
-    of an ensemble, which has no engine; empty for other models. `frames` are those that were or are collected from
-    live cameras, None if there are none. `drift` is None unless live answers are checked. A further version of a model
+    of an ensemble, which has no engine; empty for other models. `frames` is its collection of frames from live
+    cameras, None without a collection. `drift` is None unless live answers are checked. A further version of a model
     is called NAME:VERSION."""
 
     name: str
@@ -228,7 +228,7 @@ class GalleryInfo(Info, frozen=True):
 
 
 class PipelineInfo(Info, frozen=True):
-    """A pipeline: `detect` is the model that gets frames, `then` the model that gets crops of what it found. `crop` is
+    """A pipeline: `detect` is the model that gets frames, `then` the model that gets crops of the detections. `crop` is
     box or corners; `margin` is added on each side, as a share of the box. At most `most` detections of `classes` (empty
     for all) get a crop. `state` and `reason` are as in `ModelInfo`. Frames and crops are counted since the daemon
     started; `crops_left_out` counts detections of these classes without a crop."""
@@ -250,9 +250,9 @@ class PipelineInfo(Info, frozen=True):
 
 
 class JudgementInfo(Info, frozen=True):
-    """How an engine did on held-out frames of the box's cameras. `outcome` is alike, different, too_few (objects) or
-    no_frames (they are gone); `reason` says why the engine is refused, else it is empty. `bounds` are the limits of
-    the figures that decide; `skipped` frames could not be read."""
+    """How an engine did on held-out frames of the box's cameras. `outcome` is alike, different, too_few (too few
+    objects) or no_frames (the frames no longer exist). `reason` says why the engine is refused, and is empty otherwise.
+    `bounds` are the limits of the figures that decide; `skipped` frames could not be read."""
 
     collection: str
     outcome: str
@@ -270,14 +270,15 @@ ELSEWHERE = "builds it for all equal boxes"  # the end of the reason of an engin
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of this engine and of
     unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only the ratio of the two
-    counts; `load` is the share of the processors that this work used, 0 to 1. Each of these is None until it is
-    measured. `pinned` engines are never evicted; `used_unix_s` is when the engine was last made or opened, 0 if
-    unknown. `adopted_from` is the key of an engine for another driver whose files this one uses; `effort` (full,
-    reduced, least) is how hard the builder tried; `standard` is the digest of the limits and golden answers with which
-    the engine was verified; `ahead` is the device for which one box built it in advance for another box, otherwise
-    empty. `speeds` are its speeds in each form in which it can be opened; `instances` is the number of inferences that
-    it runs at the same time while it serves, otherwise 0. `judgement` is None if it was not judged on frames of
-    cameras. `shared_by` is the box that built it, if it came from a shared store."""
+    counts; `load` is the share of the processors that this work used, 0 to 1. These three are None until they
+    are measured. `pinned` engines are never evicted; `used_unix_s` is when the engine was last made or opened, 0 if
+    unknown. `adopted_from` is the key of another engine, built in advance or for another driver, whose files this
+    engine uses. `effort` (full, reduced, least) is how hard the builder tried; `standard` is the digest of the
+    limits and golden answers with which the engine was verified; `ahead` is the device that the engine was built for in
+    advance, on a box with another device, otherwise empty. `speeds` are its speeds in each form in which it can be
+    opened; `instances` is the number of inferences that it runs at the same time while it serves, otherwise 0.
+    `judgement` is None if it was not judged on frames of cameras. `shared_by` is the box that built it, if it came from
+    a shared store."""
 
     key: str
     model: str
@@ -345,7 +346,8 @@ class PartChange(Info, frozen=True):
 
 
 class Explanation(Info, frozen=True):
-    """Why a wanted engine exists or not: the differences from the most similar engine in the store."""
+    """Why a wanted engine exists, or why it does not: `changes` are its differences from `nearest`, the most similar
+    engine in the store."""
 
     wanted: str
     backend: str
@@ -358,7 +360,7 @@ class Explanation(Info, frozen=True):
 
 class RuntimeSupport(Info, frozen=True):
     """The newest ONNX versions that a runtime took when it was tested. `opset` and `ir_version` are 64 if it takes any,
-    and 0 if it takes none; `problem` then says why."""
+    and 0 if it takes none, for the reason in `problem`."""
 
     backend: str
     version: str = ""
@@ -368,8 +370,8 @@ class RuntimeSupport(Info, frozen=True):
 
 
 class TriedModel(Info, frozen=True):
-    """Whether a box could serve a model that it does not have. `problem`: why not, in one line; empty if it can.
-    `backends`: for each backend of the box, why it cannot run the model; empty if it can."""
+    """Whether a box could serve a model that it does not have. `problem` says why it could not, in one line; empty if
+    it could. `backends` says for each backend of the box why it cannot run the model; empty if it can."""
 
     problem: str
     remedy: str
@@ -378,8 +380,8 @@ class TriedModel(Info, frozen=True):
 
 
 class DeviceInfo(Info, frozen=True):
-    """The facts about this box that decide whether an engine is valid, and their digest. `runtimes` are those that were
-    tested, if they were asked for."""
+    """The facts about this box that decide whether an engine is valid, and their digest. `runtimes` are the tested
+    runtimes, if the caller requested them."""
 
     facts: dict[str, str]
     digest: str
@@ -548,7 +550,7 @@ class DeviceLoad(Info, frozen=True):
 
 
 class LoadInfo(Info, frozen=True):
-    """The load of a box at `mono_s` of its monotonic clock. The difference of two of these gives rates."""
+    """The load of a box at `mono_s` seconds of its monotonic clock. The differences between two reports give rates."""
 
     status: StatusInfo
     mono_s: float

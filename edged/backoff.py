@@ -13,7 +13,7 @@ class Backoff:
         self._steps, self._good, self._failures = steps, good, 0
 
     def after(self, worked: float) -> float:
-        """Return the seconds to wait after an attempt that worked for `worked` seconds; 0 if it did not work."""
+        """Return the seconds to wait after an attempt that worked for `worked` seconds (0 for a failed attempt)."""
         if worked >= self._good:
             self._failures = 0
         pause = self._steps[min(self._failures, len(self._steps) - 1)]

@@ -189,8 +189,8 @@ class EngineUnusable(EdgedError, code=ErrorCode.ENGINE_FAILED):
 
 
 class BuildFailed(EdgedError, code=ErrorCode.BUILD_FAILED):
-    """A build or verification child that ended without an engine, because of an error, a crash, or a limit of time or
-    memory."""
+    """A child that builds, verifies or exports ended without a result, because of an error, a crash, or a limit of time
+    or memory."""
 
 
 class NotTaken(EngineUnusable, code=ErrorCode.MODEL_UNSUPPORTED):

@@ -7,8 +7,8 @@ from edged import formatting
 
 
 def sentence(what: happened.What | None, model: str, engine: str) -> str:
-    """Describe an event about a model or an engine (a key). `what` is None for an event that only a newer version
-    knows. Pure."""
+    """Return an event as a sentence. `model` and `engine` (a key) say what the event is about, if not empty. `what` is
+    None for an event that only a newer version of edged knows. Pure."""
     subject = f"engine {engine[:12]}{f' of {model}' if model else ''}"
     about = subject if engine else f"model {model}" if model else ""
     match what:

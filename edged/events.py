@@ -130,20 +130,21 @@ class ZoneChanged(msgspec.Struct, frozen=True, tag="zone_changed"):
 
 
 class CollectionStarted(msgspec.Struct, frozen=True, tag="collection_started"):
-    """The daemon began to collect this number of frames for a model, over this time."""
+    """The daemon began to collect `frames` frames for a model, over `over_s` seconds."""
 
     frames: int
     over_s: float
 
 
 class CollectionFinished(msgspec.Struct, frozen=True, tag="collection_finished"):
-    """The collection of frames for a model ended, with this number of frames."""
+    """The collection of frames for a model ended, with `frames` frames."""
 
     frames: int
 
 
 class Described(msgspec.Struct, frozen=True, tag="described"):
-    """A language model described what a camera saw, because of a rule of the configuration; it took `seconds`."""
+    """A language model described what a camera saw, because of a rule of the configuration. The description took
+    `seconds`."""
 
     camera: str
     rule: str
@@ -218,10 +219,10 @@ class EventLog:
             hear(event)
 
     async def follow(self, after: int = 0, epoch: str = "", live: bool = True) -> AsyncGenerator[Event, None]:
-        """Yield the kept events later than `after`; then, if `live`, each new one, until cancelled.
+        """Yield the kept events with sequence numbers above `after`; then, if `live`, each new event until cancelled.
 
-        If `epoch` is that of an earlier run, all kept events follow. A follower that falls behind the oldest kept event
-        continues with that event: the sequence numbers show the gap.
+        If `epoch` is that of another run of the daemon, yield all kept events. A follower that falls behind the oldest
+        kept event continues with that event: the sequence numbers show the gap.
         """
         if (epoch and epoch != self.epoch) or after > self._last:
             after = 0

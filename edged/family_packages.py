@@ -36,7 +36,7 @@ _UNKNOWN = "unknown"
 _DIGITS = 16  # of a package's digest
 _WHOLE = 16 << 20  # bytes; of a larger file, only size and time count
 _SKIPPED = "__pycache__"
-_KNOWN = 1 << 13  # most file digests in the cache, which exists since the daemon reads the packages once a minute
+_KNOWN = 1 << 13  # most file digests in the cache. The cache helps because the daemon reads the packages once a minute
 
 
 class Package(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ def load(family: str, package: Package) -> object:
     """Import a family and return what its entry point names.
 
     Raises Unsupported in a process without permission, Superseded if the installed package is not `package`, and
-    FamilyFailed if it cannot be imported.
+    FamilyFailed if the family cannot be imported.
     """
     if not _is_permitted:
         raise Unsupported(f"family {family} of package {package} is loaded in engine hosts only")
@@ -139,7 +139,7 @@ def _points() -> tuple[EntryPoint, ...]:
     importlib.invalidate_caches()  # a package may have been installed since this process started
     try:
         return tuple(entry_points(group=GROUP))
-    except Exception:  # metadata of some package is damaged; which errors that raises is not documented
+    except Exception:  # metadata of some package is damaged; the errors for this are not documented
         return tuple(_readable_points())
 
 
@@ -233,7 +233,8 @@ def _digest(file: Path, size: int, mtime_ns: int, inode: int) -> bytes:
 
 
 def _unambiguous(offer: Offer, every: list[Offer]) -> Offer:
-    """Return the offer with the problem that other packages offer a family of the same name; edged does not guess."""
+    """Return the offer with the problem that other packages offer a family of the same name. edged chooses none of
+    them."""
     others = {str(each.package) for each in every if each.family == offer.family and each != offer}
     others = others or {str(offer.package)}
     return msgspec.structs.replace(

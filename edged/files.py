@@ -19,19 +19,20 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # in this process, or on the box
 DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS)  # of a disk that is full, failing or read-only
 _CHUNK, _MOST_CHUNKS = 1 << 20, 32  # to test a disk: bytes of one read, and about the most reads of one file
 _LEAST_INODES = 32  # with fewer free inodes a file system counts as full: an engine needs a few files and folders
-# Errors of msgspec for bytes that are not the expected JSON: other JSON, not text, nested too deeply.
+# Errors of msgspec for bytes that are not the expected JSON: JSON of another form, not UTF-8, nested too deeply.
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def not_stored(what: str, error: OSError) -> EdgedError:
-    """Return the error for data that cannot be stored: InvalidInput unless the box or its disk is the cause."""
+    """Return the error for data that cannot be stored: OutOfSpace, DiskFailing or Overloaded if the box or its disk is
+    the cause, otherwise InvalidInput."""
     return _refusal(f"{what} could not be stored", error)
 
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Convert an OSError into the error for a client: `what` cannot be read. Only a name that is too long is the
-    client's fault."""
+    """Convert an OSError of the `with` block into the error for a client, which says that `what` cannot be read. The
+    error is InvalidInput only for a name that is too long; all other errors blame the box."""
     try:
         yield
     except OSError as error:

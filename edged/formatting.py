@@ -61,7 +61,8 @@ def stage(stage: str, category: str) -> str:
 
 
 def times(elapsed_s: float, estimate_s: float | None) -> str:
-    """Format the time so far, with the estimate unless the time exceeds it; empty at the start."""
+    """Format the time so far, with the estimate unless the time exceeds the estimate. Empty at the start without an
+    estimate."""
     if estimate_s is not None and max(elapsed_s, 1.0) <= estimate_s:
         return f"{span(elapsed_s)} of about {span(estimate_s)}"
     return span(elapsed_s) if elapsed_s >= 0.05 else ""

@@ -5,7 +5,7 @@
     model = edged.load("model.onnx")
     print(model.infer("street.jpg").json())
 
-`load` first builds and verifies missing engines, unless `build=False`.
+`load` first builds and verifies missing engines; with `build=False` it does not.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LoadedModel(AbstractContextManager["LoadedModel"]):
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model on tensors by name; return its outputs by name. Raises EngineUnusable if the runtime refuses
-        them."""
+        the tensors."""
         outputs, _ = self._pipeline.run(inputs, None)
         return owned(outputs)
 
@@ -122,10 +122,10 @@ def load(
 
     Engines that are not in the store are first built and verified in child processes; this takes seconds to minutes,
     once. With `build=False` nothing is built: if the store has no engine for the model, the unoptimised model is
-    opened. `settings` are the model's settings, as in `edged models add --set`. `cache` is the store's folder, by
-    default the daemon's. Prompts without token ids are encoded with the tokenizer next to the file. `families` are
-    families of other packages whose code may run in this process, as in the configuration's `families.allow`
-    (docs/third-party-families.md).
+    opened. `settings` are the model's settings, as in `edged models add --set`. In the setting `prompts`, a text
+    without token ids is encoded with the tokenizer next to the file. `cache` is the store's folder, by default the
+    daemon's. `families` names families of other packages whose code may run in this process, as in the configuration's
+    `families.allow` (docs/third-party-families.md).
 
     Raises ModelRefused if the file cannot be served, ConfigError for an invalid setting or an unusable folder.
     """

@@ -2,7 +2,7 @@
 
 A field has the same name and type on both sides; None means an absent field. There are two exceptions:
 
-- A message whose only field is a map is that map in the struct, since protobuf has no map of maps.
+- If a message's only field is a map, the struct has this map in place of the message: protobuf has no map of maps.
 - A nested message may be flat in the struct: if no field of the struct has the nested message's name, the struct has
   the nested message's fields instead.
 """
@@ -43,7 +43,7 @@ def _is_message(field: FieldDescriptor) -> bool:
 
 
 def _only_map(descriptor: Descriptor) -> str:
-    """Return the name of the only field if that is a map, otherwise an empty text."""
+    """Return the name of a message's only field if this field is a map; otherwise an empty text."""
     if len(descriptor.fields) != 1:
         return ""
     field = descriptor.fields[0]

@@ -1,7 +1,7 @@
 """Optional Python packages: whether they are installed, and the command that installs them.
 
-Commands name the interpreter that runs this program, since a service has its own. They name the packages, not an extra
-of `edged`, since `edged` may be a checkout that is not on any index.
+Commands name the interpreter that runs this program, since a service has its own. Commands name packages instead of an
+extra of `edged`, since `edged` may be a checkout that is not on any index.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def reinstall_runtime(backend: str) -> str:
 
 
 def missing(module: str, what: str) -> str:
-    """Return the message for an action that needs one of `NOT_IN_CLIENT`."""
+    """Return the error message for an action `what` that needs a missing module of `NOT_IN_CLIENT`."""
     requirement = NOT_IN_CLIENT[module]
     return f"{what} needs {requirement.partition('>')[0]}; install it: {install(requirement)}"
 

@@ -30,12 +30,12 @@ def default_socket() -> Path:
 
 
 def operate_socket() -> Path:
-    """Return the default socket for operators, in the same folder."""
+    """Return the default socket for operators, in the folder of `default_socket`."""
     return default_socket().with_name(OPERATE)
 
 
 def client_socket() -> Path:
-    """Return the operators' socket if this user can connect to it, otherwise the one for frames."""
+    """Return the operators' socket if this user can connect to it, otherwise the socket for frames."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -56,7 +56,7 @@ def default_cache_dir() -> Path:
 
 
 def user_data_dir() -> Path:
-    """Return the folder for the data that commands keep for their user. Root has one too, apart from the service's."""
+    """Return the folder for the data that commands keep for their user. For root, it is not the service's folder."""
     return (_absolute("XDG_DATA_HOME") or Path.home() / ".local/share") / "edged"
 
 
@@ -82,8 +82,8 @@ def _place(managed: str, own: str, system: Path, xdg: str, home: str) -> Path:
 
 
 def _systemd(variable: str) -> Path | None:
-    """Return a directory that systemd passes, or None. A unit may name several, separated by colons; the first is
-    edged's."""
+    """Return the directory that systemd passes in a variable, or None. A unit may name several directories, separated
+    by colons; the first one is edged's."""
     first = os.environ.get(variable, "").partition(":")[0]
     return Path(first) if first else None
 

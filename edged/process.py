@@ -23,8 +23,8 @@ _MOST_GENERATIONS = 100
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # in the idle class, a child would wait forever while a camera is recorded
-# Niceness of children that build; of children for which a model waits before it can answer; and of children that time
-# engines, whose priority must be that of the hosts. IDLE is for children that nothing waits for.
+# Niceness of children. IDLE: no work waits for the child. BUILD: the child builds. EXAMINE: a model waits for the child
+# before it can answer. MEASURE: the child times engines, so its priority must be that of the hosts.
 IDLE, BUILD, EXAMINE, MEASURE = 19, 10, 5, 0
 
 # Children do not start in the caller's folder, since Python would import modules from there first.
@@ -68,7 +68,7 @@ def adopt_orphans() -> None:
 
 
 def kill_children(but: Collection[int] = ()) -> None:
-    """Kill the children of this process except `but`, and then the descendants that it adopts from killed children."""
+    """Kill the children of this process except `but`, and then the descendants that it adopts from the killed ones."""
     for _ in range(_MOST_GENERATIONS):
         found = children() - set(but)
         if not found:
@@ -125,7 +125,7 @@ def yield_resources(niceness: int) -> None:
 def go_before_the_daemon(memory_mb: int = 0) -> None:
     """If memory runs out, let the kernel kill this serving child before the daemon, but after children that build.
 
-    memory_mb is as in `restrain`: a larger allocation fails, which costs one request and not the process.
+    memory_mb is as in `restrain`: an allocation above it fails, which costs one request and not the process.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
@@ -151,7 +151,8 @@ def _yield_as_a_session(niceness: int) -> None:
     """Set the niceness of this process's session. With autogroups (sched(7)) a process's niceness counts only within
     its session, and sessions have their own niceness.
 
-    Nothing is done unless this process leads its session: otherwise the session is the parent's, which serves.
+    Nothing is done if this process does not lead its session, because the session then belongs to the parent, which
+    serves.
     """
     if os.getsid(0) != os.getpid():
         return
@@ -160,7 +161,7 @@ def _yield_as_a_session(niceness: int) -> None:
             with open("/proc/self/autogroup", "w") as file:
                 file.write(str(niceness))
             return
-        except BlockingIOError:  # on the whole box, the kernel accepts one such change per 0.1 s
+        except BlockingIOError:  # the kernel accepts one such change per 0.1 s on the whole box
             time.sleep(0.1)
         except OSError:
             return  # this kernel has no autogroups

@@ -7,7 +7,7 @@ cannot make it read other programs' shared memory. A segment has slots, one afte
     offset + 64   the picture's bytes
 
 The client sets the stamp to 0, writes the picture, and then writes the picture's stamp. No stamp is used twice. The
-daemon reads the stamp, the picture, and the stamp again: if both stamps are the announced one, the picture is complete.
+daemon reads the stamp, the picture, and the stamp again. The picture is complete if both are the announced stamp.
 The daemon never writes, so a client that dies leaves no state to release.
 
 Both ends use pwrite(2) and pread(2), not mapped memory. If a segment is truncated meanwhile, a read then returns fewer

@@ -38,9 +38,9 @@ async def until_set(event: asyncio.Event, seconds: float) -> None:
 
 
 async def at_most(seconds: float | None, work: Awaitable[_T]) -> _T:
-    """Wait for work, at most `seconds`; None waits without limit. Raises asyncio.TimeoutError, and then the work is
-    cancelled. As `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives together with the
-    result."""
+    """Wait for work, at most `seconds`; None waits without limit. After `seconds`, cancel the work and raise
+    asyncio.TimeoutError. Use this instead of `asyncio.wait_for`, which before Python 3.12 loses a cancellation that
+    arrives together with the result."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task,), timeout=seconds)
@@ -59,8 +59,8 @@ async def at_most(seconds: float | None, work: Awaitable[_T]) -> _T:
 
 
 async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
-    """Wait for short work even if this task is cancelled, and raise the cancellation afterwards. An error of the work
-    is then dropped, since a caller that handles it would go on."""
+    """Wait for short work even if this task is cancelled, and raise the cancellation afterwards. After a cancellation,
+    an error of the work is dropped, because a caller that handles the error would not end."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -75,7 +75,8 @@ async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
 
 @contextlib.asynccontextmanager
 async def in_thread(make: Callable[[], contextlib.AbstractContextManager[_T]]) -> AsyncIterator[_T]:
-    """Enter and leave, in a thread, a context that waits for the disk; leave it even if this task is cancelled."""
+    """Enter and leave a context in a thread, because both wait for the disk. The context is left even if this task is
+    cancelled."""
     entered, given = contextlib.ExitStack(), list[_T]()
     try:
         await despite_cancelling(asyncio.to_thread(lambda: given.append(entered.enter_context(make()))))
@@ -118,8 +119,8 @@ async def _kept(name: str, work: Work) -> None:
 
 
 class TaskGroup:
-    """A set of one-shot tasks, which are referenced while they run. Unexpected exceptions are logged and counted.
-    `ended` is called after each task."""
+    """A set of one-shot tasks, which holds references to the running ones. Unexpected exceptions are logged and
+    counted. `ended` is called after each task."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended

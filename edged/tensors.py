@@ -92,8 +92,8 @@ def owned(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def to_array(name: str, datatype: str, shape: tuple[int, ...], data: memoryview | bytes) -> Array:
-    """Return a read-only array over `data` without a copy (BYTES: an object array of bytes). Raises InvalidTensor if
-    the size does not fit."""
+    """Return a read-only array of this shape over `data`, without a copy; for BYTES, a new object array of bytes.
+    Raises InvalidTensor if the size of `data` does not fit."""
     if datatype == "BYTES":
         elements = _split(name, bytes(data))
         if len(elements) != math.prod(shape):
@@ -108,7 +108,7 @@ def to_array(name: str, datatype: str, shape: tuple[int, ...], data: memoryview 
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """Return the raw contents of an array; a view if no conversion is needed."""
+    """Return the raw contents of an array; a view of its memory if no conversion is needed."""
     if array.dtype == np.object_:
         return b"".join(struct.pack("<I", len(element)) + element for element in array.ravel().tolist())
     contiguous = np.ascontiguousarray(array)

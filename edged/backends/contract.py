@@ -26,17 +26,17 @@ from edged.tensors import Array, TensorSpec
 # engine is compared with.
 UNOPTIMISED = "none"
 
-# For each execution provider, how many nodes of a model it runs, by operator; no operators if a runtime reports only
-# the provider.
+# For each execution provider: the number of a model's nodes that the provider runs, by operator. The inner mapping is
+# empty if a runtime reports only the provider.
 Nodes: TypeAlias = dict[str, dict[str, int]]
 
 
-# The option of int8 recipes in which activations have zero points. Activations before depthwise convolutions also have
-# a scale for each channel.
+# `Recipe.options` of int8 engines whose activations have zero points. In these engines, activations before depthwise
+# convolutions also have a scale for each channel.
 INT8_ASYMMETRIC = "asymmetric"
 
-# How hard a build tries. After a failure for lack of memory or time, less effort is requested. An engine of less effort
-# is equally valid, but may be slower.
+# How hard a build tries. After a build failed for lack of memory or time, the next one is requested with less effort.
+# Its engine is equally valid, but may be slower.
 Effort: TypeAlias = Literal["full", "reduced", "least"]
 
 
@@ -46,8 +46,8 @@ class Recipe(msgspec.Struct, frozen=True, order=True):
     `optimization` is an optimisation level, by the backend's name for it. `threads` is the number of CPU threads of one
     inference, 0 for the runtime's own choice. `profile` is the range of shapes that the engine must accept, as
     `edged.backends.profile` writes it; empty if the backend needs none. `options` are the backend's own, in the
-    backend's format. `calibration` is the digest of the data that the value ranges of an int8 engine are measured on;
-    empty for other engines.
+    backend's format. `calibration` is the digest of the data from which the value ranges of an int8 engine are
+    measured; empty for other engines.
     """
 
     backend: str
@@ -81,7 +81,7 @@ class Composition(msgspec.Struct, frozen=True):
 
     `layers` counts layers by the precision that they compute in; `nodes` counts the model's nodes by execution provider
     and operator. Each line of `fallback` names what does not run on the recipe's device although it should: such an
-    engine serves, but an alarm is raised. `kept` says what stays in float32, and why. `notes` are further remarks.
+    engine serves, but edged raises an alarm. `kept` says what stays in float32, and why. `notes` are further remarks.
     """
 
     layers: dict[str, int] = {}
@@ -106,9 +106,10 @@ ONE_INSTANCE = Parallelism()
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One engine of one model. `artefact` is None before the engine is built, and always for a reference engine.
+    """Which engine of which model to build or open. `artefact` is None before the engine is built, and always for a
+    reference engine.
 
-    Two fields are for builders that can use them. `capability` is the compute capability ("8.6") to build for if it is
+    Some builders use two more fields. `capability` is the compute capability ("8.6") to build for if it is
     not the device's own. `timings` is the path of a file that keeps measurements of this device between builds; the
     file need not exist.
     """
@@ -138,7 +139,7 @@ class Session(Protocol):
     """An opened engine."""
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Run one inference. All inputs are given; arrays are C-contiguous and have the signature's dtypes.
+        """Run one inference. `inputs` has all inputs by name, as C-contiguous arrays with the signature's dtypes.
 
         Returns the requested outputs (all if None) as arrays that stay valid until the next call.
         Raises EngineUnusable with the runtime's reason on one line.
@@ -150,7 +151,7 @@ class Session(Protocol):
 
 @runtime_checkable
 class Placed(Protocol):
-    """A session that reports where its nodes run, to compare with the record of the build."""
+    """A session that reports where its nodes run. edged compares this with the record of the build."""
 
     def nodes(self) -> Nodes:
         """Return where the nodes run; empty if the runtime does not report it."""
@@ -162,8 +163,8 @@ class Stoppable(Session, Protocol):
     ensures that a stop reaches the right inference."""
 
     def stop(self) -> None:
-        """Make the running inference, or the next one if none runs, end with EngineUnusable. It ends when the runtime
-        next checks for a stop."""
+        """Make the running inference end with EngineUnusable; if no inference runs, the next one. The inference ends
+        when the runtime next checks for a stop."""
 
     def go_on(self) -> None:
         """Allow inferences again after a stop. Call it while no inference runs."""
@@ -181,18 +182,18 @@ class Replicable(Session, Protocol):
 @runtime_checkable
 class Staging(Session, Protocol):
     """A session that copies the next inputs to its device while it still infers the current ones. One thread stages,
-    another infers. `infer` also works, for callers that do both in sequence.
+    another infers. A caller that does both in sequence can use `infer` instead.
     """
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Return a zeroed array that can be staged without a copy on the host. It lives as long as the session.
 
-        Inputs that were staged from the array must have been inferred before the array is written again.
+        Write to the array again only after the inputs that were staged from it have been inferred.
         """
 
     def stage(self, inputs: Mapping[str, Array]) -> object:
-        """Stage inputs, given as for `infer`. One call of `infer_staged` must follow. The arrays may be reused at once,
-        except those from `array`.
+        """Start to copy inputs, given as for `infer`; return what one call of `infer_staged` must get. The caller may
+        change the arrays at once, except those from `array`.
 
         One set of inputs may be staged while another is inferred; a further call of `stage` waits. Raises the errors of
         `infer`.
@@ -209,7 +210,8 @@ class Graph(Protocol):
         """Return name and operator of every node except constants, including nodes of subgraphs."""
 
     def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
-        """Return the number of layers by the precision that they compute in, and a note if none has `precision`."""
+        """Return the number of layers by the precision that they compute in, and a note if no layer has
+        `precision`."""
 
     def shape_work(self) -> frozenset[str]:
         """Return the names of the nodes that only compute shapes."""
@@ -226,15 +228,15 @@ class Graphs(Protocol):
         """Write the model to `out`, with a unique name for every node and without initializers among the inputs."""
 
     def with_inputs(self, source: Path, inputs: Set[str]) -> bytes:
-        """Return the model with all inputs removed except these."""
+        """Return the serialised model with only these inputs."""
 
 
 class Backend(Protocol):
     """A runtime that can build and open engines."""
 
     name: str
-    # Precisions for which `build` needs a converted graph (`jobs/precision.py`); the backend itself converts to the
-    # others.
+    # Precisions for which `build` needs a converted graph (`jobs/precision.py`); the backend itself converts to all
+    # other precisions.
     in_graph: frozenset[str]
 
     def version(self) -> str:
@@ -251,7 +253,8 @@ class Backend(Protocol):
         """
 
     def open(self, order: Order) -> Session:
-        """Open an engine, only from files that match its record. Raises EngineUnusable or EngineDamaged."""
+        """Open an engine. Raises EngineDamaged if its files do not match their record, EngineUnusable if it cannot be
+        opened for another reason."""
 
     def check(self, model: Path) -> None:
         """Raise EngineUnusable, with the reason, if the runtime does not accept the model."""
@@ -261,7 +264,7 @@ class Backend(Protocol):
 
     def trial(self, order: Order) -> Session | None:
         """Try the model with the order's recipe, without building an engine. Returns a session, or None if the runtime
-        cannot run the model without a build. Raises NotTaken or another EngineUnusable if the runtime refuses it."""
+        cannot run the model without a build. Raises NotTaken or another EngineUnusable if it refuses the model."""
 
 
 def one_line(error: BaseException, limit: int = 400) -> str:

@@ -2,8 +2,8 @@
 
 It ships with the product so that everything above the contract can be run and tested with no runtime and no device.
 Every float output is the mean of all input bytes, every other output is zero; dynamic dimensions become 1. The recipe's
-`threads` is the number of milliseconds that one inference takes. If the recipe has a range of shapes, inputs outside it
-are refused, as by engines that are compiled for a range.
+`threads` is the number of milliseconds that one inference takes. If the recipe has a range of shapes, a session refuses
+inputs outside this range, like an engine that is compiled for a range.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def relu(opset: int, ir_version: int) -> bytes:
 
 
 def importing(model: bytes, domain: str, version: int) -> bytes:
-    """Return the model with an opset import of another domain added; the graph does not use it."""
+    """Return the model with an additional opset import of a domain that the graph does not use."""
     return model + _field(8, _field(1, domain) + _field(2, version))
 
 

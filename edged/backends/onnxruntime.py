@@ -1,8 +1,8 @@
 """ONNX Runtime: the backend, and its engines on the CPU. Engines on a GPU are in `ort/device.py`.
 
 On the CPU an engine is the graph that the optimiser made for this CPU, saved as ONNX. At level `all` the graph is
-specific to the CPU's instruction set and does not record the version of the runtime; both are parts of the engine's
-key. The unoptimised session is edged's reference.
+specific to the CPU's instruction set, and it does not record the version of the runtime. So the engine's key contains
+both. The unoptimised session is edged's reference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WEIGHTS = "weights.bin"
 # Bytes of a model file above which weights are saved next to the graph, because Protobuf cannot hold 2 GiB.
 _LARGE = 1 << 30
 _IR_VERSION_TAG = 0x08  # of ModelProto.ir_version, a varint of one byte up to 127
-_FIRST_WITHOUT = 4  # IR version whose initializers need not be inputs
+_FIRST_WITHOUT = 4  # the first IR version in which initializers need not be inputs
 # `[ONNXRuntimeError] : 1 : FAIL : ` and `/onnxruntime_src/.../model.cc:256 onnxruntime::Model::Model(...) `.
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(
@@ -65,7 +65,7 @@ class _OnnxRuntime:
             return device.build(order, out, where, graphs())
         inputs = {spec.name for spec in order.signature.inputs}
         session, placed = _saved(order, out, order.model)
-        if session.get_overridable_initializers():  # requests may override weights, so none were folded
+        if session.get_overridable_initializers():  # requests may override these weights, so the optimiser folded none
             del session
             _, placed = _saved(order, out, graphs().with_inputs(Path(order.model), inputs))
         elif _lists_constants(out / _BLOB):

@@ -41,8 +41,8 @@ from edged.tensors import Array
 _BLOB = "engine.blob"
 # Operators with a subgraph. If the subgraph runs zero times, a reused request returns the previous answer.
 _BODIES = frozenset({"Loop", "TensorIterator", "If"})
-# Datatypes that the plugins keep exact. They narrow 64-bit integers to 32 bits and doubles to floats, so models with
-# such inputs or outputs are left to other backends.
+# Datatypes that the plugins keep exact. The plugins narrow 64-bit integers to 32 bits and doubles to floats, so models
+# with such inputs or outputs are left to other backends.
 _EXACT = frozenset({"FP32", "FP16", "INT32", "UINT8", "INT8", "BOOL"})
 # For each kind of device: OpenVINO's name, and the remedy if OpenVINO does not see the device.
 _KINDS = {
@@ -55,8 +55,8 @@ _KINDS = {
 }
 _NO_ADDRESS = "0000:00:00.0"  # reported by a driver that does not know the address
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-# The precision of those parts of an int8 graph that are not quantised: float32 on a CPU, float16 on the other devices,
-# which are made for it.
+# The precision of those parts of an int8 graph that are not quantised: float32 on a CPU, float16 on GPUs and NPUs,
+# which are made for float16.
 _BESIDE_INT8 = {"CPU": "f32", "GPU": "f16", "NPU": "f16"}
 # Operators that store, pass on or relabel values, but compute nothing.
 _PASSIVE = frozenset(
@@ -136,7 +136,8 @@ class _OpenVino:
         return None  # OpenVINO has no list; it names missing operators when it reads a model
 
     def trial(self, order: Order) -> None:
-        """Compile the model without running it: a built engine is compared with the reference before it serves."""
+        """Compile the model, but do not run it, because a built engine is compared with the reference before it
+        serves."""
         core, recipe = ov.Core(), order.recipe
         device = find(core, recipe.device)
         try:
@@ -197,7 +198,7 @@ def find(core: Core, device: str, root: Root | None = None) -> str:
     alike = [one for one in seen if one.partition(".")[0] == name]
     number = int(index) if index.isdecimal() else 0
     places = intel.addresses(root or Root(), kind)
-    found = {_place(core, one): one for one in reversed(alike)}  # if two have the same address, the first
+    found = {_place(core, one): one for one in reversed(alike)}  # of two devices with the same address, the first
     if number < len(places) and places[number] in found:
         return found[places[number]]
     if number == 0 and len(alike) == 1 and len(places) < 2:
@@ -257,7 +258,7 @@ def nodes(compiled: Any) -> Nodes:
     """Return the numbers of a compiled model's operators by kind, under the device that runs them; empty if OpenVINO
     does not report the device.
 
-    A compiled model runs on one device: edged never uses AUTO or HETERO, which may spread a model over several.
+    A compiled model runs on one device: edged never uses AUTO or HETERO, which may spread a model over several devices.
     """
     devices = _devices(compiled)
     layers = _layers(compiled) or ()
@@ -266,14 +267,14 @@ def nodes(compiled: Any) -> Nodes:
 
 
 def composition(compiled: Any, recipe: Recipe, device: str) -> Composition:
-    """Return how many layers compute in which precision, with a note if few use the requested one."""
+    """Return how many layers compute in which precision, with a note if few layers use the requested precision."""
     layers = _layers(compiled)
     if layers is None:
         note = f"OpenVINO's {device} device does not report the layers of the compiled model"
         return Composition(nodes=nodes(compiled), notes=(note,))
     counts = Counter(_NAMES.get(precision, precision) for kind, precision in layers if kind not in _PASSIVE)
     notes = list[str]()
-    if counts[recipe.precision] * _FEW < counts.total():  # those few may only convert to the precision and back
+    if counts[recipe.precision] * _FEW < counts.total():  # so few layers may only convert to the precision and back
         mostly = max(counts, key=lambda name: counts[name])
         notes.append(f"{recipe.precision} was requested, but OpenVINO computes in {mostly} on this {device}")
     return Composition(layers=dict(sorted(counts.items())), nodes=nodes(compiled), notes=tuple(notes))

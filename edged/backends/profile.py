@@ -1,7 +1,7 @@
 """The range of shapes that an engine must accept, for backends that build for a range of shapes. Pure.
 
 If a model leaves dimensions open, these backends need three shapes for each input: the smallest, the one to optimise
-for, and the largest. If the model and its pictures do not determine them, the setting `profile.INPUT` must:
+for, and the largest. If edged cannot derive the shapes from the model, the setting `profile.INPUT` must give them:
 
     profile.images = "1x3x320x320 1x3x640x640 4x3x640x640"
 
@@ -75,9 +75,9 @@ class Profile(msgspec.Struct, frozen=True):
         """Return the profile of a model; `picture` is the width and height in pixels of its pictures, if known. `exact`
         are the shapes of the inputs that edged itself fills, if the model gets one picture at a time.
 
-        Without a setting, pictures have that size, a batch is 1 to 8 and optimised for 1, and other open dimensions
-        take the range of a dimension with the same name. Raises ConfigError if a setting is malformed or does not fit
-        the model, Unsuitable if the range of an open dimension is unknown.
+        Without a setting, pictures have the size `picture`, a batch is 1 to 8 and optimised for 1, and other open
+        dimensions take the range of a dimension with the same name. Raises ConfigError if a setting is malformed or
+        does not fit the model, Unsuitable if the range of an open dimension is unknown.
         """
         given = {key[len(PREFIX) :]: _read_setting(key, settings[key]) for key in settings if key.startswith(PREFIX)}
         _require_inputs(signature, given)
@@ -95,7 +95,7 @@ class Profile(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Profile:
-        """Parse the text of a profile. Raises ConfigError for a text that `str` of a profile does not write."""
+        """Parse the text of a profile. Raises ConfigError if the text is not as `str` writes a profile."""
         profile = cls(tuple(_read_range(word) for word in text.split(";")) if text else ())
         if str(profile) != text or len({r.name for r in profile.ranges}) != len(profile.ranges):
             raise ConfigError(f"invalid profile {text[:80]!r}: its form is not the one that edged writes")
@@ -133,7 +133,7 @@ def check(settings: Mapping[str, str]) -> None:
 
 @functools.lru_cache(maxsize=256)
 def parsed(text: str) -> Profile:
-    """Return the profile of a recipe, from a cache; an empty profile if the engine accepts any shape."""
+    """Return the profile in the text of `Recipe.profile`; empty if the engine accepts any shape. Results are cached."""
     return Profile.parse(text)
 
 
@@ -184,8 +184,8 @@ def _require_inputs(signature: Signature, given: Mapping[str, Range]) -> None:
 
 
 def _fit(spec: TensorSpec, range_: Range, symbols: dict[str, tuple[str, Sizes]]) -> None:
-    """Raise ConfigError unless a range fits the model's fixed dimensions; collect the sizes of open ones in
-    `symbols`."""
+    """Add the sizes of an input's open dimensions to `symbols`. Raises ConfigError if the range does not fit the
+    input's rank and fixed dimensions, or if `symbols` has other sizes for one of its dimensions."""
     key = PREFIX + _short(spec.name)
     if spec.shape != ANY_SHAPE and len(spec.shape) != len(range_.minimum):
         raise ConfigError(f"{key} has {len(range_.minimum)} dimensions; the model's input has {len(spec.shape)}")
@@ -239,7 +239,7 @@ def _defaults(
 
 def _one_picture(signature: Signature, picture: tuple[int, int] | None) -> tuple[str, Shape] | None:
     """Return the input for pictures and the shape of a single picture in it (the batch is the model's fixed one, or 1);
-    None if the model has no such input."""
+    None if the model has no such input or `picture` is None."""
     found, _ = find_picture(signature.inputs)
     if picture is None or found is None:
         return None
@@ -271,8 +271,8 @@ def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
 
 
 def _symbol(spec: TensorSpec, axis: int) -> str:
-    """Return a key for an open dimension: its name, because dimensions with one name have one size, or its axis and
-    input if it is unnamed."""
+    """Return a key for an open dimension. It contains the dimension's name, because dimensions of the same name have
+    the same size; for an unnamed dimension, it contains the axis and the input."""
     dim = spec.shape[axis] if spec.shape != ANY_SHAPE else "?"
     return f"={dim}" if isinstance(dim, str) and is_named(dim) else f"@{axis} of {spec.name}"
 
@@ -310,7 +310,7 @@ def _read_range(word: str) -> Range:
 
 
 def _example_key(name: str) -> str:
-    """Return the setting's key in TOML: bare if possible, else quoted."""
+    """Return the setting's key in TOML: bare if possible, otherwise quoted."""
     return PREFIX + name if re.fullmatch(r"[A-Za-z0-9_.-]+", name) else f'"{PREFIX}{_short(name)}"'
 
 

@@ -11,9 +11,9 @@ from edged.errors import Unsupported
 
 
 class _Entry(NamedTuple):
-    """A known backend. `module` exports it as `BACKEND`. The first of the facts `versions` that exists is the runtime's
-    version; all facts in `needs` must exist, too. Both are empty if the backend has no runtime. `device` is the prefix
-    of a fact that must exist, such as "gpu."; empty if the backend runs on any box."""
+    """A known backend. `module` exports it as `BACKEND`. `versions` and `needs` are names of facts, and empty if the
+    backend has no runtime. The first of `versions` that exists is the runtime's version; all of `needs` must exist,
+    too. `device` is the prefix of a fact that must exist, such as "gpu."; empty if the backend runs on any box."""
 
     module: str
     versions: tuple[str, ...] = ()
@@ -57,8 +57,8 @@ def load(name: str) -> Backend:
 
 
 def usable(facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the backends whose runtime and device exist according to the device's facts. Nothing is imported. `null`
-    is never included."""
+    """Return the backends whose runtime and device exist according to the facts. Nothing is imported. `null` is never
+    included."""
     return tuple(name for name in installed(facts) if any(fact.startswith(_BACKENDS[name].device) for fact in facts))
 
 
@@ -73,8 +73,8 @@ def version(name: str, facts: Mapping[str, str]) -> str | None:
 
 
 def versions(name: str, facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the versions of the installed packages that may hold a backend's runtime. Several, if the user installed
-    `onnxruntime` and `onnxruntime-gpu`, for example: only the loaded module knows which one it is."""
+    """Return the versions of the installed packages that may hold a backend's runtime. There are several if, for
+    example, `onnxruntime` and `onnxruntime-gpu` are installed: only the loaded module knows its own version."""
     entry = _BACKENDS[name]
     if any(facts.get(fact, ABSENT) == ABSENT for fact in entry.needs):
         return ()
@@ -82,7 +82,7 @@ def versions(name: str, facts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def agree(loaded: str, expected: str) -> bool:
-    """Whether two versions agree in the parts that both have: a library may have four numbers, its package three. What
-    follows a plus sign names a build of the same version."""
+    """Whether two versions agree in the parts that both have: a library may have four numbers, its package three. The
+    text after a plus sign is ignored, because it names a build of the same version."""
     one, other = (each.partition("+")[0].split(".") for each in (loaded, expected))
     return all(mine == theirs for mine, theirs in zip(one, other, strict=False))

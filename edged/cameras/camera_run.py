@@ -60,8 +60,8 @@ class CameraRun:
         self._task = tasks.keep(f"camera {name}", self._run)
 
     async def stop(self) -> None:
-        """Ask the process to stop; kill it if it does not. A process that hangs in a driver cannot be killed; it is
-        left."""
+        """Ask the process to stop; kill it if it does not. A process that hangs in a driver cannot be killed, and is
+        left running."""
         self._ending.set()
         if self._process is not None:
             self._is_asked = True
@@ -75,8 +75,9 @@ class CameraRun:
             self._news.notify_all()
 
     async def pictures(self, fps: float, width: int) -> AsyncGenerator[m.Picture, None]:
-        """Yield the newest picture whenever another one has arrived, until the camera ends. Request at most `fps`
-        pictures a second of at most `width` pixels for this viewer."""
+        """Yield the newest picture whenever a newer one has arrived, until the camera ends. Ask the process for at
+        most `fps` pictures a second, at most `width` pixels wide. All viewers get the highest values that one of them
+        wants."""
         watcher = m.Watch(fps, width)
         self._watchers.append(watcher)
         self._tell()
@@ -100,7 +101,8 @@ class CameraRun:
             return self._newest
 
     def describe(self, rule: str, text: str) -> None:
-        """Send the process a description of what the camera sees; it is lost if the process does not run."""
+        """Send the process a description of what the camera sees. The description is lost if the process does not
+        run."""
         if self._process is not None:
             self._process.send(m.Description(rule, text, time.time()))
 

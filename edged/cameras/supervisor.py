@@ -94,7 +94,8 @@ class CameraSupervisor:
         return CameraStatus(definition, self._report(name, definition))
 
     async def pictures(self, name: str, fps: float, width: int) -> AsyncGenerator[Picture, None]:
-        """Yield the newest annotated pictures, at most `fps` a second and `width` pixels wide.
+        """Yield the newest annotated pictures, at most `fps` a second and `width` pixels wide. All viewers of a
+        camera get the highest values that one of them wants.
 
         Ends if the camera is changed or removed. Raises NotFound, or NotReady if the camera does not run.
         """
@@ -107,7 +108,8 @@ class CameraSupervisor:
                 yield picture
 
     def describe(self, name: str, rule: str, text: str) -> None:
-        """Give a description of what a camera sees to the camera's outputs, if it is a configured one."""
+        """Give a description of what a camera sees to the outputs of the camera. Do nothing if the daemon does not run
+        this camera."""
         if (run := self._runs.get(name)) is not None:
             run.describe(rule, text)
 
@@ -123,8 +125,8 @@ class CameraSupervisor:
         return Report(State.STARTING if definition.camera.enabled and self._listen else State.OFF)
 
     async def _change(self, edit: Callable[[], None] | None = None) -> None:
-        """Edit the definitions in a thread, then start and stop processes. A client that goes away meanwhile, which
-        cancels this task, does not interrupt the change: a camera would be left without a process."""
+        """Edit the definitions in a thread, then start and stop processes. If the client goes away meanwhile, this task
+        is cancelled, but the change is completed: otherwise a camera could be left without a process."""
 
         async def work() -> None:
             async with self._changing:

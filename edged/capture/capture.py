@@ -55,8 +55,8 @@ class CameraHealth:
         self._has_ended = True
 
     def state(self, now: float, problem: str) -> tuple[State, str]:
-        """Return the state, and why the camera is not streaming. `problem` is the source's; empty while the source
-        gives frames."""
+        """Return the state, and its reason or the last error, if any. `problem` is the problem of the source, or empty
+        while the source gives frames."""
         if self._has_ended:
             return State.ENDED, self.error
         if self._has_failed:
@@ -205,7 +205,7 @@ class Capture:
 
 
 class _Counted(Iterator[Picture | Captured]):
-    """Passes frames to a stream and reports each of them."""
+    """Iterates over the frames of a source, and calls `on_frame` for each frame."""
 
     def __init__(self, frames: Iterator[Picture | Captured], source: Source, on_frame: Callable[[], None]) -> None:
         self._frames, self._source, self._on_frame = frames, source, on_frame

@@ -25,9 +25,9 @@ from edged.store import atomic
 from edged.vision.draw import encode_jpeg
 
 _MINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:-\d{1,3})?_[A-Za-z0-9._-]{1,64}\.(?:jpg|mp4)(?:\.part)?")
-_MOST_BYTES = 128 << 20  # of pictures from the seconds before an event
-_LONGEST_S = 600.0  # of a clip
-_WAITING = 256  # queued pictures and events
+_MOST_BYTES = 128 << 20  # bytes of pictures that are kept for the seconds before an event
+_LONGEST_S = 600.0  # the longest clip
+_WAITING = 256  # pictures and events in the queue
 _CLOSE_S = 3.0
 
 _log = logging.getLogger("edged.capture")
@@ -93,7 +93,8 @@ class EventRecorder:
     """Writes a snapshot, a clip, or both for each event, in its own thread.
 
     A clip begins some seconds before its event and ends some seconds after it. `problem` is why the last file could not
-    be written; empty if it was. `dropped` counts queued items that were dropped because the thread was too slow.
+    be written, or empty if it was written. `dropped` counts queued items that were dropped because the thread was too
+    slow.
     """
 
     def __init__(self, events: Events, folder: Path) -> None:

@@ -60,7 +60,7 @@ def run(requests: BinaryIO, output: BinaryIO) -> int:
 
 
 if __name__ == "__main__":
-    # Not a normal exit: library threads may hang in the kernel while the daemon waits for this process.
+    # `os._exit`, because at a normal exit library threads may hang in the kernel while the daemon waits.
     status = main()
     sys.stdout.flush()
     os._exit(status)

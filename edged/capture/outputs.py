@@ -56,8 +56,8 @@ class Outputs:
                 self._webhook_problem = str(error)
 
     def tap(self, source: Source) -> Iterator[Picture | Captured]:
-        """Return an iterator over the same pictures, to be streamed in place of the source. It keeps the newest
-        pictures until their results arrive."""
+        """Return an iterator over the pictures of the source, which the caller streams in place of the source. The
+        iterator keeps the newest pictures until their results arrive."""
         self._pending = PendingFrames(cast("Iterator[Picture | Captured]", source))
         return self._pending
 
@@ -80,8 +80,8 @@ class Outputs:
         self.viewer.on_answer(answered)
 
     def pass_time(self, now: float, *, is_streaming: bool) -> None:
-        """Advance the time, about once a second: zones of a camera that sends no frames become free. Publish zones and
-        lines."""
+        """Publish the state of zones and lines; called about once a second. While the camera does not stream, also
+        advance the time, so that its zones become free."""
         if not is_streaming:
             with self._busy:
                 self._report(self._watch.pass_time(now, time.time()), None, now, time.time())

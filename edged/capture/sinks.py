@@ -16,7 +16,7 @@ from edged.errors import EdgedError, InvalidInput
 from edged.ipc.capture_messages import Picture, Watch
 from edged.vision.draw import encode_jpeg
 
-_WAITING = 100  # messages for one subscriber; more are dropped for it
+_WAITING = 100  # messages that wait for one subscriber; further ones are dropped
 
 
 class Viewer(Sink):

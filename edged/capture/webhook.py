@@ -17,7 +17,7 @@ import msgspec
 from edged.errors import InvalidInput, redact
 from edged.ipc.capture_messages import Happened
 
-_WAITING = 64  # events; another event replaces the oldest
+_WAITING = 64  # events in the queue; a further event replaces the oldest
 _PATIENCE_S = 10.0  # limit for one request
 _PAUSES = (1.0, 5.0, 20.0)  # between attempts for one event, in seconds
 
@@ -25,8 +25,8 @@ _log = logging.getLogger("edged.capture")
 
 
 class Webhook:
-    """Posts each event as JSON from its own thread, in up to four attempts. `problem` is why the last attempt failed;
-    empty if it succeeded. `dropped` counts events that were not delivered."""
+    """Posts each event as JSON from its own thread, in up to four attempts. `problem` is why the last attempt failed,
+    or empty if it succeeded. `dropped` counts events that were not delivered."""
 
     def __init__(self, url: str, camera: str, model: str, wait: Callable[[float], bool] | None = None) -> None:
         """`wait` pauses for some seconds and returns True to end the attempts. Raises InvalidInput if the URL does not
@@ -36,7 +36,7 @@ class Webhook:
         self.problem, self.dropped = "", 0
         self._url, self._headers = _credentials(url)
         self._about = {"camera": camera, "model": model}
-        # The proxy of http_proxy is meant for other programs and not used.
+        # The variable http_proxy is meant for other programs, so its proxy is not used.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait

@@ -143,8 +143,8 @@ class _Track:
 class LineWatch:
     """The state of one line of a camera. An object counts when it crosses the line between the line's ends.
 
-    An object's side is certain only at a small distance from the line, so an object that stays on the line does not
-    count several times.
+    An object's side is certain only if the object is at least a small distance away from the line. So an object that
+    stays on the line does not count several times.
     """
 
     def __init__(self, name: str, line: Line) -> None:

@@ -33,7 +33,8 @@ def _command(function: _Command) -> _Command:
 
 
 def _group(name: str, text: str | None, *functions: _Command, callback: _Command | None = None) -> typer.Typer:
-    """Return a group of commands with the names of their functions. `callback` runs if only the group is named."""
+    """Return a group with one command for each function, under the function's name. If the user gives only the group's
+    name, `callback` runs."""
     options: dict[str, Any] = {"help": text, "epilog": epilog(name), "invoke_without_command": callback is not None}
     group = typer.Typer(no_args_is_help=callback is None, **options)
     group.callback()(_command(callback) if callback else lambda: None)
@@ -168,8 +169,8 @@ def _typer(**options: Any) -> typer.Typer:
 
 
 class _Commands(TyperGroup):
-    """Lists commands in the order of `_COMMANDS`. Imports only the needed command; all commands for the help and for an
-    unknown name."""
+    """All commands, in the order of `_COMMANDS`. A known command is imported alone. For the help and for an unknown
+    name all commands are imported."""
 
     def list_commands(self, ctx: object) -> list[str]:
         return list(_COMMANDS)

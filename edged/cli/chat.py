@@ -39,7 +39,7 @@ def chat(
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
-    """Ask a language model; the answer appears while it is made. Ctrl-C ends it.
+    """Ask a language model; the answer appears while it is made. Ctrl-C ends the answer.
 
     edged chat qwen "Is a person at the gate?" --picture gate.jpg --schema person.json
     """

@@ -48,7 +48,7 @@ class RootOptions:
 
     def apply(self, command: dict[str, Any]) -> None:
         """Add these options to a command's arguments; options after the command win. Raises InvalidInput if the command
-        does not have the option."""
+        has no such option, or takes one target and several are given."""
         if self.json:
             if not isinstance(command.get("json"), bool):
                 raise InvalidInput("--json does not apply to this command")
@@ -70,7 +70,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 
 
 def harmless(text: str) -> str:
-    """Return the text with control characters escaped, except line feeds and tabs: others could move the cursor."""
+    """Escape control characters, which could move the cursor. Line feeds and tabs stay."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -95,8 +95,8 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """Decorate a command so that it prints errors and exits as a shell expects.
 
     An EdgedError prints one line on stderr (with --json also JSON on stdout); the status is 2 if the arguments, the
-    settings or the model are wrong, otherwise 1. An OSError prints one line; the status is 1. After cleanup, the status
-    is 130 for Ctrl-C and 143 for SIGTERM. A closed pipe prints nothing.
+    settings or the model are wrong, otherwise 1. An OSError prints one line; the status is 1. Ctrl-C and SIGTERM first
+    clean up; the status is then 130 or 143. If the output's reader has closed the pipe, nothing is printed.
     """
 
     @functools.wraps(function)
@@ -164,14 +164,14 @@ def _exit(number: int, _: object) -> NoReturn:
 
 
 def refused_by_system(error: OSError, what: object = None) -> str:
-    """Describe a system error in one line, with the reason and the name of the file or of `what`."""
+    """Describe a system error in one line: the name of `what`, or by default of the error's file, and the reason."""
     name, why = what or error.filename, error.strerror or str(error) or type(error).__name__
     return f"cannot use {os.fsdecode(name) if isinstance(name, bytes) else name}: {why}" if name else why
 
 
 def show(renderable: RenderableType) -> None:
-    """Print a table or text on standard output. If that is not a terminal, the width is not limited, so that nothing is
-    cut."""
+    """Print a table or text on standard output. If standard output is not a terminal, the width is not limited, so that
+    nothing is cut."""
     if out.is_terminal:
         out.print(renderable, soft_wrap=isinstance(renderable, str))
         return
@@ -197,7 +197,7 @@ def fact_table(facts: Mapping[str, str]) -> Table:
 
 
 def say(line: str) -> None:
-    """Print a line on standard error. Control characters are escaped, since the line may quote a box."""
+    """Print a line on standard error. Control characters are escaped, since the line may contain text from a box."""
     typer.echo(harmless(line), err=True)
 
 

@@ -80,7 +80,7 @@ def show(
 
     The values come from the file and from this command's environment.
 
-    Options of edged serve override both; this command does not know them.
+    Options of edged serve override these values; this command does not know the options.
     """
     from edged.config import template
 
@@ -95,8 +95,8 @@ def show(
 
 
 def read_usual(file: Path | None = None) -> tuple[Reading, str]:
-    """Read a configuration file, by default the one that edged serve or the service reads, and the environment; also
-    return the file's name for messages. The default file may be missing."""
+    """Read a configuration file and the environment; return the result, and the file's name for messages. The default
+    file is the one that edged serve or the service reads; it may be missing."""
     from edged import config as configuration
 
     own = paths.default_config()
@@ -130,7 +130,7 @@ def _write(path: Path, data: bytes, force: bool) -> None:
     try:
         path = path.resolve() if force else path  # if the path is a link, replace its target
         before = path.stat() if path.exists() else None
-        if before is not None and not stat.S_ISREG(before.st_mode):  # root could replace /dev/null
+        if before is not None and not stat.S_ISREG(before.st_mode):  # not /dev/null, which root could replace
             raise InvalidInput(f"{path} is not a regular file; give --out another name")
         if force:
             atomic.sweep(path.parent)

@@ -1,4 +1,4 @@
-"""`edged demo`: the whole system in a temporary folder."""
+"""`edged demo`: shows the whole system at work, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def demo(
 
 
 async def _run(plan: Plan) -> Outcome:
-    """Run the demo. Ctrl-C, SIGTERM and SIGHUP cancel it; its cleanup is not interrupted, since that takes seconds at
-    most. Raises KeyboardInterrupt after a signal."""
+    """Run the demo. Ctrl-C, SIGTERM and SIGHUP cancel it. A further signal does not interrupt the cleanup, which takes
+    seconds at most. Raises KeyboardInterrupt after a signal."""
     from edged.demo.runner import run
     from edged.demo.view import open_view
 
@@ -98,7 +98,7 @@ def _heading(plan: Plan) -> str:
 
 
 def _require_writable(path: Path) -> None:
-    """Create the file's folder. Raises InvalidInput if the file could not be written at the end."""
+    """Create the file's folder. Raises InvalidInput if the folder cannot be created or the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

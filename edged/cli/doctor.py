@@ -78,7 +78,8 @@ def doctor(
 def check_options(
     config: Path | None = None, state: Path | None = None, cache: Path | None = None, target: str | None = None
 ) -> CheckOptions:
-    """Return the scope of the checks by the options of a command: folders, the daemon, the configuration's models."""
+    """Return what to check: the folders, daemon and models that a command's options and the configuration name. Raises
+    ConfigError if the configuration is invalid."""
     from edged import config as configuration
     from edged.client import address
     from edged.doctor.run import CheckOptions

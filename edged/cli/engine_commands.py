@@ -147,7 +147,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 
 
 def _require_selection(verb: str, model: str | None, engine: str | None, everything: bool) -> None:
-    """Raise InvalidInput unless the arguments select either some engines or all."""
+    """Raise InvalidInput if the arguments select nothing, or both some engines and all."""
     some = bool(model or engine)
     if some and everything:
         raise InvalidInput("--all excludes MODEL and --engine; leave out one of them")
@@ -162,8 +162,8 @@ def _order(
     """Send a command to the daemons; with `follow`, show its progress until the end. Ctrl-C ends only the display, not
     the work.
 
-    With `follow`, raises EdgedError if any engine was not `done`, such as "rebuilt". With several boxes, prints a
-    summary and exits with status 1 instead.
+    `verb` and `done` are words for messages, such as "rebuild" and "rebuilt". With `follow`, raises EdgedError if any
+    engine did not succeed; with several boxes, prints a summary and exits with status 1 instead.
     """
     command: RemoteCommand[list[EngineProgress]] = RemoteCommand(
         call=lambda client: list(order(client)),
@@ -200,7 +200,7 @@ def _order(
         raise EdgedError(wrong)
 
 
-_Show: TypeAlias = Callable[[str, EngineProgress], None]  # the box's name, empty if only one; the update
+_Show: TypeAlias = Callable[[str, EngineProgress], None]  # gets the box's name (empty for a single box) and the update
 _Which: TypeAlias = tuple[str, str]  # model and key, since models with equal content share engines
 
 _GOES_ON = "the daemon continues; see: edged status; to stop it: edged engines cancel"
@@ -220,7 +220,7 @@ def _follow_fleet(
 
     quiet = dataclasses.replace(command, render=lambda _: ())
     with _display(json) as show:
-        # All boxes are called at once: the boxes do the work, and none should wait for another before it begins.
+        # Call all boxes at once: each box does its own work, and need not wait until another box has finished.
         ended = remote.run_on_fleet(quiet, boxes, json, work, on_update=show, on_outcome=on_outcome, at_once=len(boxes))
     for box in boxes:
         if box.name in answers:
@@ -229,7 +229,8 @@ def _follow_fleet(
 
 
 def _trouble(engines: Collection[EngineProgress], done: str) -> str:
-    """Return a line about the engines that were not `done`, such as "rebuilt"; an empty text if all were."""
+    """Return a line about the engines that did not succeed; an empty text if all did. `done` is a word for the line,
+    such as "rebuilt"."""
     wrong = [engine for engine in engines if not engine.succeeded]
     if not wrong:
         return ""
@@ -248,8 +249,8 @@ def _display(json: bool) -> contextlib.AbstractContextManager[_Show]:
 
 
 def _print_outcomes(box: str, lines: Iterable[object], engines: Sequence[EngineProgress]) -> None:
-    """Print the outcomes, if only the progress bars showed them (the bars are removed at the end) or no engine was
-    selected."""
+    """Print the outcomes if progress bars were shown, since the bars are removed at the end. Also print `lines` if no
+    engine was selected."""
     if _draws() or not engines:
         for line in lines:
             common.show(_of(box, str(line)))

@@ -110,8 +110,8 @@ def report(
 ) -> None:
     """Write a page about one engine, with figures, charts and pictures.
 
-    It shows the frames on which the engine differs most from fp32, of those that `edged samples collect` kept and that
-    the engine was not calibrated on. Their pictures leave the box only with this command and with the same page in the
+    It shows frames that `edged samples collect` kept and that the engine was not calibrated on: those on which the
+    engine differs most from fp32. Their pictures leave the box only with this command and with the same page in the
     browser. The page is one HTML file that needs no other file and no network.
 
     --json prints the figures instead, without pictures.
@@ -136,13 +136,13 @@ def _write_private(place: Path, content: bytes) -> None:
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):  # not /dev/stdout
-            os.fchmod(descriptor, 0o600)  # it may have existed
+            os.fchmod(descriptor, 0o600)  # the file may have existed with another mode
         file.write(content)
 
 
 def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
-    """Return the engine whose key begins with `start`, once for each model that has it, since equal files share
-    engines. Raises NotFound, or EdgedError if several keys begin with it."""
+    """Return the engine whose key begins with `start`, once for each model that has this engine, since models with
+    equal files share engines. Raises NotFound if no key begins with `start`, EdgedError if several keys do."""
     found = [engine for engine in engines if engine.key.startswith(start)]
     keys = sorted({engine.key for engine in found})
     if not keys:
@@ -300,8 +300,8 @@ def build(
 
     The engines are not used on this box. Copy them to the same folder on the other box (CACHE/engines/KEY). That box
     compares them with the reference, times them, and serves them without building if their answers are right. With a
-    file of the other box's facts the keys are exactly the ones that it looks for. With a compute capability alone,
-    unknown facts match any value.
+    file of the other box's facts, the keys are exactly the ones that the other box looks for. With a compute capability
+    alone, unknown facts match any value.
 
     The exit status is 1 if any engine could not be built. With --json it prints one object per line for each engine.
     """

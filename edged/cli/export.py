@@ -87,7 +87,7 @@ def export(
     is code, and is loaded only with --trust.
 
     With --target or --inventory the boxes are asked first which ONNX versions their runtimes take, and afterwards
-    whether they can serve the file. Without, the exporter's usual opset is written.
+    whether they can serve the file. Without these options and --push, the exporter's usual opset is written.
 
     What the exporter wrote is read back: opset, IR version, types and open dimensions. If they are wrong, another
     exporter of the framework is tried, and then edged converts the file.
@@ -142,7 +142,7 @@ def export(
 
 
 def _check_place(place: Path, source: sources.Source) -> None:
-    """Raise InvalidInput if the file cannot be written, or is the source."""
+    """Raise InvalidInput if the file cannot be written, does not end in .onnx, or is the source."""
     if place.is_dir() or not place.name:
         raise InvalidInput(f"-o {place} is a folder; give the name of a file")
     if place.suffix != ".onnx":
@@ -175,8 +175,8 @@ def _program(python: str | None) -> str | None:
 
 
 def _limits(targets: Targets, new: str, is_pushed: bool) -> Limits:
-    """Return the newest ONNX versions that the boxes take; without boxes, no limits. Raises AlreadyExists if a box has
-    a model with the name `new`."""
+    """Return the newest ONNX versions that all boxes take; no limits if the options name no box. Raises AlreadyExists,
+    or Refused for several boxes, if a box has a model with the name `new`."""
 
     def ask(client: Client, report: Callable[[None], None]) -> tuple[RuntimeSupport, ...]:
         if new and any(each.name == new for each in client.models()):

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _TEMPLATE, _ENDING = "family_template", ".in"
 _PREFIX = "edged-family-"
 _LONGEST_NAME = 40  # the lines of the template stay short enough
-# Folders of the template with another name in a project; the Debian package leaves out folders that are called tests.
+# Folders of the template -> of a project. No folder of the template is called tests: the Debian package omits those.
 _FOLDERS = {"package": "@MODULE@", "checks": "tests"}
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A family for `edged family list`. `allowed`: whether its code may run. `problem` says why it cannot be used;
-    empty if it can be used, or if edged has not tried because it is not allowed."""
+    """A family for `edged family list`. `allowed`: whether its code may run. `problem` is why the family cannot be
+    used, otherwise empty. edged loads only allowed families, so some problems of other families are not found."""
 
     family: str
     package: str
@@ -149,7 +149,7 @@ def write_project(name: str, into: Path | None = None) -> Path:
 
 
 def _class_name(name: str, texts: Iterable[str]) -> str:
-    """Return the name of the family's class, which is neither a word of Python nor one that the template uses."""
+    """Return the name of the family's class, which is neither a keyword of Python nor a name in the template."""
     found = "".join(part.capitalize() for part in name.replace("_", "-").split("-"))
     is_taken = keyword.iskeyword(found) or any(re.search(rf"\b{found}\b", text) for text in texts)
     return f"{found}Family" if is_taken else found

@@ -21,9 +21,9 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 
 class FamilySheet(msgspec.Struct, frozen=True):
-    """The families that accept a model, the likeliest first: the settings of each and what it finds. `drawn` is the
-    picture file with a tile for each family. It is empty if no family accepts the model with the given settings; `why`
-    then gives the reason."""
+    """The families that accept a model, the likeliest first: the settings of each family, and what it finds. `drawn` is
+    the picture file with a tile for each family. If no family accepts the model with the given settings, `drawn` is
+    empty and `why` is the reason."""
 
     families: tuple[tuple[dict[str, str], TriedFamily], ...]
     drawn: str
@@ -50,8 +50,8 @@ def check(draw: Path | None, given: Mapping[str, str]) -> None:
 
 
 def default_place(picture: Path, model: Path, out: Path | None) -> Path:
-    """Return the path of the contact sheet, by default in the current folder. Raises InvalidInput if it is not a
-    JPEG's."""
+    """Return the path of the contact sheet, by default in the current folder. Raises InvalidInput if the path does not
+    end in .jpg or .jpeg."""
     place = out or Path(f"{picture.stem}.{model.stem}.families.jpg")
     if place.suffix.lower() not in _SUFFIXES:
         raise InvalidInput(f"--try-all writes a JPEG; give --out a name that ends in .jpg instead of {place.name!r}")

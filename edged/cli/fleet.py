@@ -53,7 +53,7 @@ def trust(
 ) -> None:
     """Use engines of another box, once they are verified here.
 
-    A running daemon knows it at the next build.
+    A running daemon uses the key from its next build on.
     """
     _keys(state).trust(name, key.strip().lower())
     common.show(f"engines of {name} are used, once they are verified here")
@@ -65,7 +65,7 @@ def untrust(
 ) -> None:
     """Use no further engines of a box.
 
-    Engines of it that this box has already verified keep serving; edged engines rebuild --force replaces them.
+    Engines of the other box that are already verified here keep serving; edged engines rebuild --force replaces them.
     """
     _keys(state).untrust(name)
     common.show(f"no further engines of {name} are used")
@@ -125,10 +125,10 @@ def rollback(
     store: _Store = "",
     state: _State = None,
 ) -> None:
-    """Put back the engine that one replaced in the store.
+    """Put the previous version of an engine back in the store.
 
-    If there is none, the engine is removed from the store. Boxes that have the engine keep it; edged engines rebuild
-    --force replaces it there.
+    If the store has no previous version, the engine is removed from the store. Boxes that have the engine keep it;
+    edged engines rebuild --force replaces it there.
     """
     if len(key) < 6:
         raise InvalidInput(f"{key!r} is too short for a key; give at least 6 characters")

@@ -84,8 +84,8 @@ def inspect(
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    As edged models add, it takes settings from files next to the model: from config.json of Hugging Face and
-    metadata.json of anomalib, unless family is set; the characters of a text recogniser; and the token ids of prompts.
+    As edged models add, it takes settings from files next to the model: the characters of a text recogniser, and the
+    token ids of prompts. If family is not set, it also reads config.json of Hugging Face or metadata.json of anomalib.
 
     --convert shows the repairs that edged models add --convert would make. It also shows whether the repaired model
     gives the same answers, and whether it can be served. The repaired model is not kept.
@@ -194,7 +194,7 @@ def _show_ensemble(file: Path, info: ModelInfo, json: bool) -> None:
 
 
 def _refuse(file: Path, error: EdgedError, json: bool) -> None:
-    """Show why a file is refused if it could not be examined."""
+    """Show why a file that could not be examined is refused."""
     if not json:
         common.say(f"edged: {error}")
         return
@@ -204,7 +204,7 @@ def _refuse(file: Path, error: EdgedError, json: bool) -> None:
 
 
 def _verdict(finding: Finding | None, warnings: tuple[Finding, ...]) -> dict[str, Any]:
-    """Return the verdict. `stage` is the failed stage, or the last stage if all passed."""
+    """Return the fields of the verdict for --json. `stage` is the failed stage, or the last stage if all passed."""
     return {
         "ok": finding is None,
         "stage": (Stage.INFERENCE if finding is None else finding.stage).value,

@@ -37,8 +37,8 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 
 
 class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Defaults of all boxes: paths of PEM files and a token file, the name in the certificate, and a timeout in
-    seconds."""
+    """The settings of one box, or the defaults of all boxes: paths of PEM files and a token file, the name in the
+    certificate, and a timeout in seconds."""
 
     ca: str = ""
     certificate: str = ""
@@ -179,7 +179,7 @@ def _require_known(name: str, known: Sequence[str], what: str) -> None:
 
 class Checked(msgspec.Struct, frozen=True):
     """A box and how it would be called. `how` is tls or plain, followed by certificate and token if they are used.
-    `problem` is the reason why it cannot be called."""
+    `problem` is the reason why the box cannot be called, otherwise empty."""
 
     box: str
     target: str

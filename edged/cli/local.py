@@ -1,4 +1,4 @@
-"""Reads this box's models, engines and facts from disk, for commands without a daemon."""
+"""Works on this box's models and engines on disk, for commands without a daemon."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LIMITS = Limits(seconds=600)
 
 
 class LocalBox:
-    """This box's folders, used as a daemon with the same settings would use them."""
+    """This box's folders for models and engines. It uses them as a daemon with the same settings does."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class LocalBox:
         *,
         replace: bool = False,
     ) -> tuple[str, Record | None]:
-        """Examine a model, repair it if requested, and add it with its external data. Return its digest and the
-        repairs.
+        """Examine a model, repair it if requested, and add it with its external data. Return its digest, and the
+        repairs if any were requested.
 
-        `samples` are pictures or folders of pictures. With `replace`, a model of the same name is replaced; its
-        settings that are not given here are kept. Raises ModelRefused, or InvalidInput for a sample; the repository is
-        then unchanged.
+        `samples` are files with samples, or folders of them. With `replace`, a model of the same name is replaced, and
+        its settings that are not given here are kept. Raises ModelRefused if the model cannot be served, InvalidInput
+        for an unusable sample; the repository is then unchanged.
         """
         pictures = model_samples.find(samples)
         there = self.repository.entries().get(name) if replace else None
@@ -89,7 +89,7 @@ class LocalBox:
             admission = asyncio.run(admit(builder, file, settings, self.installed(), tuple(pictures.values())))
         files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
         with _using(self.repository.root.parent):
-            # The file is copied after the examination, so the digest is needed to prove that it is the same file.
+            # The file is copied after the examination; the digest proves that the copied file is the examined one.
             digest = admission.inspection.digest
             self.repository.add(name, files, settings, samples=pictures, digest=digest, replace=replace)
         return digest, None
@@ -160,7 +160,7 @@ class LocalBox:
         samples: tuple[Path, ...] = (),
         name: str = "",
     ) -> Repaired:
-        """Copy the model into `folder` and repair the copy."""
+        """Copy the model into `folder` and repair the copy. Raises AlreadyExists if there is a model named `name`."""
         with self._examiner() as builder:
             inspection = asyncio.run(builder.inspect(file))
         entry = self.repository.entries().get(name)
@@ -184,7 +184,7 @@ class LocalBox:
         self, file: Path, settings: Mapping[str, str], admission: Admission, picture: Path
     ) -> FamilyComparison:
         """Run an examined model on a picture with each family that accepts it. Raises the errors of
-        `admission.try_families`."""
+        `edged.engines.admission.try_families`."""
         with self._examiner() as builder:
             return asyncio.run(try_families(builder, admission, file, settings, picture))
 
@@ -252,8 +252,8 @@ class LocalBox:
         return report.explain(planned, self._store)
 
     def model(self, named: str, assignments: Sequence[str] = ()) -> Model:
-        """Return the model of the repository that `named` names, or else the model in the ONNX file `named`.
-        `assignments` are additional settings `KEY=VALUE`.
+        """Return the repository's model with the name `named`. If the repository has no such model, return the model in
+        the ONNX file `named`. `assignments` are additional settings `KEY=VALUE`.
 
         Raises ModelNotFound if neither exists, ModelRefused or ConfigError if the model cannot be served.
         """
@@ -282,7 +282,7 @@ class LocalBox:
         with _using(self._cache):
             self._cache.mkdir(
                 parents=True, exist_ok=True, mode=0o750
-            )  # Store accepts a missing folder; here it is an error
+            )  # Store ignores a folder that cannot be made; here that is an error
             return Store(self._cache)
 
     @functools.cached_property

@@ -50,9 +50,9 @@ def local_file(text: str, state: Path | None = None) -> Local:
 
 
 def with_exporter_settings(local: Local, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the given settings with those from files next to the model, and lines for the user. The files of Hugging
-    Face and anomalib are not read if `family` is given. A dictionary is read if `family` is a text recogniser's or is
-    not given."""
+    """Return all settings: the given ones, and others from the reference and from files next to the model. Also return
+    lines that tell the user where settings come from. Given settings win. If `family` is given, the files of Hugging
+    Face and anomalib are not read, and a dictionary is read only for the family of a text recogniser."""
     file, pin = local
     if language.main_file(file) is not None:
         return settings, ()
@@ -139,8 +139,8 @@ Samples = Annotated[
 
 
 def require_no_limits(context: typer.Context) -> None:
-    """Raise InvalidInput if the command line sets limits of the examination: here a daemon examines, with its own
-    limits."""
+    """Raise InvalidInput if the command line sets limits of the examination. Call it if a daemon examines the model,
+    since a daemon has its own limits."""
     for name in ("seconds", "memory_mb"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -243,7 +243,7 @@ def restore(
 
 
 def _removed(name: str, folder: str) -> str:
-    """Return the line about a removed model. Its files were moved to `folder`, or deleted if that is empty."""
+    """Return the line about a removed model. Its files were moved to `folder`, or deleted if `folder` is empty."""
     if not folder:
         return f"model {name} removed, its files deleted"
     return f"model {name} removed; its files are kept; to restore it: edged models restore {name}"
@@ -257,7 +257,7 @@ def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
 
 
 def _alarms(model: ModelInfo) -> str:
-    """Return the model's alarms, without one that only repeats the refusal."""
+    """Return the model's alarms, except those that repeat the reason for its state."""
     return "; ".join(a.message for a in model.alarms if not model.reason or model.reason not in a.message)
 
 

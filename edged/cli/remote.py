@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edged.client.client import Client
 
 AT_ONCE = 8
-_MAX_QUEUED = 1000  # most updates that wait to be shown; then the threads that receive more wait
+_MAX_QUEUED = 1000  # most updates that wait to be shown; threads that receive more wait
 
 Update = TypeVar("Update")
 Answer = TypeVar("Answer")
@@ -58,8 +58,8 @@ def call_all(
 ) -> Iterator[BoxUpdate[Update] | BoxOutcome[Answer]]:
     """Run `work` for every box, `at_once` boxes at a time, and yield a `BoxOutcome` for each.
 
-    `work` gets a function that reports progress, which is yielded as `BoxUpdate`. After the iterator is closed, no
-    further box is called.
+    `work` gets a client of the box and a function. Each update that `work` passes to this function is
+    yielded as a `BoxUpdate`. After the iterator is closed, no further box is called.
     """
     waiting: queue.SimpleQueue[Box] = queue.SimpleQueue()
     received: queue.Queue[BoxUpdate[Update] | BoxOutcome[Answer]] = queue.Queue(_MAX_QUEUED)
@@ -73,7 +73,7 @@ def call_all(
                 received.put(_call_box(waiting.get_nowait(), work, received.put))
 
     for _ in range(min(at_once, len(boxes))):
-        threading.Thread(target=call_boxes, daemon=True).start()  # an interrupted command does not wait for it
+        threading.Thread(target=call_boxes, daemon=True).start()  # an interrupted command does not wait for the thread
     missing = len(boxes)
     try:
         while missing:
@@ -98,11 +98,11 @@ def _call_box(box: Box, work: Work[Update, Answer], report: Callable[[BoxUpdate[
 
 @dataclass(frozen=True)
 class RemoteCommand(Generic[Answer]):
-    """A call to a daemon and how to show its answer. The answer is never None.
+    """A call to a daemon and how to show its answer. With several boxes, an answer None is not shown.
 
     `failure` returns why an answer counts as a failure, or an empty text. `table` shows the answers of several boxes,
-    by name, in one table. With several boxes, Ctrl-C prints `if_interrupted` and the boxes that have not answered,
-    unless `if_interrupted` is None.
+    by name, in one table. With several boxes, Ctrl-C prints the boxes that have not answered, and `if_interrupted`. If
+    `if_interrupted` is None, Ctrl-C prints nothing.
     """
 
     call: Callable[[Client], Answer]
@@ -113,7 +113,7 @@ class RemoteCommand(Generic[Answer]):
     if_interrupted: str | None = ""
 
     def show(self, answer: Answer, json: bool) -> None:
-        """Print an answer, whether it is a daemon's or was read from this box's folders."""
+        """Print the answer of a daemon, or an answer that was read from this box's folders."""
         if json:
             common.print_json(msgspec.json.encode(self.to_json(answer)))
             return
@@ -183,7 +183,8 @@ def list_command(
 
 
 def item_table(answers: Mapping[str, Sequence[Item]], columns: Sequence[Column[Item]], empty: str) -> RenderableType:
-    """Return a table with a row for each item. The first column has the box's name, unless there is only one box."""
+    """Return a table with a row for each item, or `empty` if there are no items. `answers` has the items by box. If the
+    boxes' names are not empty, the first column has them."""
     items = [(box, item) for box, items in answers.items() for item in items]
     if not items:
         return empty
@@ -208,12 +209,12 @@ def run_on_fleet(
     at_once: int = AT_ONCE,
     doing: str | None = None,
 ) -> dict[str, str]:
-    """Run `work`, by default the command's call, for every box. Show all answers in the command's table at the end; if
-    the command has no table, show each answer when it arrives.
+    """Run `work`, by default the command's call, for every box. Return why each box failed, by name; the text is empty
+    if the box succeeded.
 
-    Return why each box failed, by name; the text is empty if the box succeeded. With `json` each outcome is printed
-    when it arrives; otherwise `on_outcome` gets each. A terminal shows `doing` and the names of boxes that have not
-    answered.
+    With `json`, each outcome is printed when it arrives. Otherwise `on_outcome` is called with each outcome, and the
+    answers are shown: together in the command's table at the end, or without a table each when it arrives. A terminal
+    shows `doing` and the names of boxes that have not answered.
     """
     ended: dict[str, str] = {}
     answers: dict[str, Answer] = {}

@@ -51,8 +51,8 @@ class RawOutput(msgspec.Struct, frozen=True):
 class PictureResult(msgspec.Struct, frozen=True):
     """A model's answer for one picture. `drawn` is the annotated file; it is empty for a model of unknown family.
 
-    `counts` are detections by label, the most frequent first. `content` has the lines of a content, the most
-    important first.
+    `counts` are detections by label, the most frequent first. If the answer is about the whole picture, `content`
+    describes it in lines, the most important first.
     """
 
     backend: str
@@ -64,7 +64,7 @@ class PictureResult(msgspec.Struct, frozen=True):
     outputs: tuple[RawOutput, ...]
 
     def rows(self) -> dict[str, str]:
-        """Return rows for people."""
+        """Return the rows of a table for people: name and text."""
         how = f"in {self.total_ms:.1f} ms by {self.backend}"
         if not self.drawn:
             return {f"output {output.name}": output.line() for output in self.outputs} | {"ran": how}
@@ -83,7 +83,7 @@ class PictureResult(msgspec.Struct, frozen=True):
 def place_for(picture: Path, model: Path, out: Path | None) -> Path:
     """Return the path for the drawn picture, by default in the current folder.
 
-    Raises InvalidInput if it is the input picture or does not have the suffix of an image.
+    Raises InvalidInput if the path is that of the input picture, or does not have the suffix of an image.
     """
     place = out or Path(f"{picture.stem}.{model.stem}.jpg")
     if place.suffix.lower() not in _SUFFIXES:
@@ -101,8 +101,8 @@ def run_on_picture(
     family: str | None,
     families: tuple[str, ...] = (),
 ) -> PictureResult:
-    """Open the model as edged would serve it, without building engines, and run it once. `family` is the model's;
-    `families` are as in `edged.load`.
+    """Open the model as edged would serve it, without building engines, and run it once. `family` is the model's
+    family, None if unknown; then nothing is drawn. `families` are as in `edged.load`.
 
     Raises the errors of `edged.load` and `LoadedModel.infer`, and EngineUnusable if the child crashes.
     """

@@ -81,7 +81,7 @@ def show(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = 
 def stop(model: _Model, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """End a collection early, with the frames that it has.
 
-    Without a frame, the collection is removed.
+    A collection without frames is removed.
     """
     command = RemoteCommand(
         call=lambda client: client.stop_collecting(model),
@@ -127,7 +127,7 @@ def _state(found: FrameCollection) -> str:
 
 
 def _share(found: FrameCollection) -> str:
-    """Return how much of its time a running collection has run."""
+    """Return the share of a collection's time that has passed; empty if the collection is not running."""
     if found.state != "collecting":
         return ""
     return f"{min(1.0, found.spent_s / found.over_s):.0%} of {formatting.span(found.over_s)}"

@@ -49,7 +49,7 @@ def self_check(
 
 
 def render(report: Report) -> Table:
-    """Return a table with a line for each runtime; if it needs a remedy, the remedy is in the next line."""
+    """Return a table with a line for each runtime. If a runtime needs a remedy, the remedy is in the next line."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for check in report.checks:
         remedy = f"\n→ {check.remedy}" if check.remedy else ""

@@ -28,8 +28,9 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def wait_until_served(client: Client, name: str) -> Served:
-    """Wait until all engines of a model have their outcome and one serves. Engines that nothing builds, such as those
-    of a daemon that builds only by command, are not awaited. Raises Refused if no engine serves in time."""
+    """Wait until one engine of a model serves and no other is being built. Missing engines that nothing builds, such as
+    those of a daemon that builds only by command, are not awaited. Raises Refused if no engine can serve, or if none
+    serves in time."""
     end = time.monotonic() + _WAIT_S
     settled = time.monotonic()  # the time since which no engine is under way
     while time.monotonic() < end:

@@ -93,8 +93,8 @@ class StreamStats:
         return "\n".join([line, *([f"at the source: {lost}"] if lost else []), *self._classes()])
 
     def _classes(self) -> Iterator[str]:
-        """Yield one line of counts by class: the tracked objects, each counted once, or without tracking the detections
-        in all frames. No line if nothing was found."""
+        """Yield one line of counts by class; no line if nothing was found. With tracking, each tracked object counts
+        once. Without tracking, the detections of all frames count."""
         counts = Counter({label: len(ids) for label, ids in self._objects.items()}) or self._found
         if counts:
             what = "objects" if self._objects else "found in all frames"

@@ -61,8 +61,8 @@ class Targets(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> str | None:
-        """The address of the only daemon, as the user gave it; None if the user gave none (the environment or the
-        default socket decides), and for a fleet."""
+        """The address of the only daemon, as the user gave it. None for a fleet, or if the user gave no address; then
+        the environment or the default socket decides."""
         return None if self.is_fleet else next(iter(self.targets), None)
 
     @property
@@ -85,7 +85,7 @@ class Targets(msgspec.Struct, frozen=True):
         return Client(self.target, timeout=self.timeout or _TIMEOUT_S)
 
     def with_timeout(self, box: Box) -> Box:
-        """Return the box; with --timeout, with that timeout."""
+        """Return the box with the timeout that the user gave; the same box if the user gave none."""
         if self.timeout is None:
             return box
         return msgspec.structs.replace(box, settings=msgspec.structs.replace(box.settings, timeout_s=self.timeout))

@@ -86,8 +86,8 @@ def new(
 
 
 def make(folder: Path, name: str, addresses: Sequence[str], client: bool, days: int, force: bool) -> Made:
-    """Make a certificate. Raises InvalidInput for an invalid name or folder, AlreadyExists if it exists and `force` is
-    not set, NotFound if openssl is not installed, EdgedError if openssl fails."""
+    """Make a certificate. Raises InvalidInput for an invalid name or folder, AlreadyExists if the certificate exists
+    and `force` is not set, NotFound if openssl is not installed, EdgedError if openssl fails."""
     names = tuple(dict.fromkeys((name, *addresses)))
     alternatives = ", ".join(map(_alternative, names))
     ca, certificate = folder / "ca.pem", folder / f"{name}.pem"

@@ -39,9 +39,9 @@ def up(
     """Serve a model to a camera: starts a daemon if none runs.
 
     It adds the model and the camera, prints the address of the page with the live picture, and shows progress until
-    Ctrl-C. The model, its engines and the camera are kept. If a daemon already runs, it is used, and continues after
-    Ctrl-C: the service, or the daemon on your default socket. EDGED_TARGET has no effect; for another daemon use edged
-    models add and edged cameras add.
+    Ctrl-C. The model, its engines and the camera are kept. If the service, or a daemon on your default socket, already
+    runs, it is used and continues after Ctrl-C. EDGED_TARGET has no effect; for another daemon use edged models add and
+    edged cameras add.
 
     \b
     edged up
@@ -63,7 +63,7 @@ def say(line: str) -> None:
 
 
 async def _run(plan: Plan, is_opened: bool) -> bool:
-    """Run until Ctrl-C or a signal; return whether a daemon that this command started was stopped."""
+    """Run until Ctrl-C or a signal; return whether this command had started a daemon, which is stopped then."""
     from edged.demo.up import Output, up
 
     shown_at = 0.0

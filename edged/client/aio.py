@@ -116,7 +116,7 @@ class _Threaded(AsyncIterator[Item]):
             raise StopAsyncIteration
         if not self._started:
             self._started = True
-            # The thread does not refer to this object: it ends when the last reference to the object is dropped.
+            # The thread does not refer to this object, so dropping the last reference to the object ends the thread.
             work = (self._items, self._asked)
             threading.Thread(target=_pull_items, args=work, name="edged-answers", daemon=True).start()
         answer: futures.Future[list[Item]] = futures.Future()

@@ -35,7 +35,8 @@ BY_CAMERA = _options({"ring_hash_experimental": {"requestHashHeader": HEADER}})
 
 
 def resolve(targets: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Return gRPC targets of several daemons. Raises InvalidInput unless all are TCP, all with TLS or all without."""
+    """Return gRPC targets of several daemons. Raises InvalidInput if there are none, if only some of them use TLS, or
+    if one of several is a unix socket."""
     found = tuple(dict.fromkeys(map(address.resolve, targets)))
     if not found:
         raise InvalidInput("the list of daemons is empty; give HOST:PORT of each")
@@ -64,7 +65,7 @@ def together(targets: tuple[str, ...]) -> str:
 
 
 def key_of(camera: str) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that chooses a camera's daemon: a hash, since headers are ASCII and names need not be."""
+    """Return the metadata that chooses a camera's daemon: a hash of the name, since headers can have only ASCII."""
     return ((HEADER, hashlib.sha256(camera.encode()).hexdigest()[:16]),)
 
 

@@ -77,8 +77,8 @@ class Call(Generic[Answer]):
     """One request and its answers. `kind` is the message class of an answer, and `parse` converts an answer to the
     value that the user gets. `request` may be an already serialized message.
 
-    `timeout` is in seconds; None means the client's timeout. With `follow` the call has no deadline, since its answers
-    may never end.
+    `timeout` is in seconds; None means the client's timeout, or no deadline with `follow`, since the answers may then
+    never end.
     """
 
     path: str
@@ -91,8 +91,8 @@ class Call(Generic[Answer]):
 
 @dataclass(frozen=True)
 class StreamCall:
-    """A stream of one camera. `shared` is as in `DaemonCalls.stream`. `backoff` has the pauses before the daemon is
-    called again after it went away; None means that it is not called again."""
+    """A stream of one camera. `shared` is as in `DaemonCalls.stream`. If the daemon goes away, the stream calls it
+    again after the pauses of `backoff`; None means that the stream does not call it again."""
 
     model: str
     camera: str
@@ -131,7 +131,7 @@ def watching(
 def command(
     describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
 ) -> Method[Arguments, Updates[Answer], Coroutine[Any, Any, AsyncUpdates[Answer]]]:
-    """Make a method as `watching` does; this one waits for the first answer before it returns."""
+    """Make a client method as `watching` does. This method also waits for the first answer before it returns."""
     made = _method(describe, "_command")
     return cast("Method[Arguments, Updates[Answer], Coroutine[Any, Any, AsyncUpdates[Answer]]]", made)
 
@@ -247,7 +247,7 @@ class DaemonCalls:
 
     @unary
     def engines(self, model: str | None = None) -> Call[list[EngineInfo]]:
-        """Return the engines of one model, or of all."""
+        """Return the engines of one model, or of all models."""
         request = pb.ListEnginesRequest(model=model or "")
         return Call(_OPERATIONS + "ListEngines", request, pb.ListEnginesResponse, _engines)
 
@@ -328,7 +328,7 @@ class DaemonCalls:
         self, model: str, name: str | None = None, *, everything: bool = False
     ) -> Call[GalleryInfo]:
         """Remove a name from the gallery of a model, or with `everything` the whole gallery; return what is left.
-        Raises NotFound, or InvalidInput unless either `name` or `everything` is given."""
+        Raises NotFound, or InvalidInput if neither or both of `name` and `everything` are given."""
         request = pb.RemoveFromGalleryRequest(model=model, name=name or "", everything=everything)
         return Call(_OPERATIONS + "RemoveFromGallery", request, pb.Gallery, _one(GalleryInfo))
 
@@ -414,7 +414,7 @@ class DaemonCalls:
         """Return the texts of a language model's answer, as they are made. Closing the returned updates ends the work.
 
         `messages` is a question, or messages with `role` (system, user or assistant), `content`, and `pictures`: JPEG
-        or PNG as bytes or paths, for models that take pictures. With `json_schema` or `regex` the answer follows it.
+        or PNG as bytes or paths, for models that take pictures. With `json_schema` or `regex` the answer matches it.
         `timeout` limits the time of the whole answer, in seconds; without it, only the daemon limits the time. Raises
         InvalidInput, NotFound, NotReady, Overloaded or DeadlineExceeded.
         """
@@ -440,10 +440,10 @@ class DaemonCalls:
 
     @watching
     def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> Call[EventInfo]:
-        """Return the kept events after the one numbered `after`; with `follow`, also new events.
+        """Return the kept events after event number `after`; with `follow`, also new events.
 
-        If the daemon may have been restarted since then, also give the `epoch` of that event. Numbers begin again at a
-        restart, so the daemon then returns all kept events.
+        If the daemon may have been restarted since event `after`, also give the `epoch` of that event. Numbers begin
+        again at a restart. So the daemon returns all kept events if the epoch is an earlier one.
         """
         request = pb.WatchEventsRequest(after=after, epoch=epoch, follow=follow)
         return Call(_OPERATIONS + "WatchEvents", request, pb.Event, event_info, follow)
@@ -459,8 +459,8 @@ class DaemonCalls:
         follow: bool = True,
     ) -> Call[EngineProgress]:
         """Build the engines of a model, the engine whose key begins with `engine`, or all engines. Without `force` only
-        engines that are missing, failed or quarantined are built; with `force` all selected engines are. The current
-        engines keep serving meanwhile.
+        engines that are missing, failed or quarantined are built; with `force` all selected engines are built. The
+        current engines keep serving meanwhile.
 
         The work has begun when this returns. Closing the returned updates does not end the work; `cancel` does. The
         first updates list every selected engine; with `follow` more updates arrive until each engine has its outcome.
@@ -555,8 +555,8 @@ class DaemonCalls:
 
     @unary
     def restore_model(self, name: str) -> Call[ModelInfo]:
-        """Put back the model that was removed or replaced last. A model of this name that exists now can be restored in
-        turn. Raises ModelNotFound if the daemon keeps none."""
+        """Put back the model of this name that was removed or replaced last. If a model of this name exists now, it is
+        kept and can be restored the same way. Raises ModelNotFound if the daemon keeps no such model."""
         request = pb.RestoreModelRequest(name=name)
         return Call(_OPERATIONS + "RestoreModel", request, pb.ModelStatus, _one(ModelInfo), timeout=600.0)
 

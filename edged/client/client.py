@@ -25,13 +25,14 @@ Target: TypeAlias = str | os.PathLike[str] | list[str] | tuple[str, ...] | None
 
 
 class Client(DaemonCalls, AbstractContextManager["Client"]):
-    """A connection to one daemon; threads may share it.
+    """A connection to one daemon, or to several; threads may share it.
 
     `target` is `unix:/path`, `/path`, `host:port` or `:port`, with `tls:` in front for TLS; None means EDGED_TARGET, or
-    the daemon's default socket if that is unset. For a list of `host:port` the client calls the healthy ones in turn,
-    and each camera's stream stays with one of them (`edged.client.balance`). `timeout` is the deadline of one call in
-    seconds; in a stream, it is the longest time that frames may wait while no result arrives. `credentials` are a CA, a
-    certificate or a token, or gRPC's credentials; None reads them from the environment (`edged.client.credentials`).
+    the daemon's default socket if that is unset. For a list of `host:port` the client calls the healthy daemons in
+    turn, and each camera's stream stays with one of them (`edged.client.balance`). `timeout` is the deadline of one
+    call in seconds; in a stream, it is the longest time that frames may wait while no result arrives. `credentials` are
+    a CA, a certificate or a token, or gRPC's credentials; None reads them from the environment
+    (`edged.client.credentials`).
 
     Every method raises a subclass of `edged.errors.EdgedError` with a one-line message; NotReady if no daemon answers.
     """
@@ -72,8 +73,8 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
         return kind(call.path, request_serializer=serialize, response_deserializer=call.kind.FromString)
 
     def failure(self, call: Call[Any], error: grpc.RpcError) -> Exception:
-        """Return the error to raise for a failed call: the error of reading a file to upload if there was one,
-        otherwise the daemon's."""
+        """Return the error to raise for a failed call: the error of reading an uploaded file if there was one,
+        otherwise the error from the daemon."""
         unread = call.request.failure if isinstance(call.request, Upload) else None
         return unread or from_rpc_error(error, self.target)
 

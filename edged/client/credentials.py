@@ -1,8 +1,9 @@
 """A client's credentials (CA, certificate, token) and the gRPC channels made with them.
 
 TLS protects data that leaves the machine; unix sockets and loopback need no TLS. A token is sent with every call as the
-HTTP header `authorization: Bearer TOKEN` (RFC 6750), but never unencrypted to another machine. It is sent as plain
-metadata: gRPC's call credentials refuse connections without TLS, even unix sockets, and cost a thread for each call.
+HTTP header `authorization: Bearer TOKEN` (RFC 6750), but never unencrypted to another machine. The header is plain
+metadata, because gRPC's call credentials refuse connections without TLS, even unix sockets, and cost a thread for each
+call.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def channel(
     place: str = "",
 ) -> grpc.Channel:
     """Open a channel to a resolved target. If `credentials` is None, read them from the environment. `more` are further
-    channel options; `place` is the address that gRPC gets, if not the target itself.
+    channel options; `place` is the address for gRPC if that is not the target.
 
     Raises InvalidInput if a file cannot be used or a token would be sent unencrypted.
     """
@@ -186,7 +187,7 @@ def shared_by(
     if isinstance(credentials, grpc.ChannelCredentials):
         return credentials
     known = Credentials.from_environment() if credentials is None else credentials
-    secured = [is_secured(each, known) for each in targets]  # checks each
+    secured = [is_secured(each, known) for each in targets]  # checks the token for all targets
     if any(secured) and not known.server_name:
         raise InvalidInput("several daemons with TLS need one name in all their certificates; give server_name")
     return known
@@ -216,7 +217,7 @@ class _Authorized:
         def authorized(*args: Any, **kwargs: Any) -> Any:
             plain = found(*args, **kwargs)
             call: Any = functools.partial(plain, metadata=self._metadata)
-            if hasattr(plain, "future"):  # only calls with one answer have it
+            if hasattr(plain, "future"):  # only calls with one answer have `future`
                 call.future = functools.partial(plain.future, metadata=self._metadata)
             return call
 
@@ -232,8 +233,8 @@ def _tls(credentials: Credentials) -> grpc.ChannelCredentials:
 
 
 def require_usable(credentials: Credentials) -> None:
-    """Raise InvalidInput if TLS cannot use a file. gRPC only reports that it cannot connect; `ssl` reports the
-    reason."""
+    """Raise InvalidInput if TLS cannot use a file. The files are loaded with `ssl`, because it reports the reason, and
+    gRPC reports only that it cannot connect."""
     import ssl  # imported here, since few clients need it
 
     def attempt(what: str, path: str, load: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What a model found, read from messages: detections, with the nested answers of a pipeline's second model, and
+"""Converts messages to what a model found: detections, with the nested answers of a pipeline's second model, and
 contents, which are about the whole picture."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Pictures in POSIX shared memory that the daemon reads: a raw picture is copied once into this memory, not sent
-through gRPC. `edged.shared_layout` describes the ring."""
+through gRPC. The memory is a ring of slots; `edged.shared_layout` describes it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class SharedRing(AbstractContextManager["SharedRing"]):
         self._segment = _Segment(folder, slots, slot_bytes, group)
         self._lock = threading.Lock()
         self._closed = False
-        # Earlier, smaller segments, each with the stamp at which it is removed: its newest picture is then overwritten.
+        # Earlier, smaller segments, each with the stamp at which it is removed. In a single ring, that stamp would
+        # overwrite the segment's newest picture.
         self._before: deque[tuple[_Segment, int]] = deque()
 
     @property
@@ -247,7 +248,7 @@ class Sharing:
         self._ring = self._new_ring(self._slots, size, group=readers_group(self._socket))
         nothing = pb.SharedImage(segment=self._ring.segment, offset=0, stamp=1, size=0)
         status = self._probe(pb.Frame(model=self._model, shared=nothing))
-        if status is not grpc.StatusCode.INVALID_ARGUMENT or self._problem:  # a problem: closed meanwhile
+        if status is not grpc.StatusCode.INVALID_ARGUMENT or self._problem:  # `_problem` is set: closed meanwhile
             self._ring.close()
             reason = "the call succeeded" if status is None else status.name
             raise SegmentUnusable(self._problem or f"the daemon did not confirm that it can read the ring ({reason})")

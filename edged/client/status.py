@@ -27,8 +27,8 @@ _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNIMPLEMENTED: Unsupported,
 }
-# The daemon's error code selects a subclass of the class for the status, or one of these two classes, which are not
-# subclasses: they share their status with Overloaded.
+# The daemon's error code selects a subclass of the class for the status. It may also select these two classes: they
+# share a status with Overloaded, but are not subclasses of it.
 _OWN_STATUS = (errors.OutOfSpace, TooLarge)
 _CLASSES: dict[ErrorCode, type[EdgedError]] = {
     kind.code: kind

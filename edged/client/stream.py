@@ -34,13 +34,14 @@ def serialize(message: Message | bytes) -> bytes:
 
 
 class Stream(Iterator[Result], AbstractContextManager["Stream"]):
-    """Iterator over a stream's results in the order of arrival. Ends when the frames have ended and all are answered.
+    """Iterator over a stream's results in the order of arrival. Ends when the frames have ended and each is answered or
+    skipped.
 
     If the frames raise an exception, the iterator raises it after the answers to earlier frames. Raises NotReady when
     the daemon goes away, and DeadlineExceeded if frames wait `patience` seconds without any result or skip report (0:
-    no limit). With `backoff`, a daemon that has answered at least once is called again instead. `counts` counts the
-    frames. The call is cancelled and the frames are closed by `close` (from any thread), at the end of a `with` block,
-    and when the last reference is dropped.
+    no limit). With `backoff`, the stream instead calls the daemon again if it has answered at least once. `counts`
+    counts the frames. The call is cancelled and the frames are closed by `close` (from any thread), at the end of a
+    `with` block, and when the last reference is dropped.
     """
 
     def __init__(
@@ -156,7 +157,8 @@ class Updates(Iterator[Answer], AbstractContextManager["Updates[Answer]"]):
     """Iterator over a call's answers in the order of arrival. The request is sent when this object is created.
 
     The call is cancelled by `close` (from any thread), at the end of a `with` block, and when the last reference is
-    dropped. `timeout` is the deadline of the whole call in seconds; with `call.follow` there is no deadline.
+    dropped. The deadline of the whole call is `call.timeout` or else `timeout`, in seconds. With `call.follow` and
+    without `call.timeout`, there is no deadline.
     """
 
     def __init__(self, channel: grpc.Channel, call: Call[Answer], target: str, timeout: float) -> None:

@@ -42,11 +42,12 @@ class Package:
         replace: bool = False,
     ) -> Package:
         """Make a package. `path` is an ONNX file, or the folder or a file of a language model. `samples` are files or
-        folders. The daemon makes `repairs` before it examines the model.
-        `replace` allows a name that a model already has.
+        folders. The daemon makes `repairs` before it examines the model. `replace` allows a name that a model already
+        has.
 
-        Raises ModelRefused if the file is not an ONNX model or lacks external data, InvalidInput if samples are too
-        many, too large, or by their names neither pictures nor tensors, and Unsupported if onnx is not installed.
+        Raises ModelRefused if the file is not an ONNX model or lacks external data; InvalidInput if there are too many
+        samples, or if a sample is too large or by its name neither a picture nor tensors; Unsupported if onnx is not
+        installed.
         """
         header = ModelHeader(name=name, settings=dict(settings or {}), replace=replace)
         files = _files(Path(path))

@@ -1,4 +1,4 @@
-"""Builds a camera from typed settings, such as `max_fps=5` or `zones.door.points=[[0, 0], [1, 0], [1, 1]]`.
+"""Builds a camera from settings in text form, such as `max_fps=5` or `zones.door.points=[[0, 0], [1, 0], [1, 1]]`.
 
 Keys are those below `[cameras.NAME]`; values are written as in variables of the environment. Pure.
 """

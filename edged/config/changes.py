@@ -1,4 +1,4 @@
-"""Changes from one configuration to another. Pure."""
+"""Compares two configurations, and describes each changed key. Pure."""
 
 from __future__ import annotations
 

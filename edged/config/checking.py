@@ -24,7 +24,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def advice(name: str, here: Table, root: Table) -> str:
-    """Suggest the closest known key, of this table or of another."""
+    """Suggest a known key for an unknown `name` in table `here`: from this table, or from another table below
+    `root`."""
     close = nearest(name, here.names)
     elsewhere = [each for each in root.walk() if name in each.names and each is not here]
     if elsewhere:
@@ -112,9 +113,9 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def faults(tree: Mapping[str, object], table: Table, path: Path = (), root: Table | None = None) -> Iterator[Fault]:
-    """Yield the mistakes in one source, or in its table at `path`; a path includes the names that the user chose.
+    """Yield the mistakes in `tree`, the values of one source or of its table at `path`.
 
-    `root`: the table that is searched for known keys to suggest.
+    A path includes the names that the user chose. Keys to suggest are searched in the tables below `root`.
     """
     root = root or table
     keys = {key.path[-1]: key for key in table.keys}

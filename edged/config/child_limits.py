@@ -108,7 +108,7 @@ def box_mb() -> int:
 
 
 def admission_limits(seconds: float | None = None, memory_mb: int | None = None) -> AdmissionLimits:
-    """Return the limits set by options, otherwise by the environment; used without a daemon's configuration.
+    """Return the limits from options, or else from the environment. Commands without a daemon's configuration use this.
 
     Raises ConfigError if a value is out of range or not a number.
     """

@@ -1,4 +1,4 @@
-"""The schema as tables and keys, with the name, meaning and allowed values of each; values in TOML syntax."""
+"""Reads the schema as tables and keys, with the name, meaning and allowed values of each. Writes values as TOML."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def shown(value: object) -> str:
 
 
 def core(hint: object) -> object:
-    """Return a type without annotations and None."""
+    """Return a type without `Annotated`, and an optional type without None."""
     if typing.get_origin(hint) is Annotated:
         return core(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -71,13 +71,13 @@ def core(hint: object) -> object:
 
 
 def struct_of(hint: object) -> type[msgspec.Struct] | None:
-    """Return the struct that a type is, or may be; None for another type."""
+    """Return the struct if a type is a struct or an optional struct, otherwise None."""
     inner = core(hint)
     return inner if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else None
 
 
 def item_of(hint: object) -> object:
-    """Return the type of a list's items; None if it is not a list."""
+    """Return the type of the items if `hint` is a list or tuple, otherwise None."""
     inner = core(hint)
     return typing.get_args(inner)[0] if typing.get_origin(inner) in (tuple, list) else None
 
@@ -148,7 +148,7 @@ class Key(msgspec.Struct, frozen=True):
     """One key. `hint` is its type as written; `example` is a sample value if the default is empty, otherwise None.
 
     `is_secret`: the value is never shown (its `Meta` has `extra={"secret": True}`). `reload`: when a reload applies the
-    key; the enclosing table decides if the key does not.
+    key. It is the `Reload` of the key itself, or else of the enclosing table.
     """
 
     path: Path
@@ -267,7 +267,8 @@ def all_keys() -> tuple[Key, ...]:
 
 
 def reload_of(hint: object) -> Reload | None:
-    """Return when a reload applies a field of this type; None if the enclosing table or the field's keys decide."""
+    """Return the `Reload` in a field's annotation; None if it has none, so that the enclosing table or the keys inside
+    the field decide."""
     return next((each for each in typing.get_args(hint)[1:] if isinstance(each, Reload)), None)
 
 

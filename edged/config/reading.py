@@ -58,7 +58,8 @@ def variables() -> dict[str, tuple[Path, object]]:
 def read_variables(environment: Mapping[str, str]) -> tuple[Source, list[Problem], list[str]]:
     """Return the values in the environment, the mistakes in them, and warnings about unknown names.
 
-    Other programs share the environment, so an unknown name is a mistake only if it is or begins with a table's name.
+    Other programs share the environment, so an unknown name is a mistake only if it is a table's variable or begins
+    with one.
     """
     known = variables()
     tree: dict[str, object] = {}
@@ -80,7 +81,7 @@ def read_variables(environment: Mapping[str, str]) -> tuple[Source, list[Problem
     for name in sorted(strangers):
         close = nearest(name, sorted(known))
         meant = f"; did you mean {close}?" if close else ""
-        # A table's own name is also a mistake: EDGED_ACCESS would restrict nothing, although its user expects that.
+        # A table's own name is also a mistake: EDGED_ACCESS would restrict nothing, although the user expects it to.
         if any(f"{name}_".startswith(f"{prefix}_") for prefix in _prefixes()):
             problems.append(Problem(Origin("environment", _whole(name)), "", f"unknown variable{meant}"))
         else:
@@ -105,7 +106,7 @@ def parsed(text: str, hint: object) -> object:
     if core(hint) is str or choices(hint):
         return text
     if core(item_of(hint)) is str or choices(item_of(hint)):
-        # An IPv6 address begins with a bracket as well.
+        # A single bracket does not show a list, because an IPv6 address begins with one, too.
         listed = _toml(text) if text.startswith(('["', "['", "[]")) else None
         return listed if isinstance(listed, list) else [each.strip() for each in text.split(",") if each.strip()]
     value = _toml(text)
@@ -149,8 +150,8 @@ _MAY_END = re.compile(r"[\]}]|\"{3}|'{3}")
 def key_lines(text: str) -> dict[Path, int]:
     """Return the line, from 1, of each table's first header and of each key of a valid TOML file.
 
-    TOML parsers do not report lines, so statements are parsed one by one. Tables of an array are called `name[0]`. The
-    key of an inline table has the line of its statement if it is the table's only key, otherwise no line.
+    TOML parsers do not report lines, so statements are parsed one by one. Tables of an array are called `name[0]`. A
+    key inside an inline table has the line of the statement if the table has no other key; otherwise it has no line.
     """
     lines: dict[Path, int] = {}
     entries: dict[Path, int] = {}  # index of the last table of each array so far
@@ -269,7 +270,7 @@ def read(
 
 
 def _config(tree: Mapping[str, object]) -> Config:
-    """Convert the valid part of a tree."""
+    """Return the configuration with a tree's valid values; the defaults if its keys contradict each other."""
     pruned = dict(tree)
     for fault in faults(tree, tables()):
         pruned = _without(pruned, fault.path)

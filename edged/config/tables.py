@@ -30,7 +30,7 @@ def check_names(field: str, names: Iterable[str]) -> None:
 
 
 class Collect(Table, frozen=True):
-    """Frames that are collected for the model of this name, unless there are some already."""
+    """Frames that are collected for the model of this name, unless the model already has collected frames."""
 
     cameras: Annotated[
         tuple[str, ...],
@@ -57,7 +57,7 @@ class Frames(Table, frozen=True):
 
 class Describe(Table, frozen=True):
     """A rule: if a camera's detector sees a class for some time, the best frame goes to a language model, and its
-    answer becomes an event (docs/language.md). Frames of cameras and chats come first."""
+    answer becomes an event (docs/language.md). Frames of cameras and chats have priority over this."""
 
     camera: Annotated[str, Meta(description="The camera, by its id in streams.", examples=["gate"])]
     model: Annotated[

@@ -28,7 +28,8 @@ def template() -> str:
 
 
 def _inside(table: Table) -> Iterator[str]:
-    """Yield the parts of a table. Plain keys come first: after the header of an inner table they would belong to it."""
+    """Yield the parts of a table. Plain keys come first: after the header of an inner table, they would belong to that
+    table."""
     yield from (_block(key) for key in table.keys if not key.is_table)
     yield from (_named(key) for key in table.keys if key.is_table)
     for inner in table.tables:
@@ -111,12 +112,14 @@ def rows(reading: Reading) -> Iterator[Row]:
 
 
 def _variable(key: Key) -> str:
-    """Return the variable that sets a key, or that sets the enclosing tables whose names the user chooses."""
+    """Return the variable that sets a key. If the key is in a table whose name the user chooses, return the variable
+    that sets all such tables."""
     return variable(key.path[: key.path.index(NAME)]) if NAME in key.path else key.variable
 
 
 def disclosed(key: Key, value: object) -> object:
-    """Return a value without secrets: of a secret, only whether it is set; of an address, no user and password."""
+    """Return a value for display: `(hidden)` for a secret that is set, and texts without the users and passwords of
+    addresses."""
     if key.is_secret and value:
         return _HIDDEN
     return redact(value) if isinstance(value, str) else value
@@ -125,8 +128,9 @@ def disclosed(key: Key, value: object) -> object:
 def present(
     value: msgspec.Struct | None, table: Table | None = None, path: Path = ()
 ) -> Iterator[tuple[Path, Table, msgspec.Struct | None]]:
-    """Yield each table with its path and value; None for an absent optional table. A table whose name the user chooses
-    is yielded once for each name. `value` is the value of `table` at `path`; the default is the whole configuration."""
+    """Yield the path, table and value of each table; the value is None for an absent optional table. A table whose name
+    the user chooses is yielded once for each name. `value` is the value of `table` at `path`; by default `table` is the
+    whole configuration."""
     table = table or tables()
     yield path, table, value
     for inner in table.tables:

@@ -49,7 +49,8 @@ def confine_files(reach: Reach) -> None:
     except OSError as error:
         _failed(reach, "Landlock", error)
         abi = 0
-    # Without this capability root could not read another user's model; Landlock limits which files can be read.
+    # Without this capability, a process of root could not read another user's model; Landlock limits which files can be
+    # read.
     _drop_capabilities(keep=1 << _CAP_DAC_READ_SEARCH if abi else 0)
 
 
@@ -116,7 +117,7 @@ def _drop_capabilities(keep: int) -> None:
 
 
 def _permitted() -> int | None:
-    """Return the capabilities of this process as bits."""
+    """Return the capabilities of this process as bits, or None if they cannot be read."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
             return next((int(line.split()[1], 16) for line in lines if line.startswith("CapPrm:")), None)

@@ -30,7 +30,7 @@ _SCOPES = 3  # abstract unix sockets, signals
 
 
 def version() -> int:
-    """Return the kernel's Landlock ABI; 0 if it has none or it is disabled."""
+    """Return the version of the kernel's Landlock ABI, or 0 if the kernel has no Landlock or disables it."""
     try:
         return _call(_CREATE_RULESET, None, 0, _VERSION)
     except OSError:

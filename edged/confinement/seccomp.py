@@ -155,8 +155,8 @@ def is_available() -> bool:
 
 
 def refuse(program: bytes = b"") -> None:
-    """Permanently refuse the calls that a BPF program refuses; by default those that this process and its threads do
-    not need. Raises OSError if the kernel cannot.
+    """Permanently refuse the calls that a BPF program refuses. The default program refuses the calls that this process
+    and its threads do not need. Raises OSError if the kernel cannot apply the program.
 
     Needs no-new-privileges or a privilege. Open sockets stay usable; new ones can neither be created nor connected.
     """
@@ -179,7 +179,8 @@ def no_new_privileges() -> None:
 
 
 def filter_of(machine: str, pid: int) -> bytes:
-    """Return the BPF program for a machine; the confined process may send signals only to `pid`, itself. Pure."""
+    """Return the BPF program for a machine. `pid` is the confined process, which may send signals only to itself.
+    Pure."""
     column, architecture = _MACHINES[machine]
     code = [
         _operation(_LOAD, _ARCHITECTURE),

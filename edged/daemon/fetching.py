@@ -19,7 +19,7 @@ from edged.errors import EdgedError
 from edged.references import kept
 
 _LOG = logging.getLogger("edged")
-_PAUSES_S = (5.0, 5.0, 10.0, 60.0, 600.0, 3600.0)  # until another attempt
+_PAUSES_S = (5.0, 5.0, 10.0, 60.0, 600.0, 3600.0)  # pauses between attempts
 
 
 class Fetcher:
@@ -32,8 +32,8 @@ class Fetcher:
         self._woken = threading.Event()  # set when the configuration was read again
 
     def resolve(self, config: Config) -> Config:
-        """Replace references among the models by files of this box. A model that is not kept gets the path that its
-        file will have; `start` fetches it.
+        """Replace references among the models by paths of files on this box. A model that is not on this box yet gets
+        the path that its file is going to have, and `start` fetches it.
 
         Raises InvalidInput for a reference that cannot be used.
         """
@@ -47,7 +47,8 @@ class Fetcher:
         return msgspec.structs.replace(config, models=models)
 
     def start(self) -> None:
-        """Fetch what is missing. SIGHUP must have its handler already."""
+        """Start to fetch the missing files, in a thread. The thread sends SIGHUP, so SIGHUP must have its handler
+        already."""
         self._woken.set()
         if self._wanted and self._thread is None:
             self._thread = threading.Thread(target=self._fetch, name="fetcher", daemon=True)
@@ -64,10 +65,10 @@ class Fetcher:
                 except EdgedError as error:
                     _LOG.error("model %s cannot be fetched: %s", name, error)
                     kept.keep_problem(text, self._state, f"it cannot be fetched: {error}; edged tries again")
-                except Exception:  # the others must be fetched
+                except Exception:  # the other models must be fetched
                     _LOG.exception("model %s cannot be fetched", name)
                 else:
-                    if self._wanted.get(name) == text:  # the configuration may name another one by now
+                    if self._wanted.get(name) == text:  # the configuration may name another file now
                         del self._wanted[name]
                     os.kill(os.getpid(), signal.SIGHUP)
             if self._woken.wait(backoff.after(0.0) if self._wanted else None):

@@ -1,4 +1,5 @@
-"""Notifies systemd: of the status once a second if it changed, and its watchdog while the daemon makes progress."""
+"""Sends systemd the daemon's status once a second if it changed, and watchdog notifications while the daemon makes
+progress."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _BEATS = 4  # reports per watchdog timeout, since some may be late
 
 
 class Heartbeat:
-    """Sends the notifications from the event loop: if the loop hangs, the watchdog ends the daemon."""
+    """Sends the notifications from the event loop, so that the watchdog ends the daemon if the loop hangs."""
 
     def __init__(self, notifier: Notifier, watchdog: float | None, controller: Controller, reloader: Reloader) -> None:
         """`watchdog`: seconds that systemd waits for a report; None without a watchdog."""
@@ -42,7 +43,7 @@ class Heartbeat:
     def _beat(self) -> None:
         if self._watchdog is None:
             return
-        # Half the timeout here, since the watchdog itself then waits for the other half or longer.
+        # Only half the timeout is allowed here, because the watchdog then waits for the other half or longer.
         why = stalled(self._controller.liveness(), self._watchdog / 2)
         if why and why != self._stuck:
             _LOG.critical("the daemon no longer reports to the watchdog: %s", why)
@@ -58,7 +59,8 @@ class Heartbeat:
 
 
 def headline(report: StatusInfo, problem: str = "") -> str:
-    """Summarise the daemon for `systemctl status`; `problem` is one that concerns neither models nor engines."""
+    """Summarise the daemon for `systemctl status`; `problem` is a problem of the daemon as a whole, such as a refused
+    configuration; empty without one."""
     return "; ".join(_parts(report, problem))
 
 

@@ -28,7 +28,7 @@ def cache_dir(config: Config) -> Path:
 
 
 def repository(config: Config) -> Repository:
-    """Return the models below the state directory."""
+    """Return the repository of the models below the state directory."""
     return Repository(state_dir(config) / "models", accepts_foreign(config))
 
 
@@ -76,7 +76,7 @@ def guard_of(config: Config) -> Guard:
 
 
 def split_sockets(config: Config) -> tuple[str, str] | None:
-    """Return the default sockets for frames and for operators; None unless the daemon listens on both."""
+    """Return the default sockets for frames and for operators if the daemon listens on both; otherwise None."""
     pair = default_sockets()
     return pair if set(pair) <= set(addresses(config)) else None
 
@@ -94,7 +94,7 @@ def named_models(config: Config) -> dict[str, Path]:
 
 
 def check_model_name(config: Config, name: str) -> None:
-    """Raise InvalidInput if a model of the configuration has an invalid name, or that of a pipeline."""
+    """Raise InvalidInput if a model of the configuration has an invalid name, or the same name as a pipeline."""
     check_name(name)
     if name in config.pipelines:
         raise InvalidInput(f"pipelines.{name} has the name of a model; give the pipeline another name")

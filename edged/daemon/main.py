@@ -1,7 +1,7 @@
 """The composition root: creates the daemon's parts, starts and stops them in order.
 
-SIGTERM, SIGINT   stop in order; a second one stops at once
-SIGHUP            reload the configuration; stop if the terminal that started the daemon hung up, except under nohup
+SIGTERM, SIGINT   stop in order; a second signal stops the daemon at once
+SIGHUP            reload the configuration; if the daemon's terminal hung up, stop (but not under nohup)
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ async def serve(
 ) -> None:
     """Run the daemon until a signal ends it.
 
-    `ready` is called with the addresses once calls are answered. `read` reads the configuration again; None without a
-    file. `activation` has the sockets that systemd opened. Raises ConfigError if something cannot be used as
-    configured, and Refused if a newer edged has written the state.
+    `ready` is called with the addresses once calls are answered. `read` reads the configuration again; None if there is
+    no configuration file. `activation` has the sockets that systemd opened. Raises ConfigError if something cannot be
+    used as configured, and Refused if a newer edged has written the state.
     """
     malloc_trimmer.limit_arenas()  # before threads start
     signals = Signals()
@@ -83,7 +83,7 @@ async def _serve(
 ) -> None:
     tasks.count_callbacks()
     raise_descriptor_limit()
-    # These threads wait for disks; the few default ones would block each other on a slow disk.
+    # These threads wait for disks. asyncio's default has so few threads that a slow disk would block all of them.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "worker"))
     tell_confinement = _confine(config)
     notifier = Notifier.of(os.environ)
@@ -175,14 +175,14 @@ async def _serve(
 
 
 async def _listen_for_cameras(servers: GrpcServers, cleanup: contextlib.ExitStack) -> str:
-    """Open a socket that only this user can reach, for the processes of configured cameras; return its address."""
+    """Open a socket for the processes of configured cameras, which only this user can reach. Return its address."""
     folder = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` removes leftovers with this prefix
     cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
     return await servers.open(f"unix:{folder}/cameras.sock")
 
 
 def _confine(config: Config) -> Callable[[], None]:
-    """Protect this process from its children, and set how they are confined. Return a function that logs the
+    """Protect this process from its children, and set how the children are confined. Return a function that logs the
     confinement.
 
     Raises ConfigError if the configuration enforces features that the kernel lacks.
@@ -211,7 +211,7 @@ def _leave_behind() -> None:
 def _alone(folder: Path) -> Iterator[None]:
     """Lock the state directory: two daemons would remove each other's files.
 
-    Raises ConfigError if it is locked or missing. A read-only directory can be used; an alarm reports it.
+    Raises ConfigError if it is locked or missing. A read-only directory can be used, but an alarm reports it.
     """
     try:
         lock = _open_lock(folder)

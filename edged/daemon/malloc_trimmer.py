@@ -14,21 +14,22 @@ from pathlib import Path
 
 _LOOK_SECONDS = 2.0
 _WORTH = 16 << 20  # growth in bytes from which trimming is worth it
-_AGAIN = 3  # further attempts after that
+_AGAIN = 3  # further attempts after such growth
 _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()  # 16 or 64 KiB on some ARM boxes
 _ARENA_MAX = -8  # M_ARENA_MAX of mallopt(3)
-_ARENAS = 4  # at most: Python's lock lets few threads allocate at a time
+_ARENAS = 4  # the most heaps; Python's lock lets few threads allocate at a time
 
 
 class MallocTrimmer:
-    """Decides when to trim, from the growth of memory since the last time. Pure."""
+    """Decides when to trim, from the growth of memory since the last trimming. Pure."""
 
     def __init__(self, resident: int) -> None:
         self._lowest, self._again = resident, 0
 
     def is_worth(self, resident: int) -> bool:
-        """Whether to trim: `resident` bytes are much more than before, or were in one of the last three checks."""
+        """Whether to trim: the memory, now `resident` bytes, has grown much since the last trimming, or had at one of
+        the last three checks."""
         self._lowest = min(self._lowest, resident)
         if resident >= self._lowest + _WORTH:
             self._again = _AGAIN
@@ -49,7 +50,8 @@ def limit_arenas() -> None:
 
 
 async def run() -> None:
-    """Check every few seconds until cancelled; return at once if the C library has no `malloc_trim`."""
+    """Check the memory every two seconds and trim if worthwhile, until cancelled. Return at once if the C library has
+    no `malloc_trim`."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return

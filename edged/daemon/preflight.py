@@ -34,7 +34,7 @@ _DEFAULT: Path = ("listen",)  # the default socket, which differs by user
 
 
 def preflight(config: Config) -> Iterator[Finding]:
-    """Yield all problems."""
+    """Yield all problems of a configuration on this box."""
     yield from _folders(config)
     yield from _models(config)
     yield from _listeners(config)
@@ -58,7 +58,7 @@ def _unwritable(folder: File) -> Iterator[str]:
         yield f"{what} is not a directory; use another"
         return
     try:
-        with tempfile.TemporaryFile(dir=there):  # only a write proves it; the file has no name
+        with tempfile.TemporaryFile(dir=there):  # only a write proves that the folder is writable; the file has no name
             pass
     except OSError as error:
         why = f"cannot be written by user {os.geteuid()} ({error.strerror or error})"
@@ -100,7 +100,7 @@ def _unreadable(path: File) -> Iterator[str]:
 
 
 def _access(config: Config) -> Iterator[Finding]:
-    """Check certificates and grants; each message begins with its key."""
+    """Check certificates and grants. Each message begins with the key that it is about."""
     if config.tls.certificate:
         yield from _raised(lambda: tls.read(config.tls, time.time()))
     guarded = [*locations.addresses(config), *locations.guarded_http(config)]
@@ -175,7 +175,8 @@ def _zmq(address: str, key: str, allow_remote: bool | None) -> _Place:
 
 
 def _no_socket(path: File) -> Iterator[str]:
-    """Yield the reason if a socket cannot be created; an existing socket may belong to a running daemon."""
+    """Yield the reason if a socket cannot be created. An existing socket is no problem, because it may belong to a
+    running daemon."""
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         yield f"{path} exists and is not a socket; remove it or listen elsewhere"
     elif not path.exists():

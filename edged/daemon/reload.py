@@ -1,4 +1,4 @@
-"""Reloads the configuration of a running daemon: only changed parts are affected; an invalid file changes nothing."""
+"""Reloads the configuration of a running daemon. Only changed parts are affected. An invalid file changes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LATER = "it takes effect when the daemon is restarted"
 
 
 class Reloader:
-    """Holds the configuration in force. `read` reads the new one; None without a file."""
+    """Holds the configuration in force. `read` reads the new configuration; None if there is no configuration file."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Reloader:
     async def reload(self) -> tuple[Change, ...]:
         """Read the configuration again and return the result of each change.
 
-        Raises ConfigError if the configuration is invalid, and InvalidInput if a model's name is; then nothing changes.
-        Raises Refused without a file.
+        Raises ConfigError if the configuration is invalid, and InvalidInput if the name of a model is invalid; in both
+        cases nothing changes. Raises Refused if the daemon has no configuration file.
         """
         if self._read is None:
             raise Refused("this daemon was started without a configuration file; restart it with one to reload")
@@ -82,7 +82,8 @@ class Reloader:
             return outcomes
 
     async def _make(self, change: Change, wanted: Config) -> Change:
-        """Apply one change. If that fails, the old value stays, and the next reload tries again."""
+        """Apply one change and return it with its outcome. If it fails, the old value stays, and the next reload tries
+        again."""
         problem = _LATER if RELOADS[change.key] is Reload.RESTART else ""
         if not problem:
             try:
@@ -153,7 +154,7 @@ class Reloader:
                 raise AssertionError(key)
 
     async def _listen(self, config: Config, grace: float) -> None:
-        """Open all new addresses, or none if one fails; then close the removed ones."""
+        """Open all new addresses, then close the removed ones. If an address cannot be opened, no address changes."""
         wanted = locations.addresses(config)
         before = locations.addresses(self.config)
         opened: list[str] = []

@@ -80,7 +80,8 @@ class DrawnCamera(DemoCamera):
 
 
 class OwnCamera(DemoCamera):
-    """The user's source, which begins again at its end. Pictures are sent at the rate of drawn cameras."""
+    """The user's source, which begins again at its end. A source without a rate of its own, such as a folder of
+    pictures, is sent at the rate of drawn cameras."""
 
     def __init__(self, name: str, source: str, offset: float = 0.0) -> None:
         """Open the source. Raises NotFound, InvalidInput or Unsupported if that fails."""

@@ -9,8 +9,8 @@ from edged.api_types import EngineInfo, ModelInfo
 
 UNDER_WAY = ("absent", "queued", "building", "verifying")
 _SERVING = "serving"
-_GAIN = 0.95  # an engine replaces the serving one if it costs less than this share: see `edged.engines.reconcile`
-_OPENING_S = 60.0  # the daemon opens a faster engine this soon after the last build; later the serving one is final
+_GAIN = 0.95  # an engine replaces the serving one if its cost is below this share: see `edged.engines.reconcile`
+_OPENING_S = 60.0  # within this time after the last build the daemon opens a faster engine, if there is one
 
 
 class Life:
@@ -58,7 +58,8 @@ class Life:
             self._quiet_since = now
 
     def is_settled(self, now: float) -> bool:
-        """Whether all builds have ended, and the fastest engine serves and has answered."""
+        """Whether all builds have ended, and the fastest engine serves and has answered. If no faster engine was opened
+        for a minute, the serving engine counts as the fastest."""
         if self._quiet_since is None or self.served_s is None or self.serving is None:
             return False
         serving = self.serving
@@ -161,5 +162,5 @@ def _making(engine: EngineInfo) -> str:
 
 
 def _speed(engine: EngineInfo) -> str:
-    """Describe the speed relative to the reference, timed alternately; milliseconds would depend on the load."""
+    """Describe the speed as a multiple of the reference's, since milliseconds would depend on the box's load."""
     return "not timed" if engine.speed is None else f"{engine.speed:.1f} times as fast as unoptimised"

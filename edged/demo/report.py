@@ -187,8 +187,8 @@ def _problems(counts: FrameCounts, cold: Life, warm: Life, swap_due: bool) -> li
 
 
 def _why_no_swap(cold: Life) -> str:
-    """Return why no engine was swapped in; an empty text if the box only needs more time, or if no engine failed or was
-    rejected."""
+    """Return why no engine was swapped in: the first engine that failed or was rejected. Empty if there is no such
+    engine, or if the box only needs more time."""
     broken = [f"{title(e)} {e.state}: {e.reason}" for e in cold.engines if e.state in ("failed", "rejected")]
     return "" if _unfinished(cold) or not broken else broken[0]
 

@@ -58,7 +58,7 @@ _PATIENCE_S = 180.0
 _DRAIN_S = 120.0
 _CALL_S = 180.0  # the first answer may wait until a large model is read and opened
 _LOOK_S = 0.25
-_HOPELESS = 20  # failed frames before the first answer, after which the demo ends
+_HOPELESS = 20  # if so many frames fail before the first answer, the demo ends
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class _Stage:
             self.life.problem = self.life.problem or f"frames waited for {_DRAIN_S:g} s without an answer"
 
     async def _paint(self, client: AsyncClient, cameras: Sequence[DemoCamera], path: Path) -> None:
-        """Infer the newest picture of each camera again and write one picture of all."""
+        """Run the model again on the newest picture of each camera, and write the results as one picture."""
         seen = []
         for camera in cameras[:MAX_TILES]:
             if camera.newest is not None:

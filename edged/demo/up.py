@@ -125,8 +125,8 @@ def _looks_like_file(model: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def _daemon(output: Output) -> AsyncIterator[tuple[str, str]]:
-    """Yield the address of this user's daemon, and a token for its page. If no daemon runs, one is started; otherwise
-    the token is empty."""
+    """Yield the address of this user's daemon, and a token for its page. If no daemon runs, start one. If one already
+    runs, the token is empty."""
     address = f"unix:{paths.client_socket()}"
     if await _answers(address):
         output.say("daemon   already running; it is used")

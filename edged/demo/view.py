@@ -75,8 +75,8 @@ class View:
 
 
 def wrapped(text: Text, console: Console, indent: int) -> Text:
-    """Wrap a line at the terminal's width; further lines are indented. A line for a file or a pipe is not wrapped, nor
-    is a line with a word (such as a path) that would be broken."""
+    """Wrap a line at the terminal's width; further lines are indented. If the output is not a terminal, or if a word
+    (such as a path) would be broken, return the line unchanged."""
     width = max(console.width - indent, 20)
     if not console.is_terminal or any(len(word) > width for word in text.plain.split()):
         return text
@@ -221,7 +221,7 @@ _TILE_WIDTH = 640
 
 
 def paint_snapshot(seen: Iterable[tuple[Picture, Result]]) -> bytes:
-    """Return a JPEG with the annotated pictures side by side. Several pictures are at most 640 pixels wide each."""
+    """Return a JPEG with the annotated pictures side by side. If there are several, each is at most 640 pixels wide."""
     tiles = [_tile(picture, result) for picture, result in seen]
     return encode_jpeg(tiles[0] if len(tiles) == 1 else _mosaic(tiles))
 

@@ -43,7 +43,7 @@ _INT8_SUMS = frozenset(("avx_vnni", "avx512_vnni", "amx_int8"))
 
 
 def saturates(facts: Mapping[str, str]) -> bool:
-    """Whether sums of 8-bit products are wrong on this processor if the weights use all 8 bits."""
+    """Whether sums of 8-bit products can be wrong on this processor if the weights use all 8 bits."""
     return facts.get("cpu.arch") == "x86_64" and _INT8_SUMS.isdisjoint(facts.get("cpu.features", "").split())
 
 
@@ -67,7 +67,7 @@ def facts(blocks: list[dict[str, str]]) -> dict[str, str]:
 
 
 def parse(text: str) -> list[dict[str, str]]:
-    """Return key to value for each paragraph; the last value of a repeated key wins."""
+    """Return the keys and values of each paragraph. If a paragraph repeats a key, the last value counts."""
     blocks = []
     for paragraph in text.split("\n\n"):
         pairs = (line.partition(":") for line in paragraph.split("\n"))

@@ -34,8 +34,11 @@ _MOST_NAMES = 1 << 16  # bytes
 
 
 def code(root: Root, path: str) -> tuple[str, ...]:
-    """Return the architectures of all kernels in a library: `sm_86`, or `sm_90a` for only this architecture, is machine
-    code; `ptx_90` is code that a driver compiles for newer GPUs. Empty if the file has no kernels or cannot be read."""
+    """Return the architectures of all kernels in a library; empty if the file has no kernels or cannot be read.
+
+    `sm_86` is machine code, `sm_90a` is machine code for only this architecture, and `ptx_90` is code that a driver
+    compiles for newer GPUs.
+    """
     file = root.open(path)
     if file is None:
         return ()

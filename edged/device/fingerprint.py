@@ -28,7 +28,7 @@ _LONGEST = 200  # characters of a value; only a damaged file has more
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One fact that differs between two fingerprints; `old` or `new` is None if the fact is absent there."""
+    """One fact that differs between two fingerprints; `old` or `new` is None if that fingerprint lacks the fact."""
 
     name: str
     old: str | None
@@ -39,7 +39,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Facts by name, in the order of their names."""
+    """The facts by name, sorted by name."""
 
     facts: dict[str, str] = {}
 

@@ -17,7 +17,7 @@ from edged.device.system import total_memory_mb
 
 # CUDA compute capability of each Tegra SoC; add a line for a new SoC.
 _CAPABILITY = {"tegra194": "7.2", "tegra234": "8.7", "tegra264": "11.0"}
-# Containers hide the device tree (Docker masks /sys/firmware) but not the chip id, in decimal.
+# Containers hide the device tree (Docker masks /sys/firmware), but not the chip id, which sysfs has in decimal.
 _SOC = "sys/devices/soc0"
 _CHIPS = {"25": "tegra194", "35": "tegra234", "38": "tegra264"}
 # Names that the driver gives to the GPU of a SoC; any other GPU is a card.
@@ -96,7 +96,8 @@ def _fitted_mb(total: int) -> int:
 
 
 def _power_mode(root: Root) -> str:
-    """Return the power mode's name, such as `MAXN_SUPER`: from nvpmodel on the box itself, else from its files."""
+    """Return the name of the power mode, such as `MAXN_SUPER`. On the box itself ask nvpmodel first; otherwise, or
+    without an answer, read its files."""
     return (_asked_mode(root) if root.is_live else "") or _stored_mode(root)
 
 

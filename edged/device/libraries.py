@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from edged.device.root import Root
 
-# Directories of the loader on Debian and Ubuntu, Fedora, in containers with a mounted driver, and on WSL. Without
-# i386-linux-gnu: this process does not load 32-bit libraries.
+# Directories of the loader on Debian and Ubuntu, Fedora, in containers with a mounted driver, and on WSL.
+# i386-linux-gnu is not among them, because this process does not load 32-bit libraries.
 DIRECTORIES = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -28,7 +28,8 @@ def system_version(root: Root, name: str) -> str | None:
 
 
 def newest(root: Root, patterns: Iterable[str]) -> str | None:
-    """Return the highest version among the files that match the first pattern with a match, following links."""
+    """Return the highest version in the names of the files that match a pattern, following links. The first pattern
+    that matches such a file is used."""
     for pattern in patterns:
         names = (root.real_name(path) or "" for path in root.glob(pattern))
         versions = [match[1] for match in map(_SO_VERSION.search, names) if match]
@@ -38,7 +39,8 @@ def newest(root: Root, patterns: Iterable[str]) -> str | None:
 
 
 def marked_version(root: Root, path: str) -> str | None:
-    """Return the four-part version that a TensorRT library has as a symbol, `tensorrt_version_10_3_0_30`, or None."""
+    """Return the four-part version from the symbol `tensorrt_version_10_3_0_30` of a TensorRT library; None if it has
+    no such symbol."""
     # Symbol names are near the start of a library; the rest is hundreds of megabytes of kernels.
     match = _MARK.search(root.head(path, _SYMBOLS))
     return ".".join(number.decode() for number in match.groups()) if match else None

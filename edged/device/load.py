@@ -15,7 +15,7 @@ _LOADED = 0.3  # if other processes used this share while an engine was timed, i
 
 
 class Ticks(msgspec.Struct, frozen=True):
-    """Clock ticks of all processors since boot: busy ones and all."""
+    """Clock ticks of all processors since boot: the busy ticks, and all ticks."""
 
     busy: int = 0
     total: int = 0

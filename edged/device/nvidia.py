@@ -3,12 +3,12 @@
 Sources: `/proc/driver/nvidia` (the driver's README, "The /proc Interface"), the names of the driver's libraries, and
 `edged.device.nvml`.
 
-GPUs are numbered by PCI address, as NVML does, and CUDA after `use_pci_order`. The address distinguishes equal cards.
+GPUs are numbered by PCI address, as in NVML, and in CUDA after `use_pci_order`. The address distinguishes equal cards.
 The UUID is not a fact, because it would identify the owner's card.
 
 /proc and NVML ignore CUDA_VISIBLE_DEVICES, but CUDA counts only the GPUs that the variable allows, from 0. So on the
-running system hidden GPUs are left out of the facts, but the others keep their numbers; and a process that will use
-CUDA must call `use_pci_order` before CUDA reads the variable. Numbers in the variable count by PCI address, as in
+running system hidden GPUs are left out of the facts, but visible GPUs keep their numbers. A process that uses CUDA
+must call `use_pci_order` before CUDA reads the variable. Numbers in the variable count by PCI address, as in
 `nvidia-smi`; UUIDs may be abbreviated. As in CUDA, the first entry that does not name a GPU (such as -1) ends the
 variable's list. The name of a MIG device counts as such an entry, because the device's facts are not available.
 """
@@ -99,8 +99,8 @@ _NAMES_GPU = re.compile(r"[0-9]+|(?i:GPU-[0-9a-f-]+)")
 
 
 def use_pci_order() -> None:
-    """Make CUDA see and number all GPUs by PCI address; none if CUDA_VISIBLE_DEVICES names none. Call this before CUDA
-    is initialised."""
+    """Make CUDA see all GPUs, numbered by PCI address, or no GPU if CUDA_VISIBLE_DEVICES names none. Call this before
+    CUDA is initialised."""
     # By default CUDA's numbers begin with the fastest device.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     value = os.environ.pop(_VARIABLE, None)

@@ -84,7 +84,8 @@ class Root:
             return None
 
     def glob(self, pattern: str) -> tuple[str, ...]:
-        """Return existing paths that match, sorted; `*`, `?` and `[]` match within one part, not a leading dot."""
+        """Return the existing paths that match, sorted. `*`, `?` and `[]` match within one part of a path, but not a
+        leading dot."""
         found = [""]
         for part in pattern.split("/"):
             found = [f"{base}/{name}".lstrip("/") for base in found for name in self._matching(base, part)]

@@ -88,7 +88,7 @@ def _provider_code(root: Root) -> str:
 
 
 def _distributions(root: Root) -> dict[str, str]:
-    """Return normalised name -> version of the known distributions; the first on the path wins, as in imports."""
+    """Return normalised name -> version of the known distributions; the first one on the path counts, as in imports."""
     found: dict[str, str] = {}
     for directory in _directories(root):
         for path in root.glob(f"{directory}/*-info"):
@@ -132,7 +132,8 @@ def _libraries(root: Root, installed: Mapping[str, str]) -> dict[str, str]:
 def _tensorrt(root: Root, installed: Mapping[str, str]) -> str:
     """Return the version of the library that the Python bindings load: a wheel's, otherwise the system's.
 
-    An engine depends on four numbers. The library contains them; packages and file names may have only three.
+    An engine depends on all four numbers of the version. The library contains them; packages and file names may have
+    only three.
     """
     for name in _TENSORRT_LIBRARIES:
         if name in installed:
@@ -144,7 +145,7 @@ def _tensorrt(root: Root, installed: Mapping[str, str]) -> str:
     marked = _marked(root, libraries.DIRECTORIES, f"libnvinfer.so.{version}")
     package = f"libnvinfer{version.partition('.')[0]}"
     packaged = libraries.upstream(libraries.package_versions(root, [package]).get(package, ""))
-    # If the package's version differs from the file's, the package belongs to another copy.
+    # If the package's version differs from the file's, the package belongs to another copy of the library.
     return marked or (packaged if packaged.startswith(f"{version}.") else version)
 
 
@@ -157,7 +158,7 @@ def _marked(root: Root, directories: Iterable[str], pattern: str) -> str | None:
 
 
 def _cuda_toolkit(root: Root) -> str:
-    """Return the version of the toolkit at `/usr/local/cuda`, else of the newest `/usr/local/cuda-*`."""
+    """Return the version of the toolkit at `/usr/local/cuda`, otherwise of the newest `/usr/local/cuda-*`."""
     found = []
     for path in (*root.glob("usr/local/cuda/version.json"), *root.glob("usr/local/cuda-*/version.json")):
         try:

@@ -55,7 +55,7 @@ def _os(root: Root) -> dict[str, str]:
 def _limits(root: Root, total_mb: int) -> dict[str, str]:
     facts = {"memory.total_mb": str(total_mb)} if total_mb else {}
     limits = [int(text) >> 20 for text in _values(root, "memory", "memory.max", "memory.limit_in_bytes")]
-    # Without a limit cgroup v1 reports nearly 2^63 bytes, so "lower than the box" also tests for "set".
+    # Without a limit, cgroup v1 reports nearly 2^63 bytes, which is never lower than the memory of the box.
     if limits and min(limits) < (total_mb or 1 << 40):
         facts["memory.limit_mb"] = str(min(limits))
     quotas = [*_quotas_v2(root), *_quotas_v1(root)]
@@ -91,10 +91,10 @@ def _quotas_v1(root: Root) -> Iterator[float]:
 
 
 def _directories(root: Root, controller: str) -> Iterator[str]:
-    """Yield directories that may hold a controller's files of our cgroup, for v1 and v2, up to the root.
+    """Yield the directories of our cgroup and of those above it that may hold the files of a controller, v1 and v2.
 
     `/proc/self/cgroup` has lines `id:controllers:path`; the line of v2 has no controller. In a container the path may
-    be the host's and not exist here: then only the directories above it exist.
+    be a path of the host. Then the container has only the directories above this path.
     """
     for line in (root.read("proc/self/cgroup") or "0::/").splitlines():
         _, _, rest = line.partition(":")
@@ -115,7 +115,8 @@ def _upwards(mount: str, parts: list[str]) -> Iterator[str]:
 
 
 def _libc(root: Root) -> str:
-    """Return the C library, such as `glibc 2.36`: wheels are tagged with the lowest version that they support."""
+    """Return the C library, such as `glibc 2.36`, because wheels are tagged with the oldest version that they
+    support."""
     if root.is_live:
         return _confstr("CS_GNU_LIBC_VERSION") or ""  # None if the libc is not glibc
     version = package_versions(root, ["libc6"]).get("libc6", "")
@@ -130,7 +131,8 @@ def _confstr(name: str) -> str | None:
 
 
 def _python(root: Root) -> str:
-    """Return the interpreter's version, or the newest in a recorded tree, such as `3.11`: two numbers select wheels."""
+    """Return the interpreter's version, such as `3.11`, or the newest in a recorded tree. Two numbers select a
+    wheel."""
     if root.is_live:
         return ".".join(platform.python_version_tuple()[:2])
     found = [path.rpartition("python")[2] for path in root.glob("usr/lib/python3.[0-9]*")]

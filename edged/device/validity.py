@@ -2,8 +2,8 @@
 
 Not included on purpose: the kernel and distribution (`os.*`, `libc.version`), Python, a CPU box's memory and cgroup
 limits, the number of CPUs, `cpu.features` (`cpu.isa` in readable form), the PCI address, the toolkit besides the CUDA
-runtime (`cuda.version`), and `nvidia.state`, which only decides whether to build now. They may change while engines
-give the same answers.
+runtime (`cuda.version`), and `nvidia.state`, which only decides whether to build now. An engine gives the
+same answers if these facts change.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _CUDA_DEVICE = (
     "gpu.{}.name",  # stands for properties that only CUDA knows and TensorRT warns about: L2, shared memory, textures
     "gpu.{}.compute_capability",  # machine code is of one capability
     "gpu.{}.integrated",  # TensorRT warns if it differs
-    "gpu.{}.memory_mb",  # tactics are chosen within it
+    "gpu.{}.memory_mb",  # the builder chooses tactics that fit into this memory
     "gpu.{}.memory_bus_bits",  # TensorRT warns if it differs
-    "gpu.{}.cores",  # follows the number of multiprocessors; TensorRT warns if that differs
+    "gpu.{}.cores",  # follows from the number of multiprocessors; TensorRT warns if their number differs
 )
 
 _NVIDIA = (
@@ -55,9 +55,9 @@ _CUDNN = (
 )
 
 _TENSORRT = (
-    "tensorrt.version",  # an engine loads in the very version (four numbers) that built it
+    "tensorrt.version",  # an engine loads only in exactly the version (four numbers) that built it
     "runtime.tensorrt",  # the Python package that loads the library
-    "cpu.arch",  # an engine is of one architecture of host, too
+    "cpu.arch",  # an engine is for hosts of one CPU architecture, too
 )
 
 _TENSORRT_RTX = (
@@ -117,8 +117,8 @@ def is_driver(fact: str) -> bool:
 def relevant(backend: str, device_kind: str, index: int = 0) -> tuple[str, ...]:
     """Return the names of the facts that this backend's engines for device `index` of a kind depend on.
 
-    Facts that a box lacks are absent from the key. Raises Unsupported if backend and kind do not go together; an empty
-    result would mean "depends on nothing", which is true only for the null backend.
+    In the key, a fact that the box lacks has the value "absent". Raises Unsupported if backend and kind do not go
+    together; an empty result would mean "depends on nothing", which is true only for the null backend.
     """
     if backend == "null":
         return ()

@@ -2,7 +2,7 @@
 
 The file is Markdown, because people paste it into bug reports and should read what they give away; a block of JSON at
 the end of the file has the same contents for `make verified`, which adds rows to jetson/VERIFIED.md. Text and JSON are
-made from one redacted `BoxReport`, so neither says more than the other.
+made from one redacted `BoxReport`, so both have the same contents.
 """
 
 from __future__ import annotations

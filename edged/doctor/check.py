@@ -145,8 +145,8 @@ _ENDING_SECONDS = 15.0  # how long cancelled children may take to end
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step of an examination; it returns any number of checks. A failed step becomes a single check: `name` of
-    `subject` is unknown. `seconds` is its time limit, counted from its start."""
+    """One step of an examination: `ask` returns any number of checks. If the step fails, it returns a single check with
+    `name`, `subject` and the result unknown. `seconds` is its time limit, counted from its start."""
 
     name: Name
     subject: str
@@ -215,8 +215,8 @@ def plain(name: Name, question: Callable[[], Iterable[Check]], subject: str = ""
 
 
 async def in_thread(question: Callable[[], T]) -> T:
-    """Call a function in a daemon thread and return its result. Unlike asyncio's threads, it does not delay the
-    program's exit."""
+    """Call a function in a daemon thread and return its result. Unlike asyncio's threads, a daemon thread does not
+    delay the program's exit."""
     answer: futures.Future[T] = futures.Future()
     answer.set_running_or_notify_cancel()
 

@@ -77,8 +77,8 @@ def _others(folder: Path, owner: int) -> int:
 
 
 def ownership(name: Name, folder: Folder, daemon_uid: int | None) -> Iterator[Check]:
-    """Check whether this user can write to a folder, and whether the daemon's user `daemon_uid` owns it (not checked if
-    that is root, or None: no daemon runs, or its user is unknown)."""
+    """Check whether this user can write to a folder, and whether the daemon's user `daemon_uid` owns the folder. If
+    `daemon_uid` is root or None (no daemon runs, or its user is unknown), any owner is right."""
     owner = user_name(folder.uid)
     if folder.refusal:
         what = "cannot be written" if folder.exists else "does not exist and cannot be created"

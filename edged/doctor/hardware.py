@@ -144,7 +144,7 @@ class Node(msgspec.Struct, frozen=True):
     is_open: bool = False
 
     def may_use(self, user: User) -> bool:
-        """Whether a user has the access that the node's users need, by the kernel's rules (path_resolution(7))."""
+        """Whether a user has the access to the node that edged needs, by the kernel's rules (path_resolution(7))."""
         if self.is_open or user.uid == 0:
             return True
         shift = 6 if user.uid == self.uid else 3 if self.gid in user.gids else 0
@@ -153,7 +153,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def _needed(path: str) -> int:
-    """Return the access that a node's users need, as for os.access: to read, and usually to write."""
+    """Return the access to a node that edged needs, as for os.access: to read, and usually to write."""
     return os.R_OK if path in _READ_ONLY else os.R_OK | os.W_OK
 
 
@@ -322,7 +322,7 @@ def temperature(root: Root) -> Iterator[Check]:
 
 
 def _trips(root: Root, folder: str) -> dict[str, float]:
-    """Return a zone's lowest temperature for each kind of trip point: it slows down at "passive" and shuts down at
+    """Return a zone's lowest temperature for each kind of trip point: the box slows down at "passive" and shuts down at
     "critical"."""
     found: dict[str, float] = {}
     for path in root.glob(f"{folder}/trip_point_*_type"):

@@ -1,4 +1,4 @@
-"""Checks of models: of their files, and of a daemon's reports about them if one answers."""
+"""Checks of models: of their files and, if a daemon answers, of its reports about the models."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _step(name: Name, model: str, ask: Callable[[str], Awaitable[Sequence[Check]
 
 
 def _inspect(path: str) -> str:
-    """Return the remedy that names the command with more information about a model's file."""
+    """Return the remedy to run the command that shows more about a model's file."""
     return f"see: edged inspect {path}"
 
 
@@ -253,7 +253,8 @@ def external_data(name: str, inspection: Inspection) -> Iterator[Check]:
 
 
 def shapes(model: Model) -> Check:
-    """For a model with open dimensions, check whether a range of shapes is known: some engines need it to be built."""
+    """Check whether a range of shapes is known for a model with open dimensions, since some engines are built for a
+    range."""
     dynamic = [spec for spec in model.inspection.signature.inputs if not spec.is_static]
     if not dynamic:
         return ok(Name.SHAPES, "every input has one size", model.name)
@@ -301,7 +302,7 @@ _REMEDIES = {
 def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: bool) -> Iterator[Check]:
     """Check that the model's engines exist: a line with the reason for each engine that does not exist.
 
-    `by_daemon` means that a running daemon reports them; it builds missing engines later.
+    `by_daemon` means that a running daemon reports the engines; the daemon builds missing engines later.
     """
     built = [engine for engine in engines if not engine.is_reference]
     good = [engine for engine in built if engine.state in _GOOD]
@@ -334,7 +335,7 @@ def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: boo
 
 
 def placement(model: str, engines: Iterable[EngineInfo]) -> Check:
-    """Check which devices run the nodes of the serving engine; if none serves, of the fastest ready engine."""
+    """Check which devices run the nodes of the serving engine. If no engine serves, check the fastest ready engine."""
     engine = _best(engines)
     if engine is None:
         return unknown(Name.PLACEMENT, "the model has no engine to check", model)
@@ -367,8 +368,8 @@ def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInf
 
 
 def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]) -> Iterator[Check]:
-    """Check how close the verification figures of accepted engines are to their bounds: an update may push them
-    over. Warn of engines of which nothing could be compared."""
+    """Check how close the verification figures of accepted engines are to their bounds, since an update may push a
+    figure over its bound. Warn of engines whose answers could not be compared."""
     judged = near = 0
     for engine in engines:
         if engine.verdict is None or not engine.verdict.accepted or engine.precision not in TOLERANCES:

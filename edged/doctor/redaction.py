@@ -1,8 +1,10 @@
-"""Removes what identifies a box or its owner from texts that leave the box: its name becomes `<host>`, for example.
+"""Removes what identifies a box or its owner from texts that leave the box. The box's name becomes `<host>`, for
+example.
 
-There are two ways, since each misses something. Texts that are known from this box (its names, users, homes, serial
-numbers and network cards) are replaced wherever they occur. So is every text that looks like an address, a path below a
-home, a token or a serial number. Neither finds a secret that the box does not know and that has only letters.
+There are two ways, since each misses something. First, texts that are known from this box (its names, users, homes,
+serial numbers and network cards) are replaced wherever they occur. Second, every text that looks like an address, a
+path below a home, a token or a serial number is replaced. Neither way finds a secret that the box does not know and
+that has only letters.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ COMMON = frozenset(
     )
 )
 _SHORTEST = 2  # characters of the shortest name that is replaced
-_LONG = 8  # a name of so many characters is replaced within words, too
+_LONG = 8  # a name with at least so many characters is replaced also within words
 _SERIALS = (
     "proc/device-tree/serial-number",
     "sys/firmware/devicetree/base/serial-number",
@@ -185,8 +187,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _address(found: re.Match[str]) -> str:
-    """Return what replaces a match: only an IP address is secret. Times of the day and PCI addresses also have
-    colons. A colon may follow the address."""
+    """Return the replacement of a text with colons. Only an IP address is replaced, not a time of day or a PCI address.
+    A colon that follows the address stays."""
     for text in (found[0], found[0].removesuffix(":")):
         with contextlib.suppress(ValueError):
             if not text.strip(":"):  # "::" also separates words
@@ -197,8 +199,8 @@ def _address(found: re.Match[str]) -> str:
 
 
 def _token(found: re.Match[str]) -> str:
-    """Return what replaces a long word: a token has capitals, small letters and digits. Others are names, such as a
-    library's."""
+    """Return the replacement of a long word. A word with capitals, small letters and digits is a token. Any other word
+    is a name, such as a library's, and stays."""
     text = found[0]
     is_mixed = any(c.islower() for c in text) and any(c.isupper() for c in text) and any(c.isdigit() for c in text)
     return "<secret>" if is_mixed else text

@@ -31,7 +31,7 @@ _ROOT = User(0, frozenset((0,)), "root")
 class CheckOptions(msgspec.Struct, frozen=True):
     """The scope of the checks. `model` selects one model by name or file; an empty text selects all.
 
-    `target` is the daemon to ask, empty for none. `is_named`: the user named it, so the lack of an answer is a problem.
+    `target` is the daemon to ask, empty for none. `is_named`: the user named the daemon, so it must answer.
     `seconds` limits all checks together. `models` are the models of a configuration, by name; `with_models`: also check
     models. `families` are the families of other packages that models may use.
     """

@@ -49,15 +49,15 @@ EXTRAS = (
 
 
 class Runtimes:
-    """Makes the steps that check runtimes. After these ran, `loaded` has the reports of the runtimes that work."""
+    """Makes the steps that check runtimes. When all steps have run, `loaded` has the reports of runtimes that load."""
 
     def __init__(self, facts: Mapping[str, str]) -> None:
         self._facts = facts
         self.loaded: dict[str, jobs.LoadedRuntime] = {}
 
     def steps(self) -> list[Step]:
-        """Return a step for each runtime that is installed, for the reference's even if it is not, and for each
-        extra."""
+        """Return a step for each installed runtime and for each extra. The reference's runtime always has a step, even
+        if it is not installed."""
         present = registry.installed(self._facts)
         names = present if _REFERENCE in present else [_REFERENCE, *present]
         return [
@@ -196,11 +196,11 @@ def _tensorrt(facts: Mapping[str, str]) -> str:
 
 
 def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mapping[str, str]) -> Check:
-    """Check a runtime that cannot be imported. It is wrong if the runtime is the reference's or has a device here,
-    otherwise a warning."""
+    """Check a runtime that cannot be imported. The result is wrong if the runtime is the reference's or has a device
+    here, otherwise a warning."""
     what = f"{packaged} is installed and does not load" if packaged else "it is not installed"
     remedy = packages.reinstall_runtime(backend) if packaged else packages.install_runtime(backend)
-    if backend == "tensorrt" and _is_jetson(facts):  # pip has no TensorRT for it
+    if backend == "tensorrt" and _is_jetson(facts):  # pip has no TensorRT for a Jetson
         remedy = _tensorrt(facts)
     if backend == _REFERENCE:
         return wrong(Name.RUNTIME, f"{what}, and no model can be served without it: {reason}", remedy, backend)

@@ -44,8 +44,8 @@ _REPORT = "and report it: edged report"
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """An engine that was made and compared. Frames per second are of inference alone, with the fastest number of
-    inferences at a time. `speed` (one inference at a time) and `throughput` (many) are multiples of the reference's;
+    """An engine that was made and compared. Frames per second are of inference alone, with the number of inferences at
+    a time that is fastest. `speed` (one inference at a time) and `throughput` (many) are multiples of the reference's;
     engine and reference were timed alternately. All four are None if the engine was not timed."""
 
     runtime: str
@@ -101,8 +101,8 @@ class _Runtimes:
         return Step(Name.SELF_CHECK, _SUBJECT, self._ask_reference, _SECONDS, is_heavy=True)
 
     def steps(self) -> list[Step]:
-        """Return a step for each runtime and device (none unless the reference has answered), and for each other
-        runtime."""
+        """Return a step for each runtime and device for which an engine is made, and for each other installed runtime.
+        If the reference has not answered, no engine is made."""
         engines = chosen(desired(self._fingerprint, self._model)) if self._model is not None else ()
         tried = {REFERENCE.backend, *(engine.recipe.backend for engine in engines)}
         spare = [name for name in registry.installed(self._facts) if name not in tried]
@@ -142,8 +142,8 @@ class _Runtimes:
         return Step(Name.SELF_CHECK, backend, ask, _SECONDS, is_heavy=True)
 
     async def _load(self, backend: str, device: str) -> Check:
-        """Check only that a runtime loads. `device` is the device on which its engine is not tried; empty for a runtime
-        for which no engine is made."""
+        """Check only that a runtime loads. `device` is the device of its engine, which --quick does not make; empty for
+        a runtime without an engine here."""
         version = registry.version(backend, self._facts) or ""
         try:
             loaded = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _LIMITS)
@@ -177,8 +177,8 @@ class _Runtimes:
 
 
 def chosen(wanted: Iterable[DesiredEngine]) -> tuple[DesiredEngine, ...]:
-    """Return one engine for each runtime and device: in fp32 if possible, since differences are then the runtime's
-    fault, otherwise in the first precision that suits the device."""
+    """Return one engine for each runtime and device. Its precision is fp32 if possible, since differences are then the
+    runtime's fault, otherwise the first precision that suits the device."""
     found: dict[tuple[str, str], DesiredEngine] = {}
     for engine in wanted:
         place = engine.recipe.backend, engine.recipe.device
@@ -219,8 +219,8 @@ def tried(record: EngineRecord, version: str, fingerprint: Fingerprint) -> Tried
 
 
 def unanswered(checks: Iterable[Check], only_loaded: Sequence[Check]) -> list[Check]:
-    """Return the checks, with each unknown result changed to wrong: the check of a runtime hung or failed. Checks in
-    `only_loaded` (runtimes that were loaded but not run) are unchanged."""
+    """Return the checks, with each unknown result changed to wrong, since the check of that runtime hung or failed.
+    Checks in `only_loaded` (runtimes that were loaded but not run) are unchanged."""
     remedy = f"see journalctl -k, since a driver may hang, and edged doctor; {_REPORT}"
     return [
         wrong(check.name, check.message, remedy, check.subject)

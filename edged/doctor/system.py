@@ -129,7 +129,7 @@ def confinement(lacking: tuple[str, ...]) -> Check:
 
 
 class Descriptors(msgspec.Struct, frozen=True):
-    """A process's limit and number of open files; `whose` names the process. `used` is None if unknown."""
+    """How many files a process may open (`most`) and has open (`used`, None if unknown). `whose` names the process."""
 
     most: int
     whose: str

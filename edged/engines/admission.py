@@ -1,4 +1,4 @@
-"""Admission: whether a model file can be served on this box, by which backends, and why not.
+"""Admission: finds whether a model file can be served on this box and by which backends, or why not.
 
     file -> parse -> graph -> opset -> operators -> external data -> memory -> session -> inference
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 _LIMITS = Limits(seconds=120.0, memory_mb=4096)
 _EVERY_TIME = sys.maxsize  # a command tries the model again, even if it exceeded the limits before
-_AT_ONCE = 2  # children that try runtimes
+_AT_ONCE = 2  # children that try runtimes at the same time
 _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after a finding of these stages no runtime is tried
 
 
 class Admission(msgspec.Struct, frozen=True):
     """The outcome of admission.
 
-    model: None if the file cannot be served. backends: for each backend why it cannot run the model, empty if it can.
-    finding: why the model is refused. warnings: findings about a model that can be served.
+    model: None if the file cannot be served. backends: why each backend cannot run the model; empty if it can. finding:
+    why the model is refused. warnings: findings about a model that can be served.
     """
 
     inspection: Inspection
@@ -61,8 +61,9 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 class FamilyComparison(msgspec.Struct, frozen=True):
-    """The families that accept a model, the likeliest first: for each, its settings and what it finds in a picture.
-    `picture` is a JPEG with a tile for each. Both are empty if no family accepts the model with the given settings."""
+    """The families that accept a model, the likeliest first: for each family, its settings and what it finds in a
+    picture. `picture` is a JPEG with a tile for each family. Both fields are empty if no family accepts the model with
+    the given settings."""
 
     families: tuple[tuple[dict[str, str], jobs.TriedFamily], ...] = ()
     picture: bytes = b""
@@ -116,10 +117,10 @@ async def admit(
     installed: Iterable[str],
     samples: Sequence[Path] = (),
 ) -> Admission:
-    """Examine a model on the reference's backend only: this decides whether the model can be served. Other backends are
-    tried when their engines are built.
+    """Examine a model on the reference's backend only, because this backend decides whether the model can be served.
+    Other backends are tried when their engines are built.
 
-    Raises ModelRefused if the model cannot be served here, otherwise the errors of `examine`.
+    Raises ModelRefused if the model cannot be served here, and the errors of `examine`.
     """
     backends = [name for name in installed if name == REFERENCE.backend]
     admission = await examine(builder, path, settings, backends, samples)
@@ -157,7 +158,7 @@ async def try_families(
     job = jobs.TryFamilies(order, tuple(each.recognition for each in found), titles, str(picture.absolute()))
     limits = builder.admission.of_runtime(_size_mb(inspection))
     feeds = len({each.recognition.preprocess for each in found})
-    limits = msgspec.structs.replace(limits, seconds=limits.seconds * feeds)  # one inference for each
+    limits = msgspec.structs.replace(limits, seconds=limits.seconds * feeds)  # one inference for each preprocessing
     answer = await run(job, jobs.TriedFamilies, limits)
     if len(answer.families) != len(found):  # a hostile model may have taken over the child
         raise BuildFailed(f"the child answered for {len(answer.families)} families instead of {len(found)}")
@@ -175,7 +176,8 @@ class Proven(msgspec.Struct, frozen=True):
 async def prove(builder: Builder, model: Model, tries: int = 1) -> Proven:
     """Try an inspected model on the reference, unless the outcome is cached.
 
-    A model that exceeds the limits is tried at most `tries` times in a row. Raises ModelRefused if no host may open it.
+    If the model exceeds the limits, it is tried at most `tries` times in a row. Raises ModelRefused if no host may open
+    the model.
     """
     inspection = model.inspection
     size_mb = _size_mb(inspection)
@@ -211,7 +213,8 @@ def _job(path: Path, inspection: Inspection, model: Model | None, backend: str, 
 def _judged(
     inspection: Inspection, model: Model | None, answers: Mapping[str, jobs.Checked | str], held: Finding | None
 ) -> Admission:
-    """Combine the findings of runtimes with `held`, the finding about the file, if any. The earliest stage wins."""
+    """Combine the findings of runtimes with `held`, the finding about the file (None without a finding). The finding of
+    the earliest stage counts."""
     backends = {}
     for name, answer in answers.items():
         found = answer if isinstance(answer, str) else trials.first(answer.finding, held)

@@ -1,4 +1,5 @@
-"""Alarms. They are level-triggered: each turn finds all problems, and reports only the ones that begin or end."""
+"""Alarms. They are level-triggered: each turn of the control loop finds all current problems, and reports the changes:
+new problems, and problems that are over."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class Alarm(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> Subject:
-        """The identity of the alarm while it lasts; its message may change."""
+        """What identifies the alarm. The message is no part of it, because the message may change while the alarm
+        lasts."""
         return self.kind, self.model, self.engine, self.camera
 
 
@@ -108,7 +110,7 @@ def _about(alarm: Alarm, event: type[AlarmRaised | AlarmCleared]) -> dict[str, s
 
 
 class Box(msgspec.Struct, frozen=True):
-    """State of the whole box. A text is empty if there is no problem.
+    """The state of the whole box. A text is empty if there is no such problem.
 
     busy: the share of the processors in use. paused: why nothing is built. is_reboot_pending: a new driver needs a
     reboot. untracked: why the tracker does not work. state: why the state folder cannot be written.
@@ -174,7 +176,7 @@ def wrong_ensembles(ensembles: Iterable[PlannedEnsemble], health: Health) -> Ite
 
 def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[float, float] | None:
     """Return the current and the usual inference time of the serving engine, in ms, if the engine has been slow for too
-    long; otherwise None. The current time is 0 if few inferences ended lately.
+    long; otherwise None. The current time is 0 if too few inferences ended lately to know it.
 
     The timings of the build are not compared, because the child that measured them had a low priority.
     """

@@ -59,12 +59,12 @@ _LOG = logging.getLogger("edged.engines")
 _DEFAULT_ADMISSION = AdmissionLimits()
 _LEAST = 1 << 20  # free bytes below which a disk counts as full
 _READ_FORMAT = 8  # of cached inspections; raise it when `edged.jobs.inspect`, or a check that it calls, changes
-_REPAIR_SHARE, _REPAIRED_BY = 0.5, 0.75  # of a build's time limit: the most that int8 repairs take; when they must end
+_REPAIR_SHARE, _REPAIRED_BY = 0.5, 0.75  # of a build's time limit: the share for int8 repairs, and when they must end
 _KEPT = 1000  # cached inspections; the oldest belong to models that were refused and removed
 
 OnProgress: TypeAlias = Callable[[jobs.Progress], None]
 # Frees disk space until the given number of bytes may be written. Returns the most bytes that may be written, 0 for no
-# limit. Raises OutOfSpace.
+# limit. Raises OutOfSpace if the bytes cannot fit.
 Reserve: TypeAlias = Callable[[int], Awaitable[int]]
 
 
@@ -74,8 +74,8 @@ async def no_limit(need: int) -> int:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """An engine to make for a model. `effort` is that of the build; `is_timed`: whether to time the engine once it is
-    accepted."""
+    """An engine to make for a model. `effort` is the effort of the build. `is_timed`: whether to time the engine once
+    it is accepted."""
 
     model: Model
     recipe: Recipe
@@ -90,7 +90,7 @@ _UNKNOWN = Verdict(False, "not verified yet", {})
 class Builder:
     """Runs the children that make engines, and caches golden answers, inspections and admission outcomes of models.
 
-    `admission` limits the children that examine models before they serve.
+    `admission` has the limits of the children that examine models before the models are served.
     """
 
     def __init__(
@@ -112,7 +112,8 @@ class Builder:
         self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
         self._trials: dict[str, float] = {}  # by model digest, seconds that the reference took at admission
         self._timings = cache.absolute() / "timings"  # timing caches of builders for this device
-        # A command may use the daemon's cache at the same time, so unfinished golden answers have an owner.
+        # A command may use the daemon's cache at the same time, so unfinished golden answers belong to the process that
+        # makes them.
         self._unfinished = atomic.Staging(cache.absolute() / "unfinished")
         for folder in (self._golden, self._inspections, self._timings, self._unfinished.root):
             with contextlib.suppress(OSError):  # without the cache, reading models takes longer
@@ -126,7 +127,7 @@ class Builder:
         self._limits, self.admission = limits, admission or self.admission
 
     async def inspect(self, path: Path, tries: int = 1) -> Inspection:
-        """Inspect a model file. The result's `finding` says why it cannot be served.
+        """Inspect a model file. If the model cannot be served, the result's `finding` says why.
 
         Raises ModelRefused with a finding if the file is not a model, or if its reader crashes or exceeds the limits. A
         file whose reader exceeds the limits is read at most `tries` times in a row, also across restarts.
@@ -146,7 +147,7 @@ class Builder:
                 now = Unread(finding, 1 + (unread.tries if unread is not None else 0))
                 await asyncio.to_thread(self._outcomes.keep_unread, graph, self.admission, now)
             raise
-        if not inspection.external:  # external data is read each time, see `_known`
+        if not inspection.external:  # models with external data are not cached, see `_known`
             with contextlib.suppress(OSError):  # without the cache, the next start only takes longer
                 await asyncio.to_thread(self._keep, inspection)
         return inspection
@@ -162,8 +163,8 @@ class Builder:
         """Try a model of `size_mb` MiB on a runtime, unless the outcome is cached. Return the outcome, or a text that
         says why the runtime cannot be loaded.
 
-        A model that exceeds the limits is tried at most `tries` times in a row. Raises EdgedError if the trial has no
-        outcome.
+        If the model exceeds the limits, it is tried at most `tries` times in a row. Raises EdgedError if the trial has
+        no outcome.
         """
         known = await asyncio.to_thread(self._outcomes.known, job, self.admission)
         before = known.tries if known is not None and not trials.is_lasting(known.finding) else 0
@@ -185,15 +186,16 @@ class Builder:
         return found
 
     async def ask_reference(self, model: Model) -> None:
-        """Make a model's golden answers, unless they exist, so that engines made at the same time share them."""
+        """Make a model's golden answers, unless they exist, so that several engines of the model can use them at the
+        same time."""
         async with self._storing():
             await self._reference(model, REFERENCE, lambda progress: None)
 
     async def make(self, task: Task, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         """Build, verify and time an engine, and commit the outcome, accepted or rejected. Returns its record.
 
-        If the new engine is rejected, an accepted engine with this key in the store stays. If an error is raised, no
-        outcome is stored, and the temporary files are removed.
+        If the new engine is rejected and the store has an accepted engine with this key, the accepted engine stays. If
+        an error is raised, no outcome is stored, and the temporary files are removed.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
@@ -218,8 +220,8 @@ class Builder:
     ) -> EngineRecord:
         """Build an engine for a GPU with this compute capability, and commit it. The box itself needs no such GPU.
 
-        The engine's answers cannot be compared here, so it does not serve before a trial on the device that it is for.
-        Raises Refused if the store already has an accepted engine with this key.
+        The engine's answers cannot be compared here, so the engine serves only after a trial on the device for which it
+        is built. Raises Refused if the store already has an accepted engine with this key.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             await asyncio.to_thread(self._require_none, task.key.digest)
@@ -239,7 +241,8 @@ class Builder:
             return record
 
     async def verify(self, task: Task, on_progress: OnProgress) -> EngineRecord:
-        """Verify and time a stored engine again and update its record. If it is rejected, its files are removed.
+        """Verify and time a stored engine again, and update its record. If the engine is rejected, its files are
+        removed. Returns the record.
 
         Raises KeyError if the store does not have the engine.
         """
@@ -256,8 +259,9 @@ class Builder:
     async def adopt(self, task: Task, source: str, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         """Try the files of the engine `source`, built ahead or for another driver, as the engine of this task.
 
-        If the answers are right, commit the files under the new key as well. If they are wrong, raise WrongAnswers.
-        After any error the engine has to be built. Raises KeyError if the store has no engine `source`.
+        If the answers are right, commit the files under the new key as well, and return the record. If the answers are
+        wrong, raise WrongAnswers. After any error the engine has to be built. Raises KeyError if the store has no
+        engine `source`.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             old, artefact = self._store.records()[source], self._store.artefact(source)
@@ -273,8 +277,9 @@ class Builder:
     async def take_over(
         self, task: Task, fetch: Callable[[Path], Awaitable[EngineRecord]], on_progress: OnProgress, reserve: Reserve
     ) -> EngineRecord:
-        """Verify and time an engine that another box built, and commit it if its answers are right; otherwise raise
-        WrongAnswers. `fetch` writes the engine's files into a folder and returns its record. Raises its errors too."""
+        """Verify and time an engine that another box built. If its answers are right, commit it and return its record;
+        otherwise raise WrongAnswers. `fetch` writes the engine's files into a folder and returns the record of the
+        other box. Raises the errors of `fetch` too."""
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             on_progress(jobs.Progress("fetching"))
             fetched = await fetch(out)
@@ -299,8 +304,9 @@ class Builder:
                 place.unlink()
 
     def forget_others(self, needed: Set[str]) -> None:
-        """Remove the caches of models that were removed while no daemon ran: models with golden answers whose digest is
-        not in `needed` and that have no engine in the store. The other caches are small and bounded."""
+        """Remove the cached files of models that were removed while no daemon ran. These are the models with golden
+        answers whose digest is not in `needed`, and that have no engine in the store. The other caches are small and
+        bounded."""
         self._later(partial(self._forget_others, frozenset(needed)))
 
     def _forget_others(self, needed: Set[str]) -> None:
@@ -319,8 +325,8 @@ class Builder:
             return []
 
     def expected_seconds(self, task: Task) -> float | None:
-        """Estimate how many seconds it takes to make an engine: as many as this model's last engine of the backend
-        took, otherwise the mean of the backend's engines; None if it has none."""
+        """Estimate the seconds that it takes to make an engine: the time of this model's last engine of the backend,
+        otherwise the mean time of all engines of the backend. None if the store has no such engine."""
         kin = [
             record
             for record in self._store.records().values()
@@ -354,7 +360,7 @@ class Builder:
         )
 
     def timings(self, task: Task, capability: str = "") -> Path:
-        """Return the file in which a builder that times kernels keeps the times of this device."""
+        """Return the path of the file in which a builder that times kernels keeps the times of a device."""
         return self._timings / f"{task.recipe.backend}-{capability or task.key.generation}"
 
     def _patience(self, model: Model, backend: str) -> Patience:
@@ -373,8 +379,8 @@ class Builder:
         reference: tuple[Path, Standard],
         on_progress: OnProgress,
     ) -> EngineRecord:
-        """Verify an engine, judge it on frames of cameras if there is a collection, and time it if its answers are
-        accepted. Return the record with the outcome."""
+        """Verify an engine, judge it on frames of cameras if there is a collection, and time it if it is accepted.
+        Return `record` with the outcome."""
         golden, standard = reference
         on_progress(jobs.Progress("verifying"))
         model = task.model
@@ -409,22 +415,22 @@ class Builder:
         return msgspec.structs.replace(record, speeds=timed.speeds, load=timed.load, blocks=timed.blocks)
 
     async def _commit(self, out: Path, record: EngineRecord, reserve: Reserve) -> None:
-        """Commit an engine. A rejected engine leaves only a record, so that it is not built again, and does not replace
-        an accepted engine."""
+        """Commit an engine. Of a rejected engine only the record is stored, so that the engine is not built again. A
+        rejected engine does not replace an accepted engine."""
         key = EngineKey(record.parts).digest
         if not record.verdict.accepted:
             stored = self._store.records().get(key)
             if stored is None or not stored.is_usable:
                 await asyncio.to_thread(self._store.strip, record)
             return
-        if not record.adopted_from:  # adopted files are shared with the engine that they come from
+        if not record.adopted_from:  # adopted files are links to those of the other engine
             await reserve(record.size)
         await asyncio.to_thread(self._store.commit, out, record)
 
     async def _reference(self, model: Model, recipe: Recipe, on_progress: OnProgress) -> tuple[Path, Standard]:
         """Return the file of golden answers, and the standard for the engine. Makes the file if it does not exist.
 
-        Raises Superseded if the child loads another version of the reference's runtime than the facts name.
+        Raises Superseded if the version of the reference's runtime that the child loads is not the one in the facts.
         """
         now = await asyncio.to_thread(model.with_contents)  # the samples may have changed since planning
         facts = self.facts()
@@ -456,8 +462,9 @@ class Builder:
 
     @contextlib.asynccontextmanager
     async def _storing(self) -> AsyncIterator[None]:
-        """Turn errors into OutOfSpace if the disk is full, because runtimes rarely name that cause. Also used inside a
-        stage, because removing the stage frees the space before an outer check."""
+        """Turn errors into OutOfSpace if the disk is full, because runtimes rarely name this cause, and other OSErrors
+        into BuildFailed. Use this inside a stage too: the stage is removed before an outer check, which then finds free
+        space."""
         try:
             yield
         except OSError as error:
@@ -494,7 +501,7 @@ class Builder:
         atomic.prune(self._inspections, _KEPT)
 
     def _known(self, path: Path) -> tuple[str, Inspection | None]:
-        """Return a file's digest (empty if it cannot be read) and its cached inspection (None if there is none, or if
+        """Return a file's digest (empty if the file cannot be read), and its cached inspection (None without one, or if
         the model has external data)."""
         try:
             is_readable = path.is_file() and too_large(path.name, path.stat().st_size) is None

@@ -49,15 +49,15 @@ _LOG = logging.getLogger("edged.engines")
 _DRAIN_SECONDS = 10.0  # for requests that wait for a removed model
 _DRAIN_STEP = 0.02
 _READERS = 2  # children that inspect models at the same time
-# Delays before the next attempts after failures that may pass: exceeded limits, a failing box, kills, missing or
-# replaced files. All later attempts have the last delay.
+# Delays before the next attempts after failures that may be temporary: exceeded limits, a failing box, kills, missing
+# or replaced files. The last delay applies to all later attempts.
 _AGAIN_SECONDS = (60.0, 600.0, 3600.0)
-_COSTLY = ("timed_out", "too_much_memory")  # each attempt takes the processors for long, so their number is limited
+_COSTLY = ("timed_out", "too_much_memory")  # attempts take the processors for long, so their number is limited
 _PASSING = (*_COSTLY, "missing", "unreadable")
 _BACK_SECONDS = 1.0  # before the first new attempt to read a file that is missing or was replaced meanwhile
 
 
-# Tries a model. The number is the most attempts in a row that may exceed the limits.
+# Tries a model. The number is how many attempts in a row may exceed the limits.
 Prove: TypeAlias = Callable[[Model, int], Awaitable[Proven]]
 
 
@@ -77,7 +77,7 @@ class ModelSource(Protocol):
 
 
 class Catalogue:
-    """Keeps in `models` a plan for each model to be served, and in `ensembles` the ensembles. `retire` closes the
+    """Keeps a plan of each model to be served in `models`, and the ensembles in `ensembles`. `retire` closes the
     session of a removed model.
 
     A version that replaces another is read and opened in the same slot while the previous version answers.
@@ -96,8 +96,8 @@ class Catalogue:
         galleries: Galleries | None = None,
         language: LanguageModels | None = None,
     ) -> None:
-        """`prove` raises ModelRefused if no host may open the model. `galleries` has names for embeddings. `language`
-        serves the language models; None if they are not served."""
+        """`prove` raises ModelRefused if no host may open the model. `galleries` has the galleries of embedding models.
+        `language` serves the language models; None if they are not served."""
         self.models: dict[str, PlannedModel] = {}
         self.language: Mapping[str, PlannedLanguageModel] = language.models if language is not None else {}
         self.ensembles: dict[str, PlannedEnsemble] = {}
@@ -134,7 +134,8 @@ class Catalogue:
         return found
 
     def find_any(self, name: str, version: str = "") -> PlannedModel | PlannedEnsemble:
-        """Return the plan of a model or ensemble, like `find`."""
+        """Return the plan of a model or ensemble. Parameters and errors are as in `find`, but an ensemble is no
+        error."""
         if not version and name not in self.models and name not in self.ensembles:
             model, version = split_name(name)
             if version and (model in self.models or model in self.ensembles):
@@ -186,8 +187,8 @@ class Catalogue:
         raise ModelNotFound(f"model {name!r} has no version {wanted}; available: {there}")
 
     async def look_aside(self) -> bool:
-        """Scan the disk in a thread and apply the scan as `look` does. Concurrent calls run one after the other. Raises
-        OSError if the scan fails; then nothing changes, because the models may still be there."""
+        """Scan the disk in a thread and apply the scan as `look` does. Concurrent calls run one after the other. If the
+        scan fails, raises OSError and changes nothing, because the models may still be there."""
         async with self._looking:
             return self.take(await asyncio.to_thread(self.scan, self._weights()))
 
@@ -205,7 +206,8 @@ class Catalogue:
         return {name: planned.weights for name, planned in self.models.items()}
 
     def take(self, scan: Scan) -> bool:
-        """Apply a scan: read new and changed models, drop removed ones. Return whether there were any."""
+        """Apply a scan: read new and changed models, drop removed models. Return whether a model is new, changed or
+        removed."""
         is_changed = self._take_ensembles({n: e for n, e in scan.entries.items() if e.is_ensemble})
         if self._language is not None:
             is_changed |= self._language.take({n: e for n, e in scan.entries.items() if e.is_language})
@@ -338,7 +340,7 @@ class Catalogue:
             self._log_notes(planned)
         except EdgedError as error:
             if isinstance(error, Superseded) and not is_repeated:
-                await asyncio.sleep(_BACK_SECONDS)  # a scan that finds another file meanwhile cancels this
+                await asyncio.sleep(_BACK_SECONDS)  # a scan that finds another file meanwhile cancels this task
                 return await self._inspect(planned, tries, is_repeated=True)
             planned.weights = external
             planned.weights_changed(before)  # a later change of the external data may fix the error
@@ -387,7 +389,8 @@ class Catalogue:
     def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
         """Refuse the model on disk. If an engine of the model's previous content serves, that engine continues to
         serve."""
-        # The alarm that this raises is logged once; a new reason during the alarm is logged here.
+        # The alarm about this model is logged once when it begins. If the reason changes during the alarm, it is logged
+        # here.
         level = logging.DEBUG if planned.problem is None else logging.WARNING
         planned.problem, planned.engines = error, {}
         name = planned.entry.name
@@ -440,7 +443,7 @@ def _named_entries(name: str, path: Path) -> list[ModelEntry]:
 
 
 def _number(version: str) -> str:
-    """Return a version as a number without leading zeros. Raises InvalidInput if it is not a number."""
+    """Return a version without leading zeros. Raises InvalidInput if the version is not a whole number."""
     if not (version.isascii() and version.isdecimal() and len(version) <= 18):
         raise InvalidInput(f"{version[:40]!r} is not a model version; versions are whole numbers")
     return str(int(version))

@@ -1,8 +1,8 @@
 """The daemon's end of a one-shot child: starts it, reads its messages, enforces its limits, and finds how it ended.
 
 A child leads its own session: Ctrl-C in a terminal reaches only the daemon, which then stops the child. Processes that
-the child started are found and killed with it. The job server reaps the child only after this module has stopped it,
-so that its process number cannot be reused before.
+the child started are found and killed with it. The job server reaps the child only after this module has stopped it, so
+that the child's process number cannot be reused earlier.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from edged.tasks import despite_cancelling, in_thread
 
 _POLL_SECONDS = 0.25
 _LONGEST_PAUSE = 4 * _POLL_SECONDS
-_CLOSED_SECONDS = 2.0  # a child must end within this time after it closed its channel
+_CLOSED_SECONDS = 2.0  # within this time after a child closed its channel, the child must end
 _GONE_SECONDS = 10.0  # a killed child must release its memory within this time
-_REST_SECONDS = 1.0  # to read the rest of a dead child's pipes, if another process holds them open
+_REST_SECONDS = 1.0  # to read the rest of a dead child's pipes, which another process may hold open
 _MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # progress messages; `channel.JobReporter` sends far fewer
 _NOISE_BYTES = 1 << 16  # how much of standard error is kept; the last lines say why the child failed
 _CRASH = "Fatal Python error: "  # the first words of a crash's traceback, which is only logged
@@ -51,7 +51,8 @@ _EXAMINATIONS = (jobs.Inspect, jobs.Recognise, jobs.LoadFamilies, jobs.Check, jo
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 OnProgress = Callable[[jobs.Progress], None]
-# How a child was lost: it crashed, exceeded its time limit or its memory limit, or was killed from outside.
+# How a child was lost: it crashed, exceeded its time limit (late) or its memory limit (too large), or was killed from
+# outside.
 How: TypeAlias = Literal["crashed", "late", "too large", "killed"]
 
 
@@ -72,8 +73,8 @@ async def run(
     patience: Patience = NO_PATIENCE,
     command: Sequence[str] = (),
 ) -> Answer:
-    """Run a job in a new child. `on_progress` is called in the event loop with each progress message. `command`: a
-    program to run instead of edged's child; empty for none.
+    """Run a job in a new child and return its answer, which has the type `answer`. `on_progress` is called in the event
+    loop with each progress message. `command`: a program that runs instead of edged's child; empty for edged's child.
 
     Raises the error that the child reports, ChildLost if it crashes or exceeds a limit, and BuildFailed if it cannot be
     started or its answer cannot be read. If the caller is cancelled, the child is killed.
@@ -107,7 +108,8 @@ async def run(
 
 @contextlib.contextmanager
 def _reach(job: jobs.Job) -> Iterator[Reach]:
-    """Yield what the child may access, with a temporary folder for the block. Reads the model's folder."""
+    """Yield what the child may access, including a temporary folder that exists during the block. Reads the model's
+    folder."""
     scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` parses this name
     try:
         yield reach_of(job, scratch)
@@ -135,14 +137,14 @@ class OneShotChild:
         self._limits, self._on_progress, self._patience = limits, on_progress, patience
         self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds, patience.quiet_seconds)
         self._frames, self._noise = channel.Frames(), bytearray()
-        # Logged below warning, because only the child's end shows whether a line matters.
+        # Lines of the child are logged at level INFO, because only the child's end shows whether a line matters.
         self._log = ChildLogForwarder(f"child {what}", logging.INFO)
         self._last: channel.Frame | None = None
         self._messages_left, self._counted_at = _MESSAGE_BURST, time.monotonic()
         self._family: set[int] = set()  # killed with the child
         self._starved = 0.0  # seconds spent waiting for a processor
         self._granted = 0.0  # extra seconds for phases that the child began
-        self._extra_seconds = 0.0  # granted once the child reports a fraction
+        self._extra_seconds = 0.0  # extra seconds, granted once the child reports a fraction
         self._channel = PipeReader(process.stdout, self._receive)
         self._stderr = PipeReader(process.stderr, self._collect)
         self._watching = asyncio.create_task(self._watch_over())
@@ -151,8 +153,8 @@ class OneShotChild:
         return ChildLost(f"{self._what} child {why} and was stopped", how)
 
     async def last_word(self) -> channel.Frame | None:
-        """Wait for the child's answer or failure; None if it ends without one. Raises ChildLost if the child exceeds a
-        limit."""
+        """Wait for the child's answer or failure message and return it; None if the child ends without such a message.
+        Raises ChildLost if the child exceeds a limit."""
         ends = {self._channel.ended, self._watching}
         began = time.monotonic()
         done: set[asyncio.Future[BaseException | None]] = set()
@@ -185,7 +187,8 @@ class OneShotChild:
         self._channel.close()
 
     async def gone(self) -> None:
-        """Wait until a stopped child and its family have ended, and close everything."""
+        """Wait until a stopped child and its family have ended, about ten seconds at most. Then close the pipe and the
+        log."""
         try:
             # A process that hangs in a driver cannot be killed, so the wait is limited.
             await _happens(self._is_gone, _GONE_SECONDS)
@@ -249,19 +252,20 @@ class OneShotChild:
             if usage.wants:
                 self._starved += max(0.0, now - then - max(0.0, usage.cpu_seconds - cpu_seconds))
             cpu_seconds = usage.cpu_seconds
-            # A longer pause is not the child's: this process itself was frozen or starved.
+            # If the pause was longer, the child is not the cause: this process itself was frozen or got no processor
+            # time.
             if reason := self._watch.judge(usage, min(now - then, _LONGEST_PAUSE)):
                 return self._stopped(reason, "too large" if usage.memory_mb > self._limits.memory_mb else "late")
             then = now
         return None
 
     def _is_gone(self) -> bool:
-        """Whether child and family have ended."""
+        """Whether the child and its family have ended."""
         return self._process.has_ended() and not watch.any_lives(self._family)
 
 
 def _arguments(job: jobs.Job, limits: Limits, reach: Reach) -> tuple[str, ...]:
-    """Return the arguments of `edged.jobs.main.run` after the first."""
+    """Return the arguments of `edged.jobs.main.run` except the first."""
     niceness = process.EXAMINE if isinstance(job, _EXAMINATIONS) else process.BUILD
     if isinstance(job, jobs.Time | jobs.Sift | jobs.Shadow):
         niceness = process.MEASURE if isinstance(job, jobs.Time) else process.IDLE
@@ -300,8 +304,8 @@ _CHUNK = 1 << 16  # bytes read at once, so that other work of the loop gets its 
 class PipeReader:
     """Reads a pipe in the event loop and passes each piece to `receive`, so that the writer never blocks.
 
-    It owns the pipe. `ended` is done once either end of the pipe is closed; its result is the exception that `receive`
-    raised, or None.
+    The reader owns the pipe. The future `ended` is done once either end of the pipe is closed. Its result is the
+    exception that `receive` raised, or None.
     """
 
     def __init__(self, pipe: IO[bytes], receive: Callable[[bytes], None]) -> None:

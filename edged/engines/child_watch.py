@@ -23,16 +23,16 @@ from edged.models.model import Model
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of processor time in /proc
 _SHARE = 0.005  # of one processor; even the slowest build on a serving box uses several times this
-_LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc; a look at known ones reads one file for each
+_LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc; a look at known ones reads a file each
 
 
 class Patience(msgspec.Struct, frozen=True):
     """Extensions of a child's time limit, and limits of the time between two messages.
 
-    starved_seconds: time spent waiting for a processor extends the limit by up to this. granted: the extension for
-    each phase; the largest of the reported phases applies. progress_seconds: the extension for a child that reports a
+    starved_seconds: time spent waiting for a processor extends the limit by up to this. granted: the extension for each
+    phase; the largest of the reported phases applies. progress_seconds: the extension for a child that reports a
     fraction. quiet_seconds: the most seconds without a message, even while the child computes; step_seconds replaces
-    it once the child has reported a fraction. For both, 0 means no limit.
+    quiet_seconds once the child has reported a fraction. For both settings, 0 means no limit.
     """
 
     starved_seconds: float = 0.0
@@ -48,7 +48,8 @@ NO_PATIENCE = Patience()
 class Reading(NamedTuple):
     """One process as in /proc/PID/stat: its parent and session, seconds of processor time, resident MiB.
 
-    The processor time includes that of reaped children. `lives` is false for a zombie; `wants`: running or runnable.
+    The processor time includes that of reaped children. `lives` is false for a zombie. `wants` is true if the process
+    is running or runnable.
     """
 
     lives: bool
@@ -60,8 +61,8 @@ class Reading(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Processor time, memory and number of processes of a child with its family. `wants`: the child is running or
-    runnable."""
+    """Processor time, memory and number of processes of a child with its family. `wants` is true if the child itself is
+    running or runnable."""
 
     cpu_seconds: float
     memory_mb: float
@@ -93,7 +94,8 @@ def read(pid: int) -> Reading | None:
 
 
 def family(pid: int) -> set[int]:
-    """Return the leader of a session, all processes in it and their descendants, zombies included.
+    """Return the ids of the session that process `pid` leads: the leader, all processes in the session, and their
+    descendants, including zombies.
 
     A process that left the session and lost its parent is not found.
     """
@@ -106,7 +108,8 @@ def family(pid: int) -> set[int]:
 
 
 def kill(pid: int) -> set[int]:
-    """Kill a session's leader, which must not be reaped yet, and its family. Returns the family without the leader."""
+    """Kill a session's leader and its family. The leader must not be reaped yet. Returns the family without the
+    leader."""
     try:
         members = family(pid) - {pid}
     except OSError:  # no file descriptor is left for the search; killpg still kills the group
@@ -124,7 +127,7 @@ def any_lives(pids: set[int]) -> bool:
 
 
 class Family:
-    """Measures a child with its family. `measure` reads files: call it in a thread."""
+    """Measures a child with its family. `measure` reads files, so call it in a thread."""
 
     def __init__(self, pid: int, limit_mb: int) -> None:
         self._pid, self._limit_mb = pid, limit_mb
@@ -161,10 +164,10 @@ class Watch:
     def __init__(self, memory_mb: float, stall_seconds: float, quiet_seconds: float = 0.0) -> None:
         """`quiet_seconds`: how long the child may compute without a message; 0 for no limit."""
         self._memory_mb, self._stall_seconds, self.quiet_seconds = memory_mb, stall_seconds, quiet_seconds
-        self._quiet = 0.0  # seconds since the last message, without those spent waiting for a processor
+        self._quiet = 0.0  # seconds since the last message, without the time of waiting for a processor
         self._enough = max(_SHARE * stall_seconds, _TICK)
         self._silent = 0.0  # seconds since the last sign of life
-        self._used = 0.0  # seconds of processor time since then
+        self._used = 0.0  # seconds of processor time since the last sign of life
         self._last_cpu = 0.0
         self._was_large = False
 
@@ -199,12 +202,13 @@ class Watch:
 
 _LEAST_SECONDS = 120.0
 _PER_MB, _PER_NODE = 1.0, 0.1  # seconds
-_TRIALS = 100.0  # times the trial at admission, which shows how fast the box is
+_TRIALS = 100.0  # times the seconds of the trial at admission, which show how fast the box is
 _TIMES_LIMIT = 4.0  # a builder that reports a fraction may take this many times its limit
 
 
 def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -> Patience:
-    """Return the patience for a child that builds, verifies or asks the reference. `trial_seconds`: 0 if unknown."""
+    """Return the patience for a child that builds, verifies or asks the reference. `trial_seconds`: the duration of the
+    trial at admission; 0 if unknown."""
     if backend in TIMING_KERNELS:
         longer = (_TIMES_LIMIT - 1) * limits.seconds
         return Patience(quiet_seconds=limits.seconds, step_seconds=limits.stall_seconds, progress_seconds=longer)

@@ -63,8 +63,8 @@ class Commands:
         self._events, self._wake, self._forgive = events, wake, forgive
 
     def rebuild(self, selection: Selection, force: bool) -> tuple[Ordered, ...]:
-        """Build engines: with `force` all selected engines, otherwise only the missing ones.
-        Without `force`, stored engines that are quarantined for killing their hosts are only opened again.
+        """Build engines: with `force` all selected engines, otherwise only the missing ones. A stored engine that is
+        quarantined because it killed its hosts is not built without `force`, but only opened again.
 
         A serving engine continues until its successor is verified. Returns the engines that will be built.
         """
@@ -112,8 +112,8 @@ class Commands:
         return self._commanded("verify", chosen, made)
 
     def cancel(self, selection: Selection) -> tuple[str, ...]:
-        """Stop making the selected engines, and those that wait to be made. Only `rebuild` starts them again. Return
-        their keys."""
+        """Stop making the selected engines, including those that wait to be made. Only `rebuild` makes them again.
+        Return their keys."""
         waiting = frozenset({EngineState.ABSENT, EngineState.FAILED}) | MAKING
         chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.request is not Request.NONE]
         for _, engine in chosen:
@@ -132,7 +132,7 @@ class Commands:
     async def evict(self, selection: Selection) -> tuple[str, ...]:
         """Remove the files of the selected engines that are neither needed nor pinned, and return their keys.
 
-        Raises Refused if a model or an engine was named, and all its engines are needed or pinned.
+        Raises Refused if the selection is not all engines, and all selected engines are needed or pinned.
         """
         self._require_writable()
         keys = [key for key in self._stored(selection) if self._store.records()[key].files]
@@ -255,7 +255,8 @@ class Commands:
 
 
 def _once(engines: Iterable[_Planned]) -> dict[str, _Planned]:
-    """Return, by key, one model for each engine: the one for which the engine is being made, or the first."""
+    """Return, by key, each engine with one model: the model for which the engine is being made, or else the first
+    model."""
     chosen: dict[str, _Planned] = {}
     for planned, engine in engines:
         known = chosen.setdefault(engine.digest, (planned, engine))

@@ -1,4 +1,4 @@
-"""The control loop: compares the actual with the desired state, and carries out what `reconcile` decides."""
+"""The control loop: compares the actual state with the desired state, and carries out what `reconcile` decides."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ _FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 
 
 class Liveness(msgspec.Struct, frozen=True):
-    """Whether the control loop and the hosts make progress, for the watchdog.
+    """Figures that show the watchdog whether the control loop and the hosts make progress.
 
     idle_s: seconds since the last turn of the control loop. A turn starts at least every 4 s, also during long builds.
-    overdue_s: by backend, for how many seconds a host has exceeded its time limit; 0 if it has not.
+    overdue_s: by backend, the seconds by which a host has exceeded its time limit; 0 if it has not.
     """
 
     idle_s: float
@@ -97,8 +97,8 @@ class Liveness(msgspec.Struct, frozen=True):
 
 
 class Start:
-    """The time in which the first models are examined. Builds wait, so that they leave the processors to the
-    examination.
+    """The time after the daemon's start in which the first models are examined. Builds wait until it is over, so that
+    the examination has the processors.
 
     The start ends once all models are examined, but after two minutes at the latest: a model that keeps changing must
     not stop the builds of other models.
@@ -108,7 +108,7 @@ class Start:
         self._began, self._is_over = began, False
 
     def is_going_on(self, models: Collection[PlannedModel], now: float) -> bool:
-        """Whether the start still lasts at `now`, in seconds of the same clock as `began`."""
+        """Whether the start is not over at `now`, in seconds of the same clock as `began`."""
         are_read = bool(models) and not any(planned.is_being_read for planned in models)
         self._is_over = self._is_over or are_read or now - self._began >= _START_SECONDS
         return not self._is_over
@@ -239,7 +239,7 @@ class Controller:
             self._wake.clear()
             try:
                 self._act()
-                self._turned = time.monotonic()  # only after success: the watchdog must see a loop that keeps failing
+                self._turned = time.monotonic()  # only after success: the watchdog must notice a loop that always fails
             except OSError as error:  # the next turn reads the whole state again
                 if error.errno not in NO_DESCRIPTORS:
                     raise
@@ -282,12 +282,13 @@ class Controller:
         self._wake.set()
 
     def links(self) -> list[HostLink]:
-        """The running hosts."""
+        """Return the links to the running hosts."""
         return self._hosts.links()
 
     @property
     def misses(self) -> Mapping[str, int]:
-        """Counts of planned engines that the store did not have, by what differs in the nearest stored engine."""
+        """The number of planned engines that the store did not have, by the kind of key part in which the nearest
+        stored engine differs (`plan.missing`)."""
         return self._planner.misses
 
     def liveness(self) -> Liveness:
@@ -309,8 +310,8 @@ class Controller:
         self.wake()
 
     def accept_foreign(self, accepted: bool) -> None:
-        """Set whether files that other users may have written are used. Applies to all models, and to engines that are
-        found from now on."""
+        """Set whether edged uses files that other users may have written. This applies to all models, and to engines
+        that the store finds from now on."""
         self.repository.accepts_foreign = self.store.accepts_foreign = accepted
         self.wake()
 
@@ -333,15 +334,16 @@ class Controller:
         return self.catalogue.find_any(name, version)
 
     async def added(self, name: str) -> PlannedModel | PlannedLanguageModel:
-        """Return the plan of a model that a command just added to the repository, in any mode of model control. Raises
-        the errors of `files.reading` if the repository cannot be read."""
+        """Return the plan of a model that a command just added to the repository. Works in every mode of model control.
+        Raises the errors of `files.reading` if the repository cannot be read."""
         with reading(f"model {name!r} is stored, but the models folder"):
             await asyncio.to_thread(self.selection.take, name)
             await self.catalogue.look_aside()
         return self.language.find(name) or self.catalogue.find(name)
 
     async def removed(self, name: str) -> None:
-        """Stop planning a model that a command just removed, even if a scan that began earlier still found it."""
+        """Remove the plan of a model that a command just removed, even if a scan that began before the removal still
+        found the model."""
         loaded = self.selection.held(name)
         self.selection.drop(name)
         self._disk.put(partial(self.overrides.discard, loaded))
@@ -367,7 +369,7 @@ class Controller:
         return self.pipelines.find(name) or self.catalogue.find(name).slot
 
     async def _prove(self, model: Model, tries: int) -> Proven:
-        """Try a model in a child before a host opens it, if the reference's runtime is installed."""
+        """Try a model in a child before a host opens it. Skip the trial if the reference's runtime is not installed."""
         return await prove(self.builder, model, tries) if REFERENCE.backend in self._installed() else Proven()
 
     def _installed(self) -> tuple[str, ...]:
@@ -426,7 +428,7 @@ class Controller:
         self.wake()
 
     def _frames_changed(self, model: str) -> None:
-        """Plan a model again whose collected frames changed."""
+        """Plan a model again, because its collected frames changed."""
         planned = self.models.get(model)
         if planned is not None and planned.problem is None:
             self.catalogue.replan(planned)

@@ -21,7 +21,7 @@ from edged.store.key import EngineKey
 from edged.verification import user_samples
 from edged.verification.standard import Standard
 
-# Whether a precision is tried without being requested, given the device and the CPU's instructions.
+# Whether a precision is tried although no setting requests it, given the device and the CPU's instructions.
 _Suits: TypeAlias = Callable[[Device, frozenset[str]], bool]
 
 
@@ -41,9 +41,9 @@ def _on_request(device: Device, known: frozenset[str]) -> bool:
     return False
 
 
-# The precisions that a backend can build for a kind of device; if builds take long, the most promising first. A runtime
-# emulates a precision that the hardware lacks, or silently uses fp32. int8 must be requested: its accuracy depends on
-# the calibration pictures.
+# The precisions that a backend can build for a kind of device. If builds take long, the most promising precision is
+# first. A runtime emulates a precision that the hardware lacks, or silently uses fp32. int8 must be requested: its
+# accuracy depends on the calibration pictures.
 _CUDA: dict[str, _Suits] = {"fp16": _from(5, 3), "tf32": _from(8, 0), "fp32": _by_itself, "int8": _on_request}
 _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
     ("null", "cpu"): {"fp32": _by_itself},
@@ -65,11 +65,11 @@ _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
 def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_decoded: bool = True) -> tuple[Recipe, ...]:
     """Return the recipes of all engines to make: devices x backends x precisions x threads.
 
-    The reference is always the first: it answers before an engine is built, and engines are verified against it. The
-    setting `backends` selects backends, including those that are never chosen automatically (`null`). `precisions`
-    selects precisions that the backend supports on the device. `threads` lists the thread counts to try on the CPU. If
-    edged does not decode the outputs (`is_decoded` is false), the effect of a lower precision is unknown, so lower
-    precisions are tried only if the settings name them.
+    The reference is always the first, because it answers before an engine is built, and because engines are verified
+    against it. The setting `backends` selects backends, including those that are never chosen automatically (`null`).
+    `precisions` selects precisions that the backend supports on the device. `threads` lists the thread counts to try on
+    the CPU. If edged does not decode the outputs (`is_decoded` is false), the effect of a lower precision is unknown,
+    so lower precisions are tried only if the settings name them.
     """
     counts = model_settings.threads(settings)
     wanted = model_settings.backends(settings) or registry.usable(facts)
@@ -86,8 +86,8 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
     named = model_settings.precisions(settings)
     if named is not None and not any(recipe.precision in named for recipe in others):
         return (reference,)  # there is nothing to compare fp32 with
-    # A lower precision serves only if it is faster than every exact engine. On a CPU, where a build takes seconds,
-    # the exact engines are made first, so that a lower precision does not serve before they have been timed.
+    # A lower precision serves only if it is faster than every exact engine. On a CPU, where a build takes seconds, the
+    # exact engines are made first, so that a lower precision does not serve before the exact engines have been timed.
     others.sort(key=lambda recipe: recipe.device == "cpu" and recipe.precision != REFERENCE.precision)
     return tuple(dict.fromkeys((reference, *others)))
 
@@ -100,8 +100,9 @@ def _options(backend: str, device: Device, precision: str) -> tuple[str, ...]:
 
 
 def precisions(backend: str, device: Device, settings: Mapping[str, str], facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the precisions to try with a backend on a device: those of the setting `precisions` that the backend
-    supports; without the setting, those that suit the hardware. Empty if the backend cannot use the device.
+    """Return the precisions to try with a backend on a device: those that the setting `precisions` names and the
+    backend supports. Without the setting, return those that suit the hardware. Empty if the backend cannot use the
+    device.
 
     fp32 is tried even if the setting does not name it: a lower precision serves only if it is faster than fp32, and
     fp32 serves if the lower precision is rejected.
@@ -128,7 +129,7 @@ def lanes(facts: Mapping[str, str]) -> dict[str, str]:
 def _is_usable(backend: str, device: Device, facts: Mapping[str, str]) -> bool:
     if device.kind != "cuda":
         return True
-    # Without a compute capability a key could not name the GPU that the code is for.
+    # Without a compute capability, a key cannot name the GPU for which the engine is built.
     if _capability(device) is None or device.compute_capability is None:
         return False
     if backend != "onnxruntime":
@@ -150,7 +151,8 @@ RANGED = registry.TIMING_KERNELS | {_NULL}
 
 
 def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Recipe, str]:
-    """Return the complete recipe for a model on a box with these facts, and why it cannot be made (empty if it can)."""
+    """Return the complete recipe for a model on a box with these facts, and why no engine can be made from it (empty if
+    one can)."""
     try:
         return _complete(recipe, model, facts), ""
     except (ConfigError, Unsuitable) as error:
@@ -182,7 +184,8 @@ def _asked_for(model: Model) -> Profile:
 
 
 def _memory_mb(recipe: Recipe, facts: Mapping[str, str]) -> int | None:
-    """Return the GPU's total memory in MiB, without limits of this process, which must not affect keys."""
+    """Return the GPU's total memory in MiB; None if unknown. Limits of this process are ignored, because they must not
+    affect keys."""
     _, _, index = recipe.device.partition(":")
     text = facts.get(f"gpu.{index or 0}.memory_mb", "")
     return int(text) if text.isdecimal() else None
@@ -213,7 +216,8 @@ def desired(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]
     return tuple(engines)
 
 
-# Lowered only in fp32: an engine of lower precision is rejected because of its precision, not its fusions.
+# The optimisation level is lowered only in fp32, because an engine of lower precision is rejected for its precision,
+# not for its fusions.
 _BACKEND, _PRECISION = "onnxruntime", "fp32"
 _BELOW = {"all": "extended", "extended": "basic"}
 
@@ -221,8 +225,8 @@ _BELOW = {"all": "extended", "extended": "basic"}
 def below(recipe: Recipe) -> Recipe | None:
     """Return the recipe with the next lower optimisation level; None if there is no lower level.
 
-    Each optimisation level of ONNX Runtime includes the level below. If a fusion of one level is wrong, the levels
-    below it may still be right.
+    Each optimisation level of ONNX Runtime includes the fusions of the level below. If a fusion of one level is wrong,
+    engines of the levels below may still be right.
     """
     if (recipe.backend, recipe.precision) != (_BACKEND, _PRECISION) or recipe.optimization not in _BELOW:
         return None
@@ -230,8 +234,8 @@ def below(recipe: Recipe) -> Recipe | None:
 
 
 def lowered(wanted: Iterable[DesiredEngine], is_rejected: Callable[[DesiredEngine], bool]) -> tuple[DesiredEngine, ...]:
-    """Return the desired engines. After a rejected engine come less optimised ones, up to the first that is not
-    rejected."""
+    """Return the desired engines. Each rejected engine is followed by less optimised engines, up to the first that is
+    not rejected."""
     found: list[DesiredEngine] = []
     for each in wanted:
         engine: DesiredEngine | None = each

@@ -1,10 +1,9 @@
-"""Checks live answers for drift: now and then the reference answers a frame of a camera as well, in a child, and both
-answers are compared.
+"""Checks live answers for drift: from time to time a child answers a frame of a camera with the reference, and compares
+this answer with the served one.
 
 A check runs at the lowest priority, one at a time on the box, and not while engines are built or the box is busy. The
-cameras of a model take turns. A check copies a frame with the served answer (`serving/taps.py`), and asks two
-questions: do the answers still agree (`drift_answers`), and does the camera still give the usual pictures
-(`drift_cameras`)?
+cameras of a model take turns. A check copies a frame with the served answer (`serving/taps.py`). It decides whether the
+answers still agree (`drift_answers`), and whether the camera still gives the usual pictures (`drift_cameras`).
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ from edged.serving.work import EngineRef
 from edged.store.sealed import Background
 from edged.tasks import TaskGroup, in_thread
 
-_FIRST_SECONDS = 60.0  # after the start, or the interval if that is shorter
-_SEEN_SECONDS = 30.0  # a camera without a frame for so long is not waited for
+_FIRST_SECONDS = 60.0  # until the first check of a model, or the interval between checks if that is shorter
+_SEEN_SECONDS = 30.0  # a check does not wait for a camera that has sent no frame for this time
 _GIVEN_SECONDS = 3.0  # until another frame is requested, if the requested frame does not come
-_GONE_SECONDS = 3600.0  # the alarm of a camera without frames ends
-_MOST_CAMERAS = 256  # of a model; clients choose the ids of cameras, so the number is not limited otherwise
+_GONE_SECONDS = 3600.0  # without a frame of a camera, until the alarm of the camera ends
+_MOST_CAMERAS = 256  # of a model; clients choose the ids of cameras, so nothing else limits the number
 _MOST_DOUBLINGS = 6  # of the interval, after failures
 _SPARE_MB = 512
 _TIDY_SECONDS = 3600.0
@@ -108,25 +107,26 @@ class Watched:
         return min(live, key=lambda name: self.turns.get(name, -math.inf)) == camera
 
     def meet(self, camera: str, now: float) -> bool:
-        """Note that a frame of a camera came; return whether the camera is known now."""
+        """Note that a frame of a camera came. Return whether the camera is known, which is false if the model has too
+        many cameras."""
         if camera not in self.seen and len(self.seen) >= _MOST_CAMERAS:
             return False
         self.seen[camera] = now
         return True
 
     def since_check(self, camera: str) -> float:
-        """Return the seconds since the last check of a camera, 0 if there was none, and record a check now."""
+        """Record that a camera is checked now. Return the seconds since its last check, 0 if there was none."""
         now = time.monotonic()
         before, self.checked[camera] = self.checked.get(camera, now), now
         return now - before
 
     def note(self, history: History) -> None:
-        """Take the history after a check, and count the check."""
+        """Set the history after a check, and count the check."""
         self.history = history
         self.counts[history.last.outcome] += 1
 
     def interval(self, settings: Drift, model: str) -> float:
-        """Return the seconds between two checks: longer if they cost much, or if they fail."""
+        """Return the seconds between two checks: more than the setting if checks cost much processor time, or fail."""
         by_cost = self.last_cpu_s * 100 / settings.cpu_percent
         return float(max(settings.interval(model), by_cost) * 2 ** min(self.failures, _MOST_DOUBLINGS))
 
@@ -148,8 +148,8 @@ class DriftMonitor:
         run: Run = run_child,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`stored` reads from the disk which models the repository has, also those that are not served. It raises
-        OSError if the disk cannot be read; then nothing is removed."""
+        """`stored` reads from the disk which models the repository has, including those that are not served. If it
+        raises OSError because the disk cannot be read, nothing is removed."""
         self.watched: dict[str, Watched] = {}
         self._models, self._stored, self._admission, self._files = models, stored, admission, files
         self._load, self._builds, self._tasks, self._disk = load, builds, tasks, disk
@@ -172,8 +172,8 @@ class DriftMonitor:
     # -- the control loop -------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Begin to watch models that are served now, and forget the others; note what hinders checks
-        (`_hindrance`), and tidy the kept frames from time to time."""
+        """Begin to watch models that are served now, and forget models that are not. Note what hinders checks
+        (`_hindrance`). Once an hour, remove kept frames that are too old or too many."""
         now = time.monotonic()
         wanted = {name for name, planned in self._models.items() if self._is_checked(name, planned)}
         for name in self.watched.keys() - wanted:
@@ -233,7 +233,7 @@ class DriftMonitor:
     # -- the tap ----------------------------------------------------------------------------------------------------
 
     def wants(self, model: str, camera: str, now: float) -> bool:
-        """Whether a check of this camera is due, and may run."""
+        """Whether a check of this camera is due and may run now. If so, the frame counts as requested."""
         watched = self.watched.get(model)
         if watched is None or not watched.meet(camera, now):
             return False
@@ -251,7 +251,7 @@ class DriftMonitor:
         if watched is None or planned is None or model is None or self.checking:
             return
         engine = planned.engines.get(frame.answer.engine.key)
-        if engine is None:  # it serves until an engine for the changed device is ready
+        if engine is None:  # the engine serves only until an engine for the changed device is ready
             return
         self.checking = frame.model
         watched.due = time.monotonic() + watched.interval(self._settings, frame.model)
@@ -273,7 +273,7 @@ class DriftMonitor:
                     judge = partial(judged, engine=engine, camera=frame.camera, shown=shown, standard=standard)
                     try:
                         result = judge(before, moment=moment, learn_s=learn_s)
-                    except (ArithmeticError, ValueError):  # the history is of another version: begin a new one
+                    except (ArithmeticError, ValueError):  # another version of edged wrote the history: begin a new one
                         result = judge(History(), moment=moment, learn_s=learn_s)
                     watched.note(await self._kept(result, frame, folder / "out"))
         except Superseded:  # the model was replaced: the next check has its new content
@@ -292,7 +292,8 @@ class DriftMonitor:
 
     async def _kept(self, found: Judged, frame: Tapped, evidence: Path) -> History:
         """Return the history of a judged frame. If the frame raised an alarm, move its files from `evidence` to a
-        folder that is kept, and add the path of this folder, which is empty if that was not possible."""
+        folder that is kept, and add the path of that folder to the history. The path is empty if the files cannot be
+        moved."""
         history, camera = found.history, frame.camera
         if not found.answers_drifted and not found.camera_changed:
             return history
@@ -354,7 +355,7 @@ class DriftMonitor:
 
 
 def _served(planned: PlannedModel | None, engine: EngineRef) -> Model | None:
-    """Return the model that an engine answers with; None if it does not serve any more."""
+    """Return the model whose requests an engine answers; None if the engine no longer serves."""
     current, served = (planned.slot.current, planned.served) if planned is not None else (None, None)
     if current is None or served is None or identity(current.engine) != identity(engine):
         return None

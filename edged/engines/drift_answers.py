@@ -3,13 +3,13 @@ the new state.
 
 Two tests run side by side, because engines fail in two ways:
 
-- `Tally`: how often a check is bad, that is, a figure is beyond the bound that engines of this precision must meet. It
-  is a CUSUM test of a rate. A few bad checks in a row raise it, and single ones do not.
+- `Tally`: how often a check is bad, that is, a figure is beyond the bound that engines of this precision must meet.
+  This is a CUSUM test of a rate. A few bad checks in a row raise the alarm, single bad checks do not.
 - the shift: a small difference in one direction that no single picture shows. Scores of the same detections are
   compared, and their mean difference is added up (a CUSUM test of a mean). An engine that computes in float32 has no
-  shift. Others may have one, so the first checks of the engine show which shift is usual.
+  shift. Other engines may have a shift, so the first checks of an engine determine which shift is usual.
 
-Figures of contents count as a shift away from perfect agreement.
+For answers about the whole picture (contents), the distance of a figure from perfect agreement counts as the shift.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SPREADS = 5.0  # standard deviations of the first checks that are added to `Shi
 class ShiftTest(msgspec.Struct, frozen=True):
     """A test of a mean. The unit of the shift is the bound of the figure for the precision, such as 0.01 of a score for
     float32. `allowed`: a smaller shift does not count. `raised`: the shift counts as real once the sum of the parts
-    above `allowed` reaches this. A single check adds at most 60 % of `raised`."""
+    above `allowed` reaches this value. A single check adds at most 60 % of `raised`."""
 
     allowed: float
     raised: float
@@ -42,8 +42,8 @@ class ShiftTest(msgspec.Struct, frozen=True):
 
 
 _EXACT, _EXACT_FIGURES = "fp32", ("box_score", "class_score")
-# Scores in float32 differ by 1e-6, which is 0.0001 units, so 0.03 units are no noise. In maps and texts, rounding may
-# change a cell or a character.
+# Scores in float32 differ by 1e-6, which is 0.0001 units, so a shift of 0.03 units is not noise. In maps and texts,
+# rounding may change a cell or a character, so more is allowed.
 _EXACT_SHIFT, _SHIFT = ShiftTest(0.03, 0.15), ShiftTest(0.1, 0.5)
 
 
@@ -100,7 +100,7 @@ class Answers(msgspec.Struct, frozen=True):
 
     @property
     def agreement(self) -> float | None:
-        """The mean agreement of the last checks, 0 to 1; None before the first one with something to compare."""
+        """The mean agreement of the last checks, 0 to 1; None before the first check that had something to compare."""
         return statistics.fmean(self.agreements) if self.agreements else None
 
     @property
@@ -128,10 +128,10 @@ class Answers(msgspec.Struct, frozen=True):
 def after(answers: Answers, found: Comparison, held: Tolerance, usual: Tolerance, precision: str) -> Answers:
     """Return the state after one more check.
 
-    `held` has the bounds that the engine was verified with, `usual` those of its precision, `precision` is the coarser
-    one of engine and model.
+    `held` has the bounds with which the engine was verified, `usual` the bounds of its precision. `precision` is the
+    coarser of the engine's and the model's precision.
     """
-    if not found.figures:  # such as a picture without objects: it shows nothing
+    if not found.figures:  # for example, a picture without objects shows nothing
         return answers
     problem = worst(found, held)
     answers = msgspec.structs.replace(
@@ -154,7 +154,8 @@ def worst(found: Comparison, held: Tolerance) -> str:
 
 
 def agreement(found: Comparison) -> float:
-    """Return one figure as a share from 0 to 1: of the detections that both found, or how near the contents are."""
+    """Return the first figure as an agreement from 0 to 1: the share of the detections that both found, or how near the
+    contents are."""
     figure, value = next(iter(found.figures.items()))
     return min(1.0, max(0.0, value if figure in FLOORS else 1 - value))
 
@@ -181,7 +182,8 @@ def _shifted(answers: Answers, found: Comparison, usual: Tolerance, precision: s
 
 
 def _shift(found: Comparison) -> tuple[str, float]:
-    """Return the figure whose unit the shift has, and the shift; no figure if the check does not show a shift."""
+    """Return the figure in which the shift is measured, and the shift. The figure is empty if the check has nothing to
+    measure."""
     if "boxes" in found.figures:
         return ("box_score", found.shift) if found.common else ("", 0.0)
     figure, value = next(iter(found.figures.items()))

@@ -1,13 +1,16 @@
-"""Decides whether the pictures of a camera have changed for good: it was moved, turned, covered or inverted, or it is
-dark at an hour at which it never was. Pure: a call takes the statistics of one picture and returns the new state.
+"""Decides whether the pictures of a camera have changed for good: the camera was moved, turned, covered or inverted, or
+its picture is dark at an hour at which it never was dark. Pure: a call takes the statistics of one picture and returns
+the new state.
 
 A picture is compared with the usual pictures of its own camera at the same hour of the day, or one hour earlier or
-later. Dusk comes at about the same hour every day, so it is usual; the usual pictures follow the seasons. Until the
-camera was seen for a day, nothing is judged. How far a picture may be from the usual one depends on how far the earlier
-pictures were: a camera that turns all the time is hardly ever judged to have changed.
+later. Dusk comes at about the same hour every day, so its pictures count as usual. Each usual picture is mixed into the
+stored one, which therefore follows the seasons. No picture is judged until the camera has been seen for a time
+(`learn_hours`, by default a day). How far a picture may be from the usual one depends on how far the earlier pictures
+were. So a camera that turns all the time is hardly ever judged to have changed.
 
-An alarm needs several unusual pictures in a row (`Tally`). Unusual pictures change nothing about what is usual. But if
-the change lasts for a day, the camera is learned again: the new pictures are then usual.
+An alarm needs several unusual pictures in a row (`Tally`). Unusual pictures do not change what is usual. But if the
+alarm lasts for a day, or for `learn_hours` if that is longer, the camera is learned again, and the new pictures become
+usual.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ import numpy.typing as npt
 from edged.engines.drift_answers import Rule, Tally
 from edged.vision.picture_statistics import PictureStatistics
 
-# Five unusual pictures in a row raise it, three usual ones clear it.
+# Five unusual pictures in a row raise the alarm, three usual ones clear it.
 CHANGED_PICTURES = Rule(quiet=0.05, drifted=0.7, raise_after=5, clear_after=3)
 LAYOUT, LIGHT, COLOUR, CONTRAST, SCORES = "layout", "light", "colour", "contrast", "scores"
 # A smaller distance never counts. layout: 1 minus the correlation. light: the earth mover's distance of the histograms,
-# as a share of the whole range. colour: the distance of the colours, likewise. contrast: powers of two. scores: the
-# scores of detections, 0 to 1.
+# as a share of the whole range. colour: the distance of the colours, as a share of 255. contrast: the ratio of the
+# contrasts, in powers of two. scores: how much lower the mean score of the detections is, 0 to 1.
 _LEAST = {LAYOUT: 0.6, LIGHT: 0.25, COLOUR: 0.12, CONTRAST: 1.5, SCORES: 0.2}
 _WORDS = {
     LAYOUT: "it shows another view: it was moved, turned, covered or inverted",
@@ -36,19 +39,19 @@ _WORDS = {
     SCORES: "objects are found with much lower scores: it is dirty, out of focus, or shows something else",
 }
 _SPREADS = 4.0  # standard deviations beyond the mean distance
-_FEW = 3  # pictures that an hour needs before other pictures are compared with its usual picture
-_LEAST_COMPARED = 10  # pictures that were compared before any is judged
-_SLOWEST = 0.1  # weight of a new picture in what is usual for an hour
+_FEW = 3  # pictures of an hour, before others are compared with its usual picture
+_LEAST_COMPARED = 10  # pictures that are compared before the first is judged
+_SLOWEST = 0.1  # the least weight of a new picture in the usual picture of an hour
 _SLOWEST_SPREAD = 0.02
-_STRUCTURE = 8.0  # levels: a layout with less structure counts less, because noise decides its correlation
-_LONGEST_STEP = 3600.0  # seconds that one check adds to the time for which a camera was seen
+_STRUCTURE = 8.0  # levels: a layout with less structure counts less, because noise dominates its correlation
+_LONGEST_STEP = 3600.0  # the most seconds that one check adds to the time for which a camera was seen
 _HOURS = 24
-DAY = 86400.0  # seconds; a change that lasts for as long, or for `learn_s` if that is longer, becomes usual
+DAY = 86400.0  # seconds; a change that lasts longer than this and than `learn_s` becomes usual
 _Floats = npt.NDArray[np.float64]
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """The usual picture of one hour: means of `PictureStatistics`, and of the detections of the reference.
+    """The usual picture of one hour: the means of `PictureStatistics`, and the means for the reference's detections.
 
     `scored` counts the pictures that had detections; `score` is the mean of their scores.
     """
@@ -92,9 +95,10 @@ class Spread(msgspec.Struct, frozen=True):
 class Past(msgspec.Struct, frozen=True):
     """What is known about a camera.
 
-    `usual` has the usual pictures by hour of the day; -1 if the clock was not set. `seen_s` is for how many seconds the
-    camera was seen, `changed_s` for how many its alarm has been raised. `distance`, `bound` and `cause` are of the last
-    unusual picture. `checked_unix_s` is when the last picture was taken.
+    `usual` has the usual pictures by hour of the day; -1 is for pictures that came before the clock was set. `seen_s`
+    is the number of seconds for which the camera was seen, `changed_s` the number of seconds since its alarm was
+    raised. `distance`, `bound` and `cause` are of the last unusual picture. `checked_unix_s` is when the last picture
+    was taken.
     """
 
     usual: dict[int, Usual] = {}
@@ -109,10 +113,10 @@ class Past(msgspec.Struct, frozen=True):
 
     @property
     def problem(self) -> str:
-        """What is wrong with the pictures, with the figure and its bound; empty unless the alarm is raised."""
+        """What is wrong with the pictures, with the figure and its bound; empty if the alarm is not raised."""
         if not self.tally.is_raised:
             return ""
-        words = _WORDS.get(self.cause, "its pictures are unusual")  # the history may be of another version
+        words = _WORDS.get(self.cause, "its pictures are unusual")  # another version of edged may have written it
         return f"{words} ({self.cause} differs by {self.distance:.2g}, usual is up to {self.bound:.2g})"
 
 
@@ -120,7 +124,8 @@ def after(past: Past, seen: Seen, hour: int | None, elapsed_s: float, unix_s: fl
     """Return what is known after one more picture.
 
     `hour` is the hour of the day in local time, None if the clock is not set. `elapsed_s` are the seconds since the
-    last picture of this camera, 0 if unknown. `learn_s`: for how long a camera must be seen before it is judged.
+    last picture of this camera, 0 if unknown. `learn_s`: the seconds for which a camera must be seen before it is
+    judged.
     """
     if past.changed_s > max(learn_s, DAY):
         past = Past()
@@ -162,7 +167,7 @@ def distances(seen: Seen, usual: Usual) -> dict[str, float]:
 
 
 def _layout_distance(one: _Floats, other: _Floats) -> float:
-    """Return 1 minus the correlation, less if the usual picture has little structure."""
+    """Return 1 minus the correlation; a smaller value if the usual picture (`other`) has little structure."""
     one, other = one - one.mean(), other - other.mean()
     structure = float(other.std())
     product = float(np.linalg.norm(one) * np.linalg.norm(other))
@@ -175,7 +180,7 @@ def _bound(past: Past, name: str) -> float:
 
 
 def _nearest(past: Past, seen: Seen, hour: int | None) -> dict[str, float] | None:
-    """Return the distances to the nearest usual picture of this time of the day; None if none is known."""
+    """Return the distances to the nearest usual picture of this time of the day; None if no usual picture is known."""
     if hour is None:
         known = list(past.usual.values())
     else:

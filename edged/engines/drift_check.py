@@ -1,5 +1,5 @@
-"""One check for drift: the child's job, and what its answer adds to the history of the model. All but `run_child` and
-`staged` is pure."""
+"""One check for drift: the child's job, and what the child's answer adds to the history of the model. All functions
+except `run_child` and `staged` are pure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ CPU_SECONDS = 60  # most processor time of a child
 _SECONDS, _STARVED_SECONDS = 120.0, 600.0  # wall-clock time; waiting for a processor extends it
 _DISK_MB = 256  # largest file of a child: a raw frame as PNG
 _MOST_PASTS = 64  # cameras of a model that are remembered
-_SET_YEAR = 2024  # an earlier clock was not set
+_SET_YEAR = 2024  # a clock that shows an earlier year was not set
 
 
 class Standard(msgspec.Struct, frozen=True):
     """The bounds for the answers of an engine: `held` are those of its verification, `usual` those of `precision`.
-    `precision` is the coarser one of engine and model."""
+    `precision` is the coarser of the engine's and the model's precision."""
 
     held: Tolerance
     usual: Tolerance
@@ -85,7 +85,8 @@ def staged(data: bytes) -> Iterator[Path]:
 
 
 def job_of(model: Model, frame: Tapped, folder: Path, slack: float, *, keeps: bool) -> jobs.Shadow:
-    """Return the child's job. `folder` is that of `staged`; `slack` and `keeps` are as in `Shadow`."""
+    """Return the child's job. `folder` is the folder that `staged` yields; `slack` and `keeps` are fields of
+    `Shadow`."""
     answer, content = frame.answer, frame.answer.content
     return jobs.Shadow(
         model.order(msgspec.structs.replace(REFERENCE, threads=1)),
@@ -107,14 +108,14 @@ def job_of(model: Model, frame: Tapped, folder: Path, slack: float, *, keeps: bo
 
 
 def limits_of(model: Model, admission: AdmissionLimits) -> Limits:
-    """Return the limits of the child: the memory is that of an examination of the model."""
+    """Return the limits of the child. It may use as much memory as an examination of the model."""
     size = model.inspection.size + sum(file.size for file in model.inspection.external)
     most_mb = admission.most_mb(size / (1 << 20))
     return Limits(seconds=_SECONDS, memory_mb=most_mb, stall_seconds=_SECONDS, disk_mb=_DISK_MB)
 
 
 def identity(engine: EngineRef) -> str:
-    """Identify a build of an engine, and the content that it answers with."""
+    """Return a text that identifies a build of an engine and the content of the model that it answers for."""
     return f"{engine.model}-{engine.key}-{engine.edition}"
 
 
@@ -133,8 +134,8 @@ def judged(
     moment: Moment,
     learn_s: float,
 ) -> Judged:
-    """Return the history after a check of an engine and a camera. `learn_s` is that of `drift_cameras.after`."""
-    if history.engine != identity(engine):  # nothing is known about another engine; the cameras are the same
+    """Return the history after a check of an engine and a camera. `learn_s` is a parameter of `drift_cameras.after`."""
+    if history.engine != identity(engine):  # a new engine has no earlier answers; the cameras are the same
         history = History(identity(engine), cameras=history.cameras, frames=history.frames)
     found = shown.comparison
     answers = drift_answers.after(history.answers, found, standard.held, standard.usual, standard.precision)
@@ -164,12 +165,12 @@ def judged(
 
 
 def alarmed(history: History) -> tuple[bool, frozenset[str]]:
-    """Return whether the answers, and which cameras, have an alarm."""
+    """Return whether there is an alarm about the answers, and the cameras that have an alarm."""
     return history.answers.is_drifted, frozenset(name for name, past in history.cameras.items() if past.problem)
 
 
 def answers_alarm(model: str, history: History, engine: EngineRef) -> Iterator[Alarm]:
-    """Yield the alarm about answers of an engine that drifted away from the reference's, if they did."""
+    """Yield the alarm about the answers of an engine if they have drifted away from the reference's."""
     if not history.answers.is_drifted or history.engine != identity(engine):
         return
     what = f"model {model}: engine {engine.key[:12]} ({engine.backend}) no longer answers as the reference"
@@ -180,7 +181,7 @@ def answers_alarm(model: str, history: History, engine: EngineRef) -> Iterator[A
 
 
 def camera_alarm(model: str, camera: str, past: drift_cameras.Past, frame: str, learn_hours: float) -> Iterator[Alarm]:
-    """Yield the alarm about pictures of a camera that changed, if they did."""
+    """Yield the alarm about the pictures of a camera if they have changed."""
     if not past.problem:
         return
     where = f"; the frame: {frame}" if frame else ""
@@ -193,7 +194,7 @@ def camera_alarm(model: str, camera: str, past: drift_cameras.Past, frame: str, 
 def _latest(
     cameras: dict[str, drift_cameras.Past], camera: str, past: drift_cameras.Past
 ) -> dict[str, drift_cameras.Past]:
-    """Return `cameras` with `past` of `camera` at the end, without those that were checked longest ago if there are too
-    many. The order decides, not the time of a check, because the wall clock may jump."""
+    """Return `cameras` with `past` of `camera` moved to the end. If there are too many, the first ones are dropped,
+    which were checked longest ago. The order decides this, not the time of a check, because the wall clock may jump."""
     others = [each for each in cameras.items() if each[0] != camera]
     return dict([*others, (camera, past)][-_MOST_PASTS:])

@@ -1,9 +1,9 @@
 """What the checks for drift keep on disk: a small history of each model, and the frames that raised an alarm.
 
 `STATE/drift/MODEL/history.json` has a digest (`store/sealed.py`); a damaged file counts as empty.
-`STATE/drift/MODEL/TIME-CAMERA/` has a picture and `answers.json` with the served answer and the reference's. Only the
-daemon's user can read the folder; child processes cannot read it. All functions wait for the disk: call them in
-threads.
+`STATE/drift/MODEL/TIME-CAMERA/` has a picture, and `answers.json` with the served answer and the reference's answer.
+Only the daemon's user can read the folder; child processes cannot read it. All functions wait for the disk: call them
+in threads.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _DAY = 86400.0
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The last check of a model. `outcome` is one of `OUTCOMES`: "empty" if there was nothing to compare; an empty text
-    before the first check. `reason` says why the check failed or the answers differed."""
+    """The last check of a model. `outcome` is one of `OUTCOMES`, or an empty text before the first check. "empty" means
+    that there was nothing to compare. `reason` says why the check failed or the answers differed."""
 
     unix_s: float = 0.0
     camera: str = ""
@@ -104,7 +104,8 @@ class DriftFiles:
         return str(place)
 
     def gone(self, history: History) -> set[str]:
-        """Return the folders that a history names and that no longer exist, such as those that made room for others."""
+        """Return the folders that a history names but that no longer exist, for example because they were removed to
+        make room."""
         named = {history.frame, *history.frames.values()} - {""}
         return {path for path in named if not Path(path).is_dir()}
 
@@ -113,12 +114,12 @@ class DriftFiles:
         gone: set[str] = set()
         with contextlib.suppress(OSError):
             for folder in self._root.iterdir():
-                with contextlib.suppress(OSError):  # the others are tidied even if one cannot be read
+                with contextlib.suppress(OSError):  # the other folders are tidied even if this one cannot be read
                     gone.update(map(str, _prune(folder, most_mb << 20, days, _MOST_FRAMES)))
         return gone
 
     def sweep(self, models: Iterable[str]) -> None:
-        """Remove all that is kept about models other than these."""
+        """Remove everything that is kept about other models than `models`."""
         known = {self._folder(model).name for model in models}
         with contextlib.suppress(OSError):
             for folder in self._root.iterdir():
@@ -130,8 +131,8 @@ class DriftFiles:
 
 
 def _prune(folder: Path, most_bytes: int, days: float, most: int) -> Iterator[Path]:
-    """Remove the oldest frames of a model until at most `most` frames with `most_bytes` are left, and all that are
-    older than `days`. Yield the folders that were removed."""
+    """Remove the oldest frames of a model until at most `most` frames with together `most_bytes` are left, and all
+    frames that are older than `days`. Yield the removed folders."""
     now, used = time.time(), 0
     frames = sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True)
     for count, place in enumerate(frames, 1):

@@ -37,8 +37,8 @@ _S = EngineState
 # States that an engine may enter because another model of the same content made it.
 _FOUND = frozenset({_S.READY, _S.REJECTED, _S.EVICTED})
 
-# A ready engine that is rebuilt or verified again passes through the states of making. It returns to ready even if that
-# fails, because the previous engine stays.
+# A ready engine that is rebuilt or verified again passes through the states of making. It returns to ready even if the
+# rebuild fails, because the previous engine stays.
 TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     _S.ABSENT: _FOUND | {_S.QUEUED, _S.UNSUITABLE, _S.QUARANTINED},
     _S.QUEUED: frozenset({_S.BUILDING, _S.VERIFYING, _S.READY, _S.FAILED, _S.QUARANTINED, _S.ABSENT}),
@@ -68,7 +68,7 @@ _RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
 
 
 class Request(str, enum.Enum):
-    """A job that was requested for an engine, although its state does not require one."""
+    """A job that was requested for an engine, although the engine's state requires no job."""
 
     NONE = ""
     BUILD = "build"  # an operator's command
@@ -83,8 +83,8 @@ class Making:
     started: float
     estimate_s: float | None = None
     phase: str = "queued"
-    reported: float | None = None  # share of the phase that is done, as the runtime reports
-    last_event: float = 0.0  # the share that the last progress event had
+    reported: float | None = None  # the finished share of the phase, as the runtime reports it
+    last_event: float = 0.0  # the share in the last progress event
 
     @property
     def elapsed_s(self) -> float:
@@ -92,8 +92,8 @@ class Making:
 
     @property
     def fraction(self) -> float | None:
-        """The finished share, 0 to 1: of the phase if the runtime reports it, otherwise of the whole job by the
-        estimate; None if neither is known."""
+        """The finished share, 0 to 1: of the current phase if the runtime reports it, otherwise of the whole job
+        according to the estimate. None without an estimate."""
         if self.reported is not None or not self.estimate_s:
             return self.reported
         return min(0.99, self.elapsed_s / self.estimate_s)
@@ -116,7 +116,7 @@ class PlannedEngine:
     record: EngineRecord | None = None
     reason: str = ""
     is_held: bool = False  # an operator's command quarantined it, so no alarm is raised
-    last_attempt_failed: str = ""  # why the last attempt failed, while the previous engine stays
+    last_attempt_failed: str = ""  # why the last attempt failed, although the previous engine stays
     failures: int = 0
     failure: str = ""  # message of the last failure
     retry_at: float = 0.0
@@ -150,13 +150,13 @@ class PlannedEngine:
 
     @property
     def may_open(self) -> bool:
-        """Whether the engine can be opened now or later: usable or the reference, not quarantined, not refused for
-        good."""
+        """Whether the engine can be opened now or later: it is usable or the reference, it is not quarantined, and the
+        runtime did not refuse it permanently."""
         return (self.is_usable or self.recipe.is_reference) and self.open_at < math.inf and not self.quarantined
 
     @property
     def edition(self) -> str:
-        """Distinguishes builds of the same key."""
+        """A text that distinguishes builds of the same key; empty without a record."""
         return self.record.edition if self.record is not None else ""
 
     @property
@@ -203,8 +203,9 @@ class PlannedEngine:
             self.move(EngineState.REJECTED, record.verdict.reason)
 
     def fail(self, error: EdgedError, most: int = 0, hopeless: str = "") -> None:
-        """Record that making the engine failed. It is tried again after a growing delay, until `most` failures in a row
-        (0: no limit). `hopeless` says why another attempt would fail too; if it is not empty, no attempt is made."""
+        """Record that making the engine failed. Another attempt follows after a delay that grows, until there are
+        `most` failures in a row (0: no limit). If `hopeless` is not empty, it says why another attempt would fail too,
+        and no attempt follows."""
         self.request = Request.NONE
         self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures, self.failure = self.failures + 1, str(error)
@@ -226,8 +227,8 @@ class PlannedEngine:
             self.move(EngineState.UNSUITABLE, str(error))
 
     def cancel(self, reason: str) -> None:
-        """Record that a command stopped making the engine. If a previous engine exists, it stays ready, and its
-        `self.reason` is empty. Otherwise the engine is quarantined."""
+        """Record that a command stopped making the engine. If the store has a previous build, the engine stays ready,
+        and `reason` is empty. Otherwise the engine is quarantined."""
         if self.is_usable:
             self._stay(reason)
             self.reason = ""
@@ -256,9 +257,9 @@ class PlannedEngine:
         self.move(EngineState.QUARANTINED, reason)
 
     def adopt(self, record: EngineRecord) -> None:
-        """Take over the record of an engine that the store already has."""
+        """Apply the record that the store already has of this engine."""
         if record.is_unproven:
-            return  # it is tried first, as an engine for another driver is
+            return  # such an engine is tried first, like an engine for another driver
         self.record = record
         if record.evicted:
             self._settle(EngineState.EVICTED, "its files were removed to make room")
@@ -285,7 +286,7 @@ class PlannedEngine:
         self.disk, self.disk_failures = (str(error), self.disk_failures + 1) if failing else ("", 0)
 
     def _settle(self, state: EngineState, reason: str = "") -> None:
-        """Change the state as `move` does; do nothing if it is the current state."""
+        """Change the state as `move` does. Do nothing if the engine is in this state already."""
         if self.state is not state:
             self.move(state, reason)
 
@@ -295,12 +296,13 @@ class PlannedEngine:
         return self.record is not None and not self._is_outdated(self.record)
 
     def _is_outdated(self, record: EngineRecord) -> bool:
-        """Whether a verdict is by another standard than the current one. Never true for a reference."""
+        """Whether the verdict in a record is by another standard than the current one. Always false for a reference."""
         return record.standard != self.standard and not self.recipe.is_reference
 
     def damaged(self, error: EdgedError, most: int) -> None:
-        """Record that the engine turned out to be damaged when it was opened. The first time it is made again at once;
-        a build that is damaged, too, counts as a failure (see `fail`), because a build may take an hour."""
+        """Record that the engine was found damaged when it was opened. The first time, the engine is made again at
+        once. If the new build is damaged too, this counts as a failure (see `fail`), because a build may take an
+        hour."""
         self.losses += 1
         if self.losses == 1:
             self.lose()

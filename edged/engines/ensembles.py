@@ -2,7 +2,7 @@
 engines.
 
 An ensemble has no state. Each request and each report looks at the models of the steps to find out whether the ensemble
-can be served. The result is kept while the same models answer.
+can be served. The result is cached while the same models answer.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class PlannedEnsemble:
         )
 
     def _labels(self, models: list[Model]) -> dict[str, tuple[str, ...]]:
-        """Return the class names by tensor: those that the ensemble has, or else those of the model that produces the
-        tensor."""
+        """Return the class names by tensor: the ensemble's own names, or, if it has none for a tensor, the names of the
+        model that produces the tensor."""
         found = dict(self.entry.labels)
         for step, model in zip(self.entry.steps, models, strict=True):
             for name, tensor in step.outputs.items():
@@ -175,7 +175,7 @@ def _port(spec: TensorSpec, rows: int) -> Port:
     return Port(spec.name, spec.datatype, spec.dims[1:] if rows else spec.dims, rows > 0)
 
 
-# If a model of an ensemble is not ready, the ensemble gets the first of these states that one of its models has.
+# The states other than READY, the worst first. An ensemble gets the worst state of its models.
 _WORST = (ReadyState.REFUSED, ReadyState.FAILING, ReadyState.LOADING, ReadyState.UNPROVEN)
 
 

@@ -1,4 +1,4 @@
-"""Disk space for engines: the space that the budget and the disk leave, and the engines to evict if it is too small."""
+"""Disk space for engines: finds how much space the budget and the disk leave, and evicts engines if more is needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EvictionManager:
         self._store, self._settings, self._models = store, settings, models
         self._events, self._busy = events, busy
         self.problem = ""  # why nothing can be stored
-        self.free_bytes = 0  # on the store's disk for this user; 0 if unknown
+        self.free_bytes = 0  # free bytes on the store's disk for this user; 0 if unknown
         self.look()
 
     def reconfigure(self, settings: Engines) -> None:
@@ -75,8 +75,8 @@ class EvictionManager:
     async def wait_for_capacity(self, need: int, replacing: str = "") -> int:
         """Evict engines until `need` bytes fit. Return the most bytes that may be written.
 
-        `replacing`: the key of the engine that will be replaced; it counts for the disk but not for the budget. Raises
-        OutOfSpace, and evicts nothing, if the bytes cannot fit.
+        `replacing`: the key of the engine that the new one replaces. Its bytes count for the disk but not for the
+        budget. If `need` bytes cannot fit, evicts nothing and raises OutOfSpace.
         """
         await asyncio.to_thread(self.look)
         choice = choose(self._held(), need, self._left(replacing))
@@ -91,8 +91,8 @@ class EvictionManager:
         return max(need, self._left(replacing))
 
     async def evict(self, key: str, reason: str) -> None:
-        """Remove an engine's files. Its record stays if a model's plan has the engine; without the record the engine
-        would be built and evicted again at once."""
+        """Remove an engine's files. Its record stays if a model's plan has the engine, because without the record the
+        engine would be built and evicted again at once."""
         record = self._store.records().get(key)
         if record is None:  # another task just removed it
             return
@@ -148,7 +148,8 @@ def _evicted(record: EngineRecord) -> EngineRecord:
 
 
 def _best(planned: PlannedModel) -> str:
-    """Return the key of the engine that would be opened if none served, as after a start; empty if there is none."""
+    """Return the key of the engine that would be opened if no engine served, as after a start; empty if no engine can
+    be opened."""
     engines = planned.engines.values()
     usable = [engine for engine in engines if engine.is_usable and views.may_serve(engine, engines)]
     costs = {engine.digest: views.cost(planned, engine) for engine in usable}
@@ -187,7 +188,8 @@ class Choice(msgspec.Struct, frozen=True):
 def choose(held: Iterable[StoredEngine], need: int, free: int) -> Choice:
     """Choose the engines to evict so that `need` bytes fit. `free`: the free bytes, negative if a limit is exceeded.
 
-    Engines are ordered by class, then the least recently used first. Engines without files free no space and stay.
+    The lowest class is evicted first, and in each class the least recently used engine. Engines without files free no
+    space and stay.
     """
     chosen: list[str] = []
     able = [h for h in held if h.eviction_class is not EvictionClass.NEEDED and h.size > 0]

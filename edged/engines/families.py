@@ -4,8 +4,8 @@ The daemon recognises edged's own families itself. For other families it starts 
 in the daemon. The daemon sends the child the facts about the model, and gets a `Recognition`, which is plain data. The
 child loads only families that the configuration allows.
 
-CACHE/recognitions/DIGEST-KEY.json contains one answer. KEY is a digest of the request, which includes a digest of each
-package's files, so a changed package is asked again.
+CACHE/recognitions/DIGEST-KEY.json contains one answer. KEY is a digest of the request. The request includes a digest of
+each package's files, so a cached answer is not used after a package has changed.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from edged.vision.families.contract import CONTRACT
 from edged.vision.family import FAMILIES, RAW, Recognition, recognise
 
 _LOG = logging.getLogger("edged.engines")
-_FORMAT = 2  # of the cached answers; raise it when `jobs.families` or `vision.family.recognise` changes
+_FORMAT = 2  # of the cached answers; raise this number when `jobs.families` or `vision.family.recognise` changes
 _KEPT = 1000  # cached answers
 _LIMITS = Limits(seconds=30.0, memory_mb=4096, stall_seconds=30.0)  # packages may import large libraries
 _STARVED = 4.0  # a child that waits for a processor gets up to this many times the limit as extra time
 
 
 class Families:
-    """The families of other packages that models may use. `allowed` are their names in the configuration."""
+    """The families of other packages that models may use. `allowed` has the names that the configuration allows."""
 
     def __init__(self, cache: Path, allowed: Iterable[str] = (), limits: Limits = _LIMITS) -> None:
-        """`limits` are those of a child that recognises a model."""
+        """`limits` apply to a child that recognises a model."""
         self._folder, self._limits = cache / "recognitions", limits
         self.allowed = frozenset(allowed)
         self._seen: tuple[Offer, ...] | None = None  # the offers for `allowed` families; None before the first look
@@ -69,7 +69,8 @@ class Families:
         return is_changed or (before is not None and self._seen != before)
 
     def folders(self) -> tuple[str, ...]:
-        """Return the files and folders that a process reads to import the allowed families. Reads the disk."""
+        """Return the files and folders that a process reads when it imports the allowed families. This method reads the
+        disk."""
         return tuple(path for name in sorted(self.allowed) for path in family_packages.folders(name))
 
     async def load(self, offers: Iterable[Offer]) -> tuple[str, ...]:
@@ -81,12 +82,12 @@ class Families:
             try:
                 found = await run(jobs.LoadFamilies(left), jobs.LoadedFamilies, self._limits, on_progress=phase.note)
                 problems |= zip(left, found.problems, strict=True)
-            except ChildLost as error:  # the others are loaded without the one that ended the child
+            except ChildLost as error:  # the other families are loaded without the family that ended the child
                 problems |= {offer: f"{_named((offer,))}: the {error}" for offer in phase.culprits(left) or left}
         return tuple(problems[offer] for offer in asked)
 
     async def recognise(self, inspection: Inspection, settings: Mapping[str, str]) -> Recognition | None:
-        """Recognise a model if a family of another package can decode it; otherwise return None.
+        """Return the recognition of a model if a family of another package can decode the model; otherwise None.
 
         A model whose setting names a family that is not allowed is served raw; the reason says how to allow the family.
         Raises ConfigError if the family cannot be used or does not fit the model, FamilyFailed if its code fails,
@@ -135,8 +136,8 @@ class Families:
     async def _ask(
         self, offers: tuple[Offer, ...], inspection: Inspection, settings: Mapping[str, str], own: Recognition | None
     ) -> Recognition:
-        """Return the cached answer, or ask a child. `own` is what edged's own families say; None if the settings name
-        the family."""
+        """Return the cached answer, or ask a child. `own` is the recognition by edged's own families; None if the
+        settings name the family."""
         operators, heads = tuple(inspection.operators), inspection.heads
         job = jobs.Recognise(offers, inspection.signature, inspection.metadata, dict(settings), operators, heads)
         parts = f"{_FORMAT}\0{__version__}\0{CONTRACT}\0".encode() + msgspec.json.encode(job)
@@ -145,7 +146,7 @@ class Families:
         if known is not None:
             return known
         found = await self._ask_child(job, own)
-        if not found.problems:  # else not cached: a family that failed may work once another package is installed
+        if not found.problems:  # otherwise not cached: a failed family may work once another package is installed
             await asyncio.to_thread(self._keep, place, found.recognition)
             return found.recognition
         if found.recognition.family is not None:
@@ -189,7 +190,7 @@ class _Phase:
         self.name = progress.phase
 
     def culprits(self, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
-        """Return the family during whose import the child ended; empty if it was doing something else."""
+        """Return the family that the child was importing when it ended; empty if it was doing something else."""
         return tuple(offer for offer in offers if jobs.loading(offer.family) == self.name)
 
 

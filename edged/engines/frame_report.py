@@ -1,4 +1,4 @@
-"""Reports on the frames that were and are collected from live cameras."""
+"""Reports on the collections of frames of live cameras, running and finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports on galleries, and why one is not used."""
+"""Reports on galleries, with the reason if a gallery is not used."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The daemon's end of the job server (`edged.jobs.server`), the process that forks one-shot children.
 
-A server starts with the first child and ends by itself after a time without children. Then the next child gets a new
+A server starts with the first child. It ends by itself after a time without children; the next child then gets a new
 server. If libraries on disk or this process's environment have changed, the next child also gets a new server, and the
 old server stays until its children have ended.
 """
@@ -45,8 +45,8 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 class JobProcess:
     """A child of the job server: its pid, and this end of its standard output and error.
 
-    While the server lives, the pid is not used for another process before `close`. `close` sets `returncode`, which is
-    as in `subprocess`.
+    While the server lives, no other process gets the pid before `close`. `close` sets `returncode`, which has the same
+    meaning as in `subprocess`.
     """
 
     def __init__(self, server: _Server, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
@@ -59,7 +59,7 @@ class JobProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             server.release(pid)
-            if isinstance(error, FileNotFoundError):  # a server's child has this file until it is released
+            if isinstance(error, FileNotFoundError):  # while the server lives, a child has this file until its release
                 raise ConnectionResetError(errno.ECONNRESET, "the job server ended with the child") from error
             raise
 
@@ -98,8 +98,8 @@ class JobServer:
     async def child(
         self, job: bytes, arguments: Sequence[str], command: Sequence[str] = ()
     ) -> AsyncIterator[JobProcess]:
-        """Start a child with a job and the arguments of an `Order`; kill it after the block. Raises OSError if it
-        cannot be started."""
+        """Start a child with a job and the fields of an `Order`, and kill the child after the block. Raises OSError if
+        it cannot be started."""
         order = msgspec.json.encode(Order(tuple(arguments), tuple(command)))
         async with contextlib.AsyncExitStack() as stack:
             yield await self._start(stack, order, job)
@@ -119,7 +119,8 @@ class JobServer:
                     raise
 
     async def _until_ready(self, server: _Server) -> None:
-        """Wait until a server has imported its libraries; a cancellation ends only the waiting."""
+        """Wait until a server has imported its libraries. A cancellation ends only the waiting, not the server. Raises
+        OSError if the server takes too long."""
         end = time.monotonic() + _READY_SECONDS
         while not server.is_ready():
             if time.monotonic() > end:
@@ -163,7 +164,7 @@ class JobServer:
             return self._current
 
     def _retire(self, server: _Server) -> None:
-        """Start no further child in a server; it ends with its last child."""
+        """Start no further child in a server. The server ends with its last child."""
         with self._lock:
             if self._current is server:
                 self._former.append(server)
@@ -226,20 +227,20 @@ class _Server:
         return self._process.returncode is not None
 
     def is_ready(self) -> bool:
-        """Whether the server has sent its first message, or has ended. Does not block."""
+        """Whether the server is ready, that is, has sent its first message or has ended. Does not block."""
         if self._is_ready:
             return True
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLIN)
-        except ValueError:  # another task has closed it; `child` reports that
+        except ValueError:  # another task has closed the socket; `child` reports that
             return True
         return bool(poll.poll(0))
 
     @contextlib.contextmanager
     def child(self, order: bytes, job: bytes, *, despite_changes: bool) -> Iterator[JobProcess]:
-        """Start a child; kill it after the block. Call this in a thread. Raises _Stale, ConnectionError if the server
-        has ended, and OSError if it cannot start the child."""
+        """Start a child, and kill it after the block. Call this in a thread. Raises _Stale if libraries have changed,
+        ConnectionError if the server has ended, and OSError if the server cannot start the child."""
         with self._counted(), contextlib.ExitStack() as stack:
             with contextlib.ExitStack() as given:
                 file = given.enter_context(os.fdopen(os.memfd_create("edged-job", os.MFD_CLOEXEC), "w+b"))
@@ -258,7 +259,7 @@ class _Server:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count a child during the block. After the last one, end the process if it is retired."""
+        """Count a child during the block. If the server is retired, end its process after the last child."""
         with self._lock:
             self._children += 1
         try:
@@ -284,7 +285,7 @@ class _Server:
             return self._ask(Release(pid)).status
         except ConnectionError:  # the kernel killed the child with the server
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)  # in a container this process may be the init process, which inherits it
+                os.waitpid(pid, os.WNOHANG)  # in a container this process may be init, which inherits the child
             return -signal.SIGKILL
 
     def close(self) -> None:
@@ -305,7 +306,7 @@ class _Server:
                     self._is_ready = bool(self._socket.recv(_LARGEST))
                 socket.send_fds(self._socket, [msgspec.json.encode(request)], files)
                 data = self._socket.recv(_LARGEST)
-            except OSError:  # it has ended, or has not answered in time: a late answer would be taken for the next one
+            except OSError:  # ended or late: a late reply would be taken for the reply to the next request
                 data = b""
             if not data:
                 raise self._ended()
@@ -328,7 +329,7 @@ class _Server:
 
 
 def _pipe(mine: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
-    """Return a pipe's ends for reading and for writing; each is closed with its own stack."""
+    """Return a pipe's end for reading, which `mine` closes, and its end for writing, which `given` closes."""
     reads, writes = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
     return mine.enter_context(reads), given.enter_context(writes)
 

@@ -1,4 +1,5 @@
-"""Chooses the frames of a collection that an engine is judged on, and the judgement that it has once they are gone."""
+"""Chooses the frames of a collection on which an engine is judged, and the judgement of an engine if the frames are
+gone."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _MOST_SECONDS, _SHARE = 300.0, 0.5  # of a judgement: seconds, and the share of 
 def chosen(cameras: Mapping[str, str], most: int = _MOST_FRAMES) -> list[str]:
     """Return at most `most` frames, ordered so that the first n of them, for any n, are spread over cameras and time.
 
-    `cameras` has the camera of each frame; frames are in the order of time.
+    `cameras` has the camera of each frame. Its keys are the frames, in the order of time.
     """
     by_camera: dict[str, list[str]] = {}
     for frame, camera in cameras.items():
@@ -30,15 +31,16 @@ def chosen(cameras: Mapping[str, str], most: int = _MOST_FRAMES) -> list[str]:
 
 
 def _scattered(frames: Sequence[str]) -> list[str]:
-    """Return frames in the order 0, 1/2, 1/4, 3/4, ... of their number."""
+    """Return frames reordered: the first one, then those at 1/2, 1/4, 3/4, ... of the sequence (bits of the index
+    reversed)."""
     bits = max(1, (len(frames) - 1).bit_length())
     return [frames[n] for n in sorted(range(len(frames)), key=lambda n: int(f"{n:0{bits}b}"[::-1], 2))]
 
 
 def job_of(verify: jobs.Verify, model: Model, limit_s: float) -> jobs.Judge | None:
-    """Return the job that judges an engine that `verify` accepted; without frames if their retention has ended. None
-    if the engine is not judged on frames: it is exact, nothing is decoded, or no collection is finished. The child is
-    killed after `limit_s` seconds."""
+    """Return the job that judges an engine on frames after the job `verify` accepted the engine. The job has no frames
+    if their retention has ended. Return None if the engine is not judged on frames: its precision is fp32, edged
+    decodes nothing, or no collection is finished. The child is killed after `limit_s` seconds."""
     collected = model.collected
     if collected is None or not is_judged_on_frames(model, verify.order.recipe.precision):
         return None
@@ -54,7 +56,7 @@ def job_of(verify: jobs.Verify, model: Model, limit_s: float) -> jobs.Judge | No
 
 
 def without_frames(record: EngineRecord, collection: str) -> Judgement:
-    """Return the judgement of an engine if the frames of the collection are gone: its last one on that collection, or
-    else one with the outcome `no_frames`."""
+    """Return the judgement of an engine on a collection whose frames are gone: the engine's last judgement if it is of
+    this collection, otherwise one with the outcome `no_frames`."""
     last = record.judgement
     return last if last is not None and last.collection == collection else Judgement(collection, "no_frames")

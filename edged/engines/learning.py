@@ -1,13 +1,13 @@
 """Learns the range of shapes of the requests, and plans engines for it: `shapes.policy = learn`.
 
-Level-triggered. A wider range becomes the target once requests have not needed a still wider one for a while, and no
-engine of the previous range is being made. Engines of the new range are built, verified and timed like others, while
-the current engine serves. Once one of them is ready, the range is proven and stored on disk. If none can be made, the
-target is dropped, and the engines of the previous range continue to serve.
+The module is level-triggered. A wider range becomes the target once two conditions hold: requests have needed no still
+wider range for a while, and no engine of the previous range is being made. Engines of the new range are built, verified
+and timed like others, while the current engine serves. Once one of them is ready, the range is proven and stored on
+disk. If none can be made, the target is dropped, and the engines of the previous range continue to serve.
 
-A range never shrinks. Sizes are rounded outwards, so that few new sizes need another build: below 16 to powers of two,
-above to quarters of an octave, which adds at most a quarter. A power of two that divides a size also divides the
-rounded size, as models with strides require.
+A range never shrinks. Sizes are rounded outwards, so that few new sizes need another build. Sizes below 16 are rounded
+to powers of two, larger sizes to quarters of an octave, which adds at most a quarter. A power of two that divides a
+size also divides the rounded size, as models with strides require.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _Learning:
     model: Model
     traffic: Traffic
     demand: Demand | None = None
-    target: Profile | None = None  # being built, not proven yet
-    refused: dict[Profile, float] = field(default_factory=dict)  # could not be built; when to try each again
+    target: Profile | None = None  # the range that is being built, not proven yet
+    refused: dict[Profile, float] = field(default_factory=dict)  # ranges that could not be built: when to retry
     looked: int = -1  # version of the traffic from which the demand was computed
     written: float = 0.0
     noted: int = 0  # number of requests at the last write
@@ -215,7 +215,7 @@ def _of(planned: PlannedModel, profile: Profile) -> list[PlannedEngine]:
 
 
 def _is_busy(planned: PlannedModel) -> bool:
-    """Whether an engine for a range is being made. A new range would make it obsolete."""
+    """Whether an engine for a range is being made. A new range would make this engine obsolete."""
     return any(engine.recipe.profile and engine.state in MAKING for engine in planned.engines.values())
 
 
@@ -228,12 +228,13 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 _HOUR = 3600.0
-_PATIENCE = 10  # times the quiet time; then a demand is due even if it still grows
+_PATIENCE = 10  # a demand that still grows is due after this many times the quiet time
 _MOST_DIMENSIONS = 8  # of a tensor in TensorRT
 
 
 def widened(now: Profile, signature: Signature, seen: Seen, most_bytes: int, *, usual: bool) -> Profile:
-    """Return the range `now` widened to the observed shapes; unchanged if it contains them or cannot be widened.
+    """Return the range `now` widened to the observed shapes. It stays unchanged if it contains them, or cannot be
+    widened.
 
     Kinds of requests are added in order of frequency. A kind is left out if the inputs of the wider range could take
     more than `most_bytes`, or if a tensor has no elements. `now` is empty if no range is set yet. `usual`: optimise for
@@ -270,7 +271,7 @@ def _extended(now: Range | None, spec: TensorSpec, shape: Shape) -> Range:
     high = tuple(n if still else up(n) for n, still in zip(shape, fixed, strict=True))
     if now is None:
         return Range(spec.name, low, shape, high)
-    # Rounded only if the range has to grow: a configured bound stays exact.
+    # A bound is rounded only if it has to grow, so a configured bound stays exact.
     least = tuple(n if s >= n else r for n, s, r in zip(now.minimum, shape, low, strict=True))
     most = tuple(n if s <= n else r for n, s, r in zip(now.maximum, shape, high, strict=True))
     return Range(spec.name, least, now.optimum, most)
@@ -281,13 +282,13 @@ def _fast_at(range_: Range, shape: Shape) -> Range:
 
 
 def up(n: int) -> int:
-    """Return the size rounded up."""
+    """Return a size rounded up, as the module docstring describes."""
     step = _step(n)
     return 1 << (n - 1).bit_length() if 0 < n < 16 else -(-n // step) * step
 
 
 def down(n: int) -> int:
-    """Return the size rounded down."""
+    """Return a size rounded down, as the module docstring describes."""
     return 1 << (n.bit_length() - 1) if 0 < n < 16 else n // _step(n) * _step(n)
 
 
@@ -297,8 +298,8 @@ def _step(n: int) -> int:
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """A wider range that requests need. `since`: when a wider range was first needed; `settled`: when the range last
-    changed. Both in monotonic seconds."""
+    """A wider range that requests need. `since` is when a wider range was first needed, `settled` is when this range
+    last changed; both are monotonic seconds."""
 
     profile: Profile
     since: float

@@ -29,9 +29,9 @@ from edged.models.repository import Overrides, Repository
 
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 0.02
-_LOAD_SECONDS = 900.0  # a box that is busy may take minutes to read and open a model
+_LOAD_SECONDS = 900.0  # a busy box may take minutes to read and open a model
 _MOST_REASONS = 1000  # the most models with a stored reason why they are not loaded
-_PATIENCE = 2  # refusals to open the reference before loading fails
+_PATIENCE = 2  # if a host refuses to open the reference more often than this, loading fails
 _DRAIN_SECONDS = 30.0  # the longest time until a command to unload is answered
 READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 
@@ -91,8 +91,8 @@ class Loader:
         await self._finish(self._unload(name, with_parts))
 
     async def listed(self) -> list[Listed]:
-        """Return every version of every model, by name, the default version first. In mode `explicit` this includes
-        models that are not loaded."""
+        """Return every version of every model, sorted by name, the default version of each model first. In mode
+        `explicit` this includes models that are not loaded."""
         catalogue = self._catalogue
         loaded = {planned.entry.model for planned in catalogue.models.values()}
         found = {name: _once([self._rows(name, each) for each in catalogue.versions(name)]) for name in loaded}
@@ -192,7 +192,7 @@ class Loader:
             return await asyncio.to_thread(self._selection.on_disk)
 
     async def _admit(self, entry: ModelEntry) -> None:
-        """Check that a model can be served, before the loaded version changes. Raises the reason if it cannot."""
+        """Check that a model can be served, before the loaded version changes. Raises an EdgedError if it cannot."""
         if entry.problem:
             raise NotReady(f"model {entry.name!r} cannot be served: {entry.problem}")
         if entry.is_ensemble:  # its models are checked when they are loaded
@@ -225,7 +225,7 @@ class Loader:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     def _is_loaded(self, name: str, entry: ModelEntry) -> bool:
-        """Whether a model answers. Raises NotReady if it will not."""
+        """Whether a model answers. Raises NotReady if it cannot be served."""
         planned = self._catalogue.models.get(name)
         if planned is None or planned.entry != entry:
             raise NotReady(f"model {name!r} was changed while it was loaded; load it again")
@@ -238,7 +238,7 @@ class Loader:
         return False
 
     def _is_ensemble_loaded(self, name: str, entry: ModelEntry) -> bool:
-        """Whether an ensemble answers. Raises NotReady if it will not."""
+        """Whether an ensemble answers. Raises NotReady if it cannot be served."""
         planned = self._catalogue.ensembles.get(name)
         if planned is None or planned.entry != entry:
             raise NotReady(f"ensemble {name!r} was changed while it was loaded; load it again")
@@ -248,7 +248,7 @@ class Loader:
         return found.state is not ReadyState.LOADING
 
     def _is_language_loaded(self, name: str, entry: ModelEntry) -> bool:
-        """Whether a language model answers. Raises NotReady if it will not."""
+        """Whether a language model answers. Raises NotReady if it cannot be served."""
         planned = self._catalogue.language.get(name)
         if planned is None or planned.entry != entry:
             raise NotReady(f"model {name!r} was changed while it was loaded; load it again")
@@ -345,8 +345,8 @@ class ModelSelection:
 
     poll: all models, as they are on disk now
     none: all models, as they were on disk at the start
-    explicit: the models loaded by command, as they were on disk then, and the configured startup models. With an
-        ensemble, the models of its steps are loaded too
+    explicit: the models that a command loaded, as they were on disk at that time, and the configured startup models. If
+        an ensemble is loaded, the models of its steps are loaded too
     """
 
     def __init__(self, repository: Repository, mode: ModelControl = "poll", startup: Iterable[str] = ()) -> None:
@@ -371,7 +371,7 @@ class ModelSelection:
         return _by_model(self._repository.entries())
 
     def held(self, model: str) -> dict[str, ModelEntry]:
-        """Return the versions of a model to be served; empty if it is not loaded. Only for modes other than poll. The
+        """Return the versions of a model to be served; empty if the model is not loaded, and always in mode poll. The
         first call reads the disk."""
         return dict(self._models().get(model, {}))
 

@@ -45,7 +45,7 @@ _LOG = logging.getLogger("edged.engines")
 _EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
 _AGAIN_SECONDS = 0.2  # after the model on disk turned out to have changed
 _SPACE_SECONDS = 30.0  # after the disk was full
-_LONG_SECONDS = 60.0  # if a job takes longer, its lane may make another engine at the same time
+_LONG_SECONDS = 60.0  # if a job takes longer, its lane may make a second engine at the same time
 _SPARE_MB = 1024  # free memory for a second child in a lane
 _VERIFYING = ("verifying", "judging", "timing")  # phases
 _EVENT_STEP = 0.1  # share of a phase between two progress events
@@ -53,7 +53,7 @@ _EVENT_STEP = 0.1  # share of a phase between two progress events
 
 @dataclass
 class _Job:
-    """An engine that is being made. `source`: key of the engine that a trial reads."""
+    """An engine that is being made. `source`: key of the engine that a trial reads; empty for other jobs."""
 
     engine: PlannedEngine
     source: str
@@ -96,7 +96,8 @@ class Maker:
         return frozenset(work.engine.lane for work in self._work)
 
     def slow(self, available_mb: Callable[[], int]) -> frozenset[str]:
-        """Return lanes with a single job that takes long, in which a second job may run; none if memory is scarce."""
+        """Return the lanes in which a second job may run: those with a single job that takes long. Empty if memory is
+        scarce."""
         lanes = Counter(work.engine.lane for work in self._work)
         alone = [work.engine for work in self._work if lanes[work.engine.lane] == 1]
         long = frozenset(e.lane for e in alone if e.making is not None and e.making.elapsed_s >= _LONG_SECONDS)
@@ -114,7 +115,7 @@ class Maker:
         task.add_done_callback(partial(self._over, engine))
 
     def cancel(self, engine: PlannedEngine, reason: str) -> None:
-        """Stop making an engine, or waiting to make it. Only a command starts it again."""
+        """Stop making an engine, or cancel the plan to make it. Only a command makes the engine again."""
         work = self._work_on(engine)
         if work is not None:
             work.is_cancelled, work.is_build_next, work.why = True, False, reason
@@ -146,12 +147,13 @@ class Maker:
         return self._work_on(engine) is not None
 
     def build_after(self, engine: PlannedEngine) -> None:
-        """Build an engine once the job on it has ended, because a command requests it; nothing if it is being built."""
+        """Build an engine after its current job, because a command requests a build. Do nothing if that job builds
+        it."""
         if (work := self._work_on(engine)) is not None and not work.is_cancelled:
             work.is_build_next = not work.is_build
 
     def will_build(self, engine: PlannedEngine) -> bool:
-        """Whether an engine is built after the job on it."""
+        """Whether a command requested to build an engine after its current job."""
         return (work := self._work_on(engine)) is not None and work.is_build_next
 
     def forgive(self, engine: PlannedEngine) -> None:
@@ -169,7 +171,7 @@ class Maker:
             work = self._work_on(engine)
             engine.cancel(work.why if work is not None else _Job.why)
             raise
-        except Exception as error:  # unexpected: counts as a failure; the task group logs it
+        except Exception as error:  # an unexpected error counts as a failure; the task group logs it
             why = EngineUnusable(f"{type(error).__name__}; see the log")
             self._attempts.failed(engine.digest, str(why))
             engine.fail(why, self._settings.attempts)
@@ -198,7 +200,7 @@ class Maker:
             engine.met_disk(error)
             engine.postpone(str(error), _SPACE_SECONDS)
             _LOG.warning("model %s: engine %s: %s", name, short, error)
-        except KeyError:  # it was evicted or found damaged meanwhile
+        except KeyError:  # the engine was evicted or found damaged meanwhile
             engine.lose()
         else:
             cost = engine.record.cost if engine.record else None
@@ -243,7 +245,7 @@ class Maker:
             record = await self._builder.take_over(task, fetch, on_progress, capacity)
         except Superseded:
             raise
-        except EdgedError as error:  # also OutOfSpace: the build that follows will report it
+        except EdgedError as error:  # also OutOfSpace, which the following build reports
             sharing.refuse(found, error)
             engine.move(EngineState.ABSENT, f"the engine of {found.signer} is not used: {error}")
         else:
@@ -311,7 +313,7 @@ class Maker:
             self._give_up_trial(engine, task, f"does not work with this device: {error}")
         except EdgedError as error:
             if is_unproven and engine.failures + 1 < self._settings.attempts:
-                engine.fail(error)  # not given up: the engine may be good, and its build may have taken an hour
+                engine.fail(error)  # not given up: the stored engine may be good, and its build may have taken an hour
             else:
                 self._give_up_trial(engine, task, f"could not be tried: {error}")
         except KeyError:
@@ -364,7 +366,7 @@ class Maker:
 
 
 def _given_up(planned: PlannedModel, engine: PlannedEngine) -> Iterator[str]:
-    """Yield the last failures of given-up engines of the same backend and device."""
+    """Yield the last failure of each other engine of the same backend and device that was given up."""
     for other in planned.engines.values():
         is_kin = (other.recipe.backend, other.recipe.device) == (engine.recipe.backend, engine.recipe.device)
         if is_kin and other is not engine and other.state is EngineState.QUARANTINED and not other.is_held:
@@ -379,8 +381,8 @@ _COMPARED = 200  # characters
 def reason_to_give_up(error: EdgedError, backend: str, before: str, kin: Iterable[str]) -> str:
     """Return why another attempt would fail in the same way; empty if it may succeed.
 
-    `before`: the message of the engine's previous failure. `kin`: messages of given-up engines of the same backend and
-    device.
+    `before`: the message of the engine's previous failure. `kin`: the last failures of engines of the same backend and
+    device that were given up.
     """
     if not _is_of_model(error):
         return ""

@@ -21,8 +21,8 @@ from edged.serving.slot import Slot
 
 
 async def plans(repository: Repository, builder: Builder, planner: Planner) -> dict[str, PlannedModel]:
-    """Plan every model of the repository for this box, without building or opening an engine; not the ensembles and
-    language models."""
+    """Plan every model of the repository for this box, without building or opening an engine. Ensembles and language
+    models are left out."""
     planned = await read(repository.entries().values(), builder)
     for each in planned.values():
         if each.model is not None:
@@ -34,7 +34,7 @@ async def plans(repository: Repository, builder: Builder, planner: Planner) -> d
 
 
 async def read(entries: Iterable[ModelEntry], builder: Builder) -> dict[str, PlannedModel]:
-    """Read models, without the engines that they should have; not the ensembles and language models."""
+    """Read models, but do not plan their engines. Ensembles and language models are left out."""
     found: dict[str, PlannedModel] = {}
     for entry in entries:
         if entry.is_ensemble or entry.is_language:
@@ -48,7 +48,7 @@ async def read(entries: Iterable[ModelEntry], builder: Builder) -> dict[str, Pla
 
 
 def ensembles(entries: Iterable[ModelEntry], plans: Mapping[str, PlannedModel]) -> list[PlannedEnsemble]:
-    """Return the ensembles among the entries; `plans` are the models that they may consist of, by entry name."""
+    """Return the ensembles among the entries. `plans` has the models that an ensemble may consist of, by entry name."""
 
     def find(model: str, version: str) -> PlannedModel:
         same = [planned for planned in plans.values() if planned.entry.model == model]
@@ -70,7 +70,7 @@ _CAPABILITY = re.compile(r"(?:sm_?)?([0-9]{1,2})\.?([0-9])", re.IGNORECASE)
 class Target(msgspec.Struct, frozen=True):
     """A device to build for: its name, its compute capability ("8.6"), and the facts for its engine keys.
 
-    Unknown facts are absent: they match any value.
+    Facts that are unknown are absent. An absent fact matches any value.
     """
 
     name: str
@@ -92,8 +92,8 @@ def target(text: str, own: Fingerprint) -> Target:
 def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Target:
     """Return the first GPU of another box as the target, from the recorded facts of that box.
 
-    Engines for it get exactly the keys that the other box plans. Raises InvalidInput if that box has no NVIDIA GPU, or
-    has another CPU architecture or TensorRT-RTX version than this box.
+    Engines for this target get exactly the keys that the other box plans. Raises InvalidInput if that box has no NVIDIA
+    GPU, or has another CPU architecture or TensorRT-RTX version than this box.
     """
     theirs = Fingerprint(dict(facts))
     capability = theirs.facts.get("gpu.0.compute_capability")
@@ -118,8 +118,8 @@ def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Ta
 
 
 def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[DesiredEngine, ...]:
-    """Return the engines to build for a model on the target, in the named precisions; if none is named, in all that
-    suit the device.
+    """Return the engines to build for a model on the target, in the given precisions. If `precisions` is empty, return
+    engines in all precisions that suit the device.
 
     Raises InvalidInput if there is no engine to build.
     """

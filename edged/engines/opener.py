@@ -44,10 +44,10 @@ from edged.store.store import Store
 from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
-# Delays before an engine may be opened again, in seconds:
+# The constants in seconds are delays before an engine may be opened again.
 _REOPEN_SECONDS = 0.2  # after its host was lost
 _REPLACED_SECONDS = 1.0  # after the model was replaced while it was opened
-_PATIENCE = 2  # refusals until an engine is given up; lack of memory or space does not count
+_PATIENCE = 2  # refusals until an engine is given up; refusals for lack of memory or space do not count
 _REFUSED_SECONDS = (2.0, 10.0, 60.0)  # after the first, the second and every further refusal
 _RETRY_SECONDS = 10.0  # after an unexpected error
 _FALLBACK_AGAIN_SECONDS = 1.0  # after a temporary failure to open a fallback engine
@@ -119,7 +119,7 @@ class Opener:
             session = await self._open_session(planned, model, engine, parallelism)
         except EngineDamaged as error:
             _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
-            if engine.state is EngineState.READY:  # otherwise it is being made again, and the outcome decides
+            if engine.state is EngineState.READY:  # otherwise the engine is being made again, and the outcome decides
                 engine.damaged(error, self._attempts)
                 engine.open_at = 0.0
         except (HostLost, NotReady, Superseded) as error:
@@ -211,7 +211,7 @@ class Opener:
             raise
         session = ServingSession(link, number, ref, apart, parallelism)
         try:
-            if engine.recipe.is_reference:  # it was opened from the model's file, which may have changed
+            if engine.recipe.is_reference:  # the reference is opened from the model's file, which may have changed
                 await asyncio.to_thread(require_same, order)
             nodes = link.nodes.get(number, {})
             verified = engine.record.composition.nodes if engine.record is not None else {}
@@ -263,9 +263,9 @@ class Opener:
             raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
 
     async def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
-        """Handle a refusal of the runtime to open an engine. After a temporary refusal, opening is tried again. A
-        reference, or an engine whose warm-up failed, stays refused. Any other engine is built again, but only after
-        several refusals, because a build may take an hour."""
+        """Decide what happens after the runtime refused to open an engine. After a temporary refusal, opening is tried
+        again. A reference, or an engine whose warm-up failed, stays refused. Any other engine is built again, but only
+        after several refusals, because a build may take an hour."""
         _LOG.warning("engine %s of model %s cannot be opened: %s", engine.digest[:12], model.name, error)
         engine.met_disk(error)
         if _may_pass(engine, error):
@@ -281,7 +281,7 @@ class Opener:
 
 
 def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
-    """Whether opening may succeed later: memory or space may be freed, or opening took too long on a busy box. For a
+    """Whether opening may succeed later: memory or space may become free, or opening took too long on a busy box. For a
     built engine, the first refusals of the runtime count as temporary too."""
     if isinstance(error, OutOfMemory | Overloaded | OutOfSpace):
         return engine.recipe.is_reference or engine.state is EngineState.READY
@@ -292,9 +292,9 @@ def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
 
 
 def _kind(model: Model | None, engine: PlannedEngine) -> HostKind:
-    """Return the host for an engine. The code of another package runs in a separate host. There, it can read only
-    frames of its own models, and affects no other model if it hangs or crashes. A new version of the code gets a new
-    host."""
+    """Return the kind of host for an engine. The code of another package runs in a separate host. In this host the code
+    can read only frames of its own models, and affects no other model if it hangs or crashes. A new version of the code
+    gets a new host."""
     backend, package = engine.recipe.backend, model.recognition.package if model is not None else None
     own = f"{engine.apart} {package} {package.digest} " if package is not None else engine.apart
     return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "", own)
@@ -345,8 +345,8 @@ def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str
 
 
 def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
-    """Return a line about nodes that ran on the device and now run nowhere; empty if no node is missing or if operators
-    are unknown."""
+    """Return a line about nodes that ran on the device during verification and that no provider reports now. Empty if
+    no node is missing, or if the operators are unknown."""
     gone = Counter(before) - Counter(now) if before and now else Counter[str]()
     if not gone:
         return []

@@ -33,7 +33,8 @@ class Pipelines:
         self._counts: dict[str, PipelineCounts] = {}
 
     def reconfigure(self, wanted: Mapping[str, Pipeline]) -> None:
-        """Replace the pipelines. Frames that have begun finish with the old ones; counts continue."""
+        """Replace the pipelines. Frames that are in a pipeline already finish with the old one. The counts of a
+        pipeline continue."""
         changed = {name for name in self._slots if wanted.get(name) != self._wanted.get(name)}
         self._slots = {name: slot for name, slot in self._slots.items() if name not in changed}
         self._counts = {name: self._counts.get(name) or PipelineCounts() for name in wanted}
@@ -110,8 +111,8 @@ class Pipelines:
         return Steps(detect.slot, then.slot)
 
     def _able(self, rule: PipelineRule) -> tuple[PlannedModel, PlannedModel]:
-        """Return the models of a pipeline. Raises NotReady if one does not exist, InvalidInput if one cannot do its
-        step."""
+        """Return the two models of a pipeline. Raises NotReady if a model does not exist, and InvalidInput if a model
+        cannot do its step."""
         detect, then = self._model(rule.detect), self._model(rule.then)
         if problem := detect_problem(detect) or then_problem(then):
             raise InvalidInput(problem)

@@ -38,7 +38,7 @@ from edged.store.key import changes, differ_by_driver, may_be_for, nearest
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 
-# Returns the frames that were collected for a model of this name, if there are any.
+# Returns the frames that were collected for a model of this name; None if there are none.
 FindCollected: TypeAlias = Callable[[str], "Collected | None"]
 
 
@@ -114,7 +114,7 @@ class PlannedModel:
         return next((engine for engine in self.engines.values() if engine.recipe.is_reference), None)
 
     def plan(self, model: Model, wanted: tuple[DesiredEngine, ...]) -> list[PlannedEngine]:
-        """Set the model and the engines that it should have. Returns the new ones, all in state ABSENT."""
+        """Set the model and the engines that it should have. Returns the new engines, all in state ABSENT."""
         is_changed = self.model is None or self.model.entry != model.entry
         self.model, self.problem = model, None
         engines = {
@@ -124,7 +124,7 @@ class PlannedModel:
         }
         added = [engine for key, engine in engines.items() if key not in self.engines]
         if is_changed:
-            for engine in engines.values():  # the settings may no longer have what made opening fail
+            for engine in engines.values():  # opening may have failed because of the previous settings
                 engine.open_at, engine.refusals = 0.0, 0
         for each in wanted:
             self._hold_to(engines[each.key.digest], each.standard)
@@ -143,7 +143,8 @@ class PlannedModel:
 
     @staticmethod
     def _hold_to(engine: PlannedEngine, standard: str) -> None:
-        """Judge an engine by a new standard: request a review, or build it again if the old standard rejected it."""
+        """Apply a new standard to an engine: request a review of a usable engine, or build an engine again that was
+        rejected."""
         if engine.standard == standard or engine.recipe.is_reference:
             return
         engine.standard = standard
@@ -159,8 +160,8 @@ class PlannedModel:
 
     @property
     def quarantine(self) -> str:
-        """Why no engine is opened: all are quarantined or refused, at least one of them quarantined. Otherwise empty,
-        also while an engine serves or is being opened."""
+        """Why no engine can be opened: each one is quarantined or refused, and at least one is quarantined. Empty
+        otherwise, and while an engine serves or is being opened."""
         reasons = [engine.quarantined for engine in self.engines.values() if engine.quarantined]
         if not reasons or self.slot.current is not None or self.opening is not None:
             return ""
@@ -189,12 +190,13 @@ class PlannedModel:
         self.fallback.hold(None)
 
     def fits(self) -> bool:
-        """Whether the serving engine is of the current model and settings, not of those before a change."""
+        """Whether the serving engine is of the current model and settings. False while an engine of the previous model
+        or settings serves."""
         current = self.slot.current
         return current is not None and self.model is not None and is_of(current.engine, self.model)
 
     def has_other(self, engine: PlannedEngine) -> bool:
-        """Whether another engine can serve the model, with its nodes on the same devices as when it was verified."""
+        """Whether another engine can serve the model, and its nodes run on the same devices as when it was verified."""
         others = (other for other in self.engines.values() if other is not engine and not other.misplaced)
         return any(other.may_open for other in others)
 
@@ -223,8 +225,9 @@ def is_of(engine: EngineRef, model: Model) -> bool:
 
 
 def batching(model: Model, recipe: Recipe) -> Batching:
-    """Return how frames are batched: up to the configured size, but no more than the model's fixed batch or the
-    engine's range of shapes allows. Without a configured size, as many as these allow; if neither exists, one by one.
+    """Return how frames are batched. A batch has up to the configured number of frames, but no more than the model's
+    fixed batch or the engine's range of shapes allows. Without a configured size, a batch has as many frames as these
+    two limits allow. Without any limit, frames run one by one.
 
     Only engines with a range of shapes (as on a GPU) batch without configuration: on a CPU a batch gains little, and
     each of its frames waits for the others.
@@ -238,9 +241,9 @@ _LEAST_GAIN = 1.25  # a batch must be this many times as fast as single requests
 
 
 def tensor_batching(model: Model) -> TensorBatching:
-    """Return how tensor requests are batched: by `dynamic_batching` of config.pbtxt; by `batch.max` and
-    `batch.wait_ms`; or because the rows of the model are independent and batches are faster. Otherwise requests run
-    one by one."""
+    """Return how tensor requests are batched. If config.pbtxt has `dynamic_batching`, this field decides. Otherwise
+    requests are batched if `batch.max` is set, or if the rows of the model are independent and batches are faster. In
+    all other cases they run one by one."""
     settings, dynamic, most = model.entry.settings, model.triton.dynamic, model.max_batch_size
     if dynamic is None:
         pays = model.is_batch_completed and model.batch_gain >= _LEAST_GAIN
@@ -272,7 +275,7 @@ def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
     if recognition.reading.constants:
         return 1
     if any(output.shape and output.shape[0] == 1 for output in signature.outputs):
-        return 1  # the output has one picture, whatever the input declares
+        return 1  # the output is for one picture, even if the input declares more
     allowed = parsed(recipe.profile).range(spec.name)
     if allowed is None:
         return wanted or 1
@@ -280,8 +283,8 @@ def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
 
 
 class Planner:
-    """Plans models with the records of the store, with `log`, the earlier attempts (None: read from the store), and
-    with the frames that `collected` finds."""
+    """Plans models. Uses the records of `store`, the earlier attempts in `log` (None: the log in the store's folder),
+    and the frames that `collected` returns."""
 
     def __init__(
         self,
@@ -344,7 +347,7 @@ class Planner:
 
 
 def is_lowering_due(planned: PlannedModel) -> bool:
-    """Whether an engine was rejected, and the less optimised one is not planned yet."""
+    """Whether an engine was rejected, and the engine with the next lower optimisation level is not planned yet."""
     return any(
         key_below(engine.key, lower).digest not in planned.engines
         for engine in planned.engines.values()
@@ -353,7 +356,7 @@ def is_lowering_due(planned: PlannedModel) -> bool:
 
 
 def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str, EngineRecord]) -> bool:
-    """Whether an engine's answers were found wrong by its current standard."""
+    """Whether an engine was rejected by its current standard."""
     known = planned.engines.get(each.key.digest)
     if known is not None and known.standard == each.standard and known.state is EngineState.REJECTED:
         return True
@@ -365,7 +368,8 @@ def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str
 
 def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> str:
     """Return in one word why the store does not have an engine: the kind of key parts (`recipe`, `runtime`, `cpu`, ...)
-    in which the model's nearest engine differs; `several` if more than one kind; `new` if the model has no engine."""
+    in which the model's nearest engine differs; `several` if it differs in more than one kind; `new` if the store has
+    no engine of the model."""
     kin = {key: record.parts for key, record in stored.items() if record.parts.get("model") == wanted["model"]}
     near = nearest(wanted, kin.items())
     if near is None:
@@ -375,7 +379,8 @@ def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> st
 
 
 def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:
-    """Return the key of the newest stored engine to try: built ahead, or, if `drivers`, built for another driver.
+    """Return the key of the newest stored engine to try: one that was built ahead, or, if `drivers` is true, one that
+    was built for another driver.
 
     Empty if the store has no such engine.
     """

@@ -1,7 +1,7 @@
 """Probes an open engine with one request like those of verification. The request bypasses the slot's queue.
 
-The daemon makes the probes itself and needs no runtime for them. The shapes that a model accepts are found by trying:
-once an engine has answered a probe, only that probe is sent from then on.
+The daemon makes the probes itself and needs no runtime for them. Probes with several shapes are tried, until an engine
+answers one. From then on only this probe is sent.
 
 Warm-up requests of a model's config.pbtxt are sent before its engine serves.
 """
@@ -73,8 +73,8 @@ async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session
         batch.release()
 
 
-_COMPARED = 3  # golden inputs; one right answer suffices
-_MOST_BYTES = 64 << 20  # of one probe: it takes arena space from requests
+_COMPARED = 3  # the most golden inputs that are compared; one right answer suffices
+_MOST_BYTES = 64 << 20  # of one probe, because probes take arena space from requests
 
 
 class OutputForm(msgspec.Struct, frozen=True):
@@ -93,13 +93,13 @@ OutputForms = Mapping[str, OutputForm]
 
 
 class NoUsableProbe(EngineUnusable):
-    """The engine refuses every probe, as the reference does: edged cannot make a valid request for this model."""
+    """The engine and the reference refuse every probe, so edged cannot make a valid request for this model."""
 
 
 @dataclass
 class KnownAnswers:
     """What probes found about a model: which probe the model answers, and the form of the reference's outputs once the
-    reference was probed. Valid for one content and one inspection of it."""
+    reference was probed. `is_of` says for which model this is valid."""
 
     model: Model
     place: int | None = None  # index of the probe that was answered
@@ -107,7 +107,7 @@ class KnownAnswers:
 
     def is_of(self, model: Model) -> bool:
         same = self.model.digest == model.digest and self.model.recognition == model.recognition
-        same = same and self.model.learnt == model.learnt  # for another learnt range, probes of other shapes come first
+        same = same and self.model.learnt == model.learnt  # another learnt range begins with probes of other shapes
         return same and (not model.samples or self.model.entry.stamp == model.entry.stamp)
 
 
@@ -118,11 +118,13 @@ class SessionProbe:
         self._recorded = recorded
 
     async def ask(self, known: KnownAnswers, link: HostLink, session: int, *, is_reference: bool) -> None:
-        """Probe a session that does not serve yet or is idle.
+        """Probe a session that does not serve yet or is idle. Raises:
 
-        Raises WrongAnswers if the answer has neither the declared form nor the reference's, EngineUnusable if the
-        session refuses all probes although the reference answers some, NoUsableProbe if the reference refuses them too
-        (or a probe would be too large), NotReady if the arena has no room now, and HostLost.
+        - WrongAnswers if the form of the answer is neither the declared form nor that of the reference's answer
+        - EngineUnusable if the session refuses all probes, although the reference answers some of them
+        - NoUsableProbe if the reference refuses them too, or if a probe would be too large
+        - NotReady if the arena has no room now
+        - HostLost if the host is lost
         """
         first: EdgedError | None = None
         for place, question in await asyncio.to_thread(_questions, known):
@@ -145,8 +147,9 @@ class SessionProbe:
         raise NoUsableProbe(f"it answers no probe: {why}")
 
     async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
-        """Return why an engine cannot be of this model. Empty if the engine answers one of up to three golden inputs as
-        the reference did, within the tolerance of its precision, or if no golden inputs are recorded."""
+        """Return how the answers to up to three golden inputs show that an engine is not of this model. Empty if one
+        answer agrees with the reference's within the tolerance of the precision, or if there are no answers to compare.
+        Raises NotReady if the arena has no room now."""
         recorded = await asyncio.to_thread(self._recorded, model)
         signature = model.inspection.signature
         held = tolerance_of(model, precision)
@@ -166,7 +169,8 @@ class SessionProbe:
         return first
 
     async def _fault(self, known: KnownAnswers, question: Callable[[], Probe], forms: OutputForms) -> str:
-        """Return what is wrong with an answer; empty if nothing is. Reads the reference's answer only if needed."""
+        """Return what is wrong with an answer; empty if nothing is wrong. Reads the reference's answer from disk only
+        if needed."""
         signature = known.model.inspection.signature
         found = fault(signature, forms, known.reference)
         if not found or known.reference:
@@ -205,8 +209,8 @@ def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> s
 
 
 def _questions(known: KnownAnswers) -> list[tuple[int, Callable[[], Probe]]]:
-    """Return the index of each probe to try, with a function that makes it: only the probe that was answered before, or
-    all if none was."""
+    """Return the index of each probe to try, with a function that makes the probe. If a probe was answered before,
+    return only that one, otherwise all."""
     model = known.model
     signature = model.inspection.signature
     made_up = one_by_one(signature, model.recognition, ShapeRange.of(model), _MOST_BYTES)
@@ -262,10 +266,10 @@ _PASSING = (OutOfMemory, Overloaded, NotReady, DeadlineExceeded)  # caused by th
 
 
 async def warm_up(model: Model, link: HostLink, session: int, profile: Profile = _ANY) -> None:
-    """Send the warm-up requests that are within the session's range of shapes, before it serves.
+    """Send a session the warm-up requests that are within its range of shapes, before the session serves.
 
-    Raises WarmupFailed with the name of the request if that request would fail again. Temporary errors keep their
-    class.
+    Raises WarmupFailed with the name of the request if the request would fail again. For temporary errors, raises an
+    error of the same class as the original.
     """
     for warmup in model.triton.warmups:
         try:

@@ -1,7 +1,7 @@
 """Engines that are not opened because they killed their host repeatedly, and engines that get a separate host.
 
-`serving/crash_attribution.py` decides; this module keeps the records across restarts. If the file of a model changes,
-its engines get new keys, so they start without a record.
+`serving/crash_attribution.py` decides which engines are quarantined or get a separate host. This module keeps its
+records across restarts. If the file of a model changes, its engines get new keys, so they start without a record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Quarantine:
-    """Keeps the records in one small file. If the file cannot be written, the records are lost at the next restart."""
+    """Keeps a record of each engine that may have killed its host, in one small file. If the file cannot be written,
+    the records are lost at the next restart."""
 
     def __init__(self, folder: Path, later: Later = at_once) -> None:
         """`later` writes the file in the background."""
@@ -63,7 +64,7 @@ class Quarantine:
         return str(crash_attribution.host_of(self._records, suspect, time.time()) or "")
 
     def forgive(self, model: str, engine: str = "") -> None:
-        """Drop the records of a model, or of one engine of it."""
+        """Drop the records of all engines of a model, or of one of them."""
         left = crash_attribution.forgiven(self._records, model, engine)
         if left != self._records:
             self._records = left

@@ -1,4 +1,4 @@
-"""Readiness of models, found by probing idle engines."""
+"""Decides which models are ready, and probes idle engines to find whether they still answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Readiness(msgspec.Struct, frozen=True):
 
     @property
     def can_serve(self) -> bool:
-        """Whether requests are answered, or wait until they are."""
+        """Whether requests are answered, now or once an engine is open."""
         return self.state in (ReadyState.READY, ReadyState.LOADING, ReadyState.UNPROVEN)
 
 
@@ -50,8 +50,8 @@ _READY = Readiness(ReadyState.READY)
 
 
 def readiness(planned: PlannedModel, settings: Health) -> Readiness:
-    """Return the readiness of a model. After an invalid change the model is ready while the previous content
-    answers."""
+    """Return the readiness of a model. If the model on disk changed and cannot be served, the model is ready while the
+    previous content answers."""
     current = planned.slot.current
     if current is None:
         if planned.problem is not None:
@@ -80,11 +80,11 @@ def all_ready(models: Iterable[PlannedModel], settings: Health) -> bool:
 
 
 def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> PlannedModel | None:
-    """Return the model to probe now: of those that are due, the one whose last answer or probe is the oldest. None if
-    no model is due. `now` is in monotonic seconds.
+    """Return the model to probe now: among the models that are due, the one whose last answer or probe is the oldest.
+    Return None if no model is due. `now` is in monotonic seconds.
 
-    Only idle engines are probed: requests prove more, and must not wait for a probe. Engines that are about to be
-    replaced are not probed, so that their host's swapped memory is not read back.
+    Only idle engines are probed, because requests prove more than probes and must not wait for a probe. Engines that
+    are about to be replaced are not probed, so that their host's swapped memory is not read back.
     """
     due = [planned for planned in models if _is_due(planned, settings, now)]
     return min(due, key=_last, default=None)

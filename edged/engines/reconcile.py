@@ -20,10 +20,11 @@ _FALLBACK_SECONDS = 120.0  # without requests until a fallback engine is closed
 class EngineView(msgspec.Struct, frozen=True):
     """One engine that a model should have. Times are monotonic seconds.
 
-    `cost` is the time of one inference divided by the reference's. Both were timed alternately, so costs of different
-    days can be compared. If the model is busy, the times are those with all instances at work. A lower precision that
-    the settings do not name increases the cost (`views.cost`). Two kinds of engines of lower precision must not serve:
-    a doubted one, whose float32 engine was rejected, and an outpaced one, which is not faster than a float32 engine.
+    `cost` is the time of one inference of the engine divided by that of the reference. Engine and reference were timed
+    alternately, so costs of different days can be compared. If the model is busy, the times are those with all
+    instances at work. A lower precision that the settings do not name increases the cost (`views.cost`). Two kinds of
+    engines of lower precision must not serve: a doubted one, whose float32 engine was rejected, and an outpaced one,
+    which is not faster than a float32 engine.
     """
 
     key: str
@@ -36,7 +37,7 @@ class EngineView(msgspec.Struct, frozen=True):
     edition: str = ""  # identifies the build
     apart: str = ""  # the separate host that it belongs in; empty for the shared host
     cost: float | None = None
-    parallelism: Parallelism = ONE_INSTANCE  # the form that `cost` was timed in, the best one for the demand
+    parallelism: Parallelism = ONE_INSTANCE  # the form in which `cost` was timed: the best for the demand
     retry_at: float = 0.0  # when an absent engine, or one whose build failed, may be made
     open_at: float = 0.0  # when opening it may be tried (again)
     request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
@@ -47,8 +48,8 @@ class EngineView(msgspec.Struct, frozen=True):
 
 
 class FallbackView(msgspec.Struct, frozen=True):
-    """The slot for requests that the serving engine cannot run: a shape is outside its range, or the request gives an
-    input that the engine has built in as a constant."""
+    """The slot for requests that the serving engine cannot run: a shape is outside the engine's range, or the request
+    gives an input that is a constant in the engine."""
 
     is_open: bool = False
     is_stale: bool = False  # it was opened for another model than the one that serves
@@ -59,7 +60,7 @@ class FallbackView(msgspec.Struct, frozen=True):
     why: str = ""  # why it was not opened the last time
     problem: str = ""  # why the model on disk cannot be opened
     is_settled: bool = True  # the serving engine is of the model on disk
-    has_defaults: bool = False  # requests may give inputs that all engines but the reference have built in
+    has_defaults: bool = False  # requests may give inputs that are constants in all engines but the reference
     outside: str = ""  # the message for a request that the serving engine does not take
 
 
@@ -75,7 +76,7 @@ class ModelView(msgspec.Struct, frozen=True):
     cost: float | None = None  # of the serving engine in that form, even if another form is better
     opening: bool = False
     reading: bool = False  # its content may change
-    holds: bool = False  # it serves while it is being read; only its fallback slot may change
+    holds: bool = False  # it serves while its file is being read; only its fallback slot may change
     superseded: bool = False  # its file has changed
     outdated: bool = False  # the serving engine is of the right model, but was built before the device changed
     is_slow: bool = False  # the serving engine has been much slower than usual for a while
@@ -143,7 +144,7 @@ class RefuseFallback(_OfModel, frozen=True):
     why: str
 
 
-Work = Make | Try | Verify  # takes a child, one at a time in each lane
+Work = Make | Try | Verify  # work that needs a child; one at a time in each lane
 Action = Open | Review | Replan | Read | Refuse | OpenFallback | CloseFallback | RefuseFallback | Work
 
 
@@ -162,9 +163,9 @@ def reconcile(
 
     Each lane makes one engine at a time; `busy` are the lanes that make one now. If the build in a busy lane takes
     long, the lane is also in `slow`, and a second job may run in parallel. While `paused`, nothing is made, because
-    nothing can be stored. `by_command`: builds need a command; actions that take seconds do not. `is_idle`: the box has
-    had little load for a while. `is_starting`: the first models are being examined, and engines are made only by
-    command.
+    nothing can be stored. `by_command`: only a command starts a build; actions that take seconds need no command.
+    `is_idle`: the box has had little load for a while. `is_starting`: the first models are being examined, and engines
+    are made only by command.
     """
     every = list(models)
     models = [model for model in every if not model.holds]
@@ -182,7 +183,7 @@ def reconcile(
 
 
 def _open(model: ModelView, now: float) -> Open | None:
-    """Return the action that opens the best engine; None if it serves already or must wait."""
+    """Return the action that opens the best engine; None if that engine serves already or cannot be opened now."""
     if model.opening:
         return None
     able = [e for e in model.engines if _can_open(e) and e.open_at <= now]
@@ -211,8 +212,8 @@ def _opened(model: ModelView, engine: EngineView) -> Open:
 
 
 def _first_choice(able: list[EngineView]) -> EngineView:
-    """Return the engine to open first. A serving engine is replaced by the same rule, so a restart opens the engine
-    that served before."""
+    """Return the engine to open if none serves. The same rule decides whether a serving engine is replaced, so a
+    restart opens the engine that served before."""
     chosen = able[0]
     for engine in able[1:]:
         if _is_better(engine, chosen.cost):
@@ -221,15 +222,16 @@ def _first_choice(able: list[EngineView]) -> EngineView:
 
 
 def _replace_outdated(model: ModelView, able: list[EngineView]) -> Open | None:
-    """Replace an engine of the previous device, but only after all engines that could replace it have been tried."""
+    """Return the action that replaces an engine of the previous device; None until all engines that could replace it
+    have been tried."""
     if any(e.state is EngineState.ABSENT or (e.state in MAKING and not e.usable) for e in model.engines):
         return None
     return _opened(model, _first_choice(able))
 
 
 def _can_open(engine: EngineView) -> bool:
-    # A reference needs no build. Only an attempt shows whether it opens; `open_at` says when to try again. Its verdict
-    # does not matter: its answers are right by definition, even if they differ from run to run.
+    # A reference needs no build. Only an attempt shows whether it opens; `open_at` says when to try again. The verdict
+    # on a reference does not matter, because its answers are right by definition, even if they differ from run to run.
     return (engine.usable and not engine.is_doubted and not engine.is_outpaced) or engine.recipe.is_reference
 
 
@@ -276,7 +278,7 @@ def _fallback(model: ModelView, now: float) -> OpenFallback | CloseFallback | Re
     if able:
         return OpenFallback(model.name, min(able, key=_cost).key)
     if any(e.recipe.is_reference and e.open_at < math.inf for e in model.engines):
-        return None  # wait until it may be tried again
+        return None  # wait until the reference may be opened again
     return _refuse(model, slot.outside)
 
 
@@ -295,8 +297,9 @@ def _make(
 ) -> list[Work]:
     """Return the next job of every lane that is free, or whose slow build allows a second job.
 
-    Jobs are ordered by these rules: commands first; engines that never failed; models that no engine serves;
-    verifications and trials (seconds) before builds (minutes); models with the fewest finished engines.
+    These rules order the jobs, the most important rule first. Commands come before other jobs, engines without failures
+    before engines with failures, models that no engine serves before other models, verifications and trials (seconds)
+    before builds (minutes), and models with fewer finished engines before models with more.
     """
     wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Work]] = []
     for model in models:
@@ -322,7 +325,7 @@ def _make(
 
 
 def _next(model: ModelView, engine: EngineView, now: float) -> Work | None:
-    """Return the job that an engine needs, or that was requested for it; None if there is no such job now."""
+    """Return the job that an engine needs or that a request asks for; None if there is no such job now."""
     if engine.state in MAKING:
         return None
     if engine.request == "build" or (engine.request and engine.usable):

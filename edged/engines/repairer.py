@@ -28,7 +28,7 @@ from edged.vision.family import Recognition, recognise
 
 _READ = Limits(seconds=120.0, memory_mb=4096)
 _WORK = Limits(seconds=300.0, memory_mb=8192)
-_EVALUATE_SECONDS = 45.0  # for the reference implementation, beyond its first answer
+_EVALUATE_SECONDS = 45.0  # for further answers of ONNX's reference implementation after its first
 _DEFINITIONS = "definitions"
 _SIZE = ("preprocess.width", "preprocess.height")
 
@@ -58,7 +58,7 @@ async def repair(
     source: str,
     samples: Sequence[Path] = (),
 ) -> Repaired:
-    """Repair the model file `path` in place. `source` is its name for the user.
+    """Repair the model file `path` in place. `source` is the name of the model file for the user.
 
     Raises ModelRefused if a step fails, or if the repaired model cannot be proven to give the same answers.
     """
@@ -127,7 +127,7 @@ class _Work:
         newest, named = [takes], self._options.insists(Step.OPSET) or self._options.insists(Step.IR)
         if (
             named or opset > takes.opset or ir > takes.ir_version
-        ):  # otherwise ONNX Runtime serves it, and the others do not matter
+        ):  # otherwise ONNX Runtime serves the model, and the other runtimes do not matter
             others = [await self._newest(name) for name in self._installed if name != REFERENCE.backend]
             newest += [found for found in others if found is not None]
         opsets = self._targets(Step.OPSET, opset, takes.opset, [each.opset for each in newest])
@@ -148,7 +148,7 @@ class _Work:
                 return
 
     async def _newest(self, backend: str) -> jobs.LoadedRuntime | None:
-        """Return what a runtime supports; None if it does not work."""
+        """Return the newest ONNX versions that a runtime supports; None if it does not work."""
         try:
             found = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _READ)
         except EdgedError:
@@ -156,11 +156,12 @@ class _Work:
         return found if found.opset and found.ir_version else None
 
     def _targets(self, step: Step, version: int, reference: int, all_newest: Sequence[int]) -> list[int]:
-        """Return the versions to try, in order; [0] if the version stays.
+        """Return the versions to try, in order; [0] if the model keeps its version.
 
-        If the user requested a version, it is the only one. Otherwise every installed runtime supports the first
-        version, and ONNX Runtime supports the last. If the user named the step, the version is lowered even if ONNX
-        Runtime supports it. Raises Unsuitable if the requested version is newer than the model's.
+        If the user requested a version, only that version is tried. Otherwise the first version is one that every
+        installed runtime supports, and the last version is one that ONNX Runtime supports. If the user named the step,
+        the version is lowered even if ONNX Runtime supports it. Raises Unsuitable if the requested version is newer
+        than the model's.
         """
         if not self._options.wants(step):
             return [0]
@@ -282,8 +283,8 @@ class _Work:
     # -- what the steps share -----------------------------------------------------------------------------------------
 
     async def _optional(self, step: Step, work: Callable[[], Awaitable[Answer]]) -> Answer | None:
-        """Run an optional step. If it fails, leave it out and return None; raise its error if the user named the
-        step."""
+        """Run an optional step. If it fails, raise its error if the user named the step; otherwise leave the step out
+        and return None."""
         try:
             return await work()
         except (Unsuitable, EngineUnusable, BuildFailed) as error:

@@ -45,7 +45,7 @@ from edged.tensors import TensorSpec
 from edged.version import __version__
 
 SERVING = "serving"
-_MOST_VALUE, _BEGINNING = 4096, 60  # longest value shown whole; length shown of a longer one, such as a character list
+_MOST_VALUE, _BEGINNING = 4096, 60  # characters: a longer value, such as a character list, is cut to 60
 
 
 def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shapes: Shapes | None) -> ModelInfo:
@@ -77,7 +77,8 @@ def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shap
 
 
 def _shortened(value: str) -> str:
-    """Return a setting's value for a report. A value of thousands of characters is cut, because every report has it."""
+    """Return a setting's value for a report. A value of thousands of characters is cut, because every report contains
+    all settings."""
     return value if len(value) <= _MOST_VALUE else f"{value[:_BEGINNING]}... ({len(value)} characters)"
 
 
@@ -117,8 +118,8 @@ _LANGUAGE_OUTPUTS = (TensorSpec("text_output", "BYTES", (1,)),)
 
 
 def language(planned: PlannedLanguageModel, alarms: tuple[Alarm, ...] = ()) -> ModelInfo:
-    """Report a language model as a model, with the alarms that concern it. Its inputs and outputs are those of requests
-    in Triton's streams."""
+    """Report a language model as a model, with the alarms that concern it. The inputs and outputs in the report are the
+    tensors of requests in Triton's streams."""
     about, entry = language_model(planned), planned.entry
     measured = f", {about.first_token_ms:.0f} ms to the first token, {about.tokens_per_s:.0f} tokens/s"
     notes = [f"context of {about.context} tokens{measured if about.tokens_per_s else ''}"] if about.context else []
@@ -183,7 +184,8 @@ def _alarm(raised: Alarm) -> AlarmInfo:
 
 def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_command: bool = False) -> list[EngineInfo]:
     """Report every engine that a model should have, then stored engines that no model should have. `only`: the name of
-    the one model to report; empty for all. `by_command`: the configuration allows builds by command only."""
+    a model, to report only its engines; empty for all models. `by_command`: the configuration allows builds by command
+    only."""
     reports = [
         _as_opened(
             planned,
@@ -213,8 +215,8 @@ def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_comm
 
 
 def _reason(planned: PlannedModel, engine: PlannedEngine, by_command: bool) -> str:
-    """Return the reason for the engine's state; for a ready engine of lower precision, why it does not serve.
-    `by_command`: engines are built by command only."""
+    """Return the reason for the engine's state. For a ready engine of lower precision, return why it does not serve.
+    `by_command`: the configuration allows builds by command only."""
     is_awaited = engine.state is EngineState.ABSENT and engine.request is Request.NONE
     if engine.reason:
         return engine.reason
@@ -245,7 +247,8 @@ def status(controller: Controller) -> StatusInfo:
 
 
 def explain(planned: PlannedModel, store: Store) -> list[Explanation]:
-    """Return for each engine that the model should have whether it exists, and how the nearest stored one differs."""
+    """Return, for each engine that the model should have, whether the store has it, and how the nearest stored engine
+    differs."""
     name = planned.entry.name
     digest = planned.model.digest if planned.model else ""
     # Only engines of this model, by content or by name.

@@ -1,7 +1,8 @@
 """The shapes of each model's requests, stored with the engines: the observed shapes, and the range learnt from them.
 
-A learnt range is stored once an engine for it is ready. A target range stays in memory, so that a daemon starts with
-the engines that exist. A file that is damaged or does not fit its model is counted and removed.
+A learnt range is stored once an engine for it is ready. A target range, whose engines do not exist yet, stays in
+memory. So a daemon starts with the engines that exist. A file that is damaged or does not fit its model is counted and
+removed.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _KEPT = 1000  # models; the least recently written are removed
 class Page(msgspec.Struct, frozen=True):
     """The stored shapes of one model.
 
-    learnt: the learnt range as text. configured: the range that settings and pictures defined at that time, as text;
-    `learnt` does not apply if that range has changed. widened: when builds for wider ranges began, in seconds since the
-    epoch.
+    learnt: the learnt range as text. configured: the range that settings and pictures defined when `learnt` was stored,
+    as text. If that range has changed since, `learnt` does not apply. widened: when builds for wider ranges began, in
+    seconds since the epoch.
     """
 
     format: int = _FORMAT
@@ -81,7 +82,8 @@ class ShapeBook:
         self._pages[self._place(model)] = page
 
     def write(self, model: Model) -> None:
-        """Write a model's newest page to disk. Threads write one after the other, so that no older page remains."""
+        """Write a model's newest page to disk. If several threads call this, they write one after the other, so that
+        the newest page remains."""
         place = self._place(model)
         with self._writing, contextlib.suppress(OSError):
             page = self._pages.get(place)

@@ -1,4 +1,5 @@
-"""Watches the device: reads its facts again when drivers or libraries may have changed on disk, and reports changes.
+"""Watches the device: reads its facts again when drivers or libraries may have changed on disk, and reports changed
+facts.
 
 Folders are watched instead of files: a package manager renames a new file over the old one, and a watch on the file
 would miss that. A slow poll complements the watch, because a kernel module or a power mode can change without a file.
@@ -24,7 +25,7 @@ _LOG = logging.getLogger("edged.engines")
 _STATE = "nvidia.state"
 logging.getLogger("watchfiles").setLevel(logging.WARNING)  # at a lower level, watchfiles logs every file
 _TICK_MS = 500
-_STEP_MS = 500  # a change is complete after this time without another; each step wakes a thread
+_STEP_MS = 500  # a change is complete after this time without another change; each step wakes a thread
 _SETTLE_SECONDS = 2.0  # an installation is finished when facts are stable for this time
 _GONE_SECONDS = 15.0  # a package that is being replaced is missing for a while
 SYSTEM_FOLDERS = (
@@ -62,8 +63,8 @@ class Surveyor:
 
     @property
     def is_reboot_pending(self) -> bool:
-        """Whether the driver's libraries are new and its kernel module is old: an engine built now would become invalid
-        at the reboot."""
+        """Whether the driver's libraries are new and its kernel module is old. An engine that is built now becomes
+        invalid at the reboot."""
         return self._seen.facts.get(_STATE) == REBOOT_PENDING
 
     async def watch(self) -> None:
@@ -104,7 +105,8 @@ def library_folders() -> tuple[Path, ...]:
 async def changes(
     folders: Iterable[Path], quiet_seconds: float = 2.0, poll_seconds: float = 60.0
 ) -> AsyncGenerator[None, None]:
-    """Yield after changes in the folders, once none occurred for `quiet_seconds`, and at least every `poll_seconds`.
+    """Yield after changes in the folders, once there was no change for `quiet_seconds`, and at least every
+    `poll_seconds`.
 
     If the kernel's inotify watches are exhausted, only the poll remains, and a warning is logged.
     """
@@ -123,7 +125,8 @@ async def changes(
 
 
 async def settled(before: Fingerprint) -> Fingerprint:
-    """Return the device's facts once they have been stable for 2 s, or for 15 s if a runtime is missing."""
+    """Return the device's facts: at once if they are the same as `before`, otherwise once they have been stable for 2
+    s, or for 15 s if a runtime is missing."""
     now, since, waited = await asyncio.to_thread(probe), time.monotonic(), 0.0
     while before.diff(now) and waited < (_GONE_SECONDS if _lacks_a_runtime(before, now) else _SETTLE_SECONDS):
         await asyncio.sleep(_TICK_MS / 1000)

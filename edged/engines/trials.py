@@ -1,13 +1,13 @@
 """Trials of a model before it is served: children read the model and run it on a runtime. This module interprets how
 the children end, and caches the outcomes on disk, so that a restart does not repeat trials.
 
-If a child crashes, hangs or takes too much memory, that is a finding at the stage that it had reached. Failures that
-the model did not cause (no process left, a full disk, a kill from outside) are raised as errors.
+If a child crashes, hangs or takes too much memory, this is a finding at the stage that the child had reached. Failures
+that the model did not cause (no process left, a full disk, a kill from outside) are raised as errors.
 
-CACHE/admissions/DIGEST-KEY.json contains one outcome. KEY is a digest of everything else that the outcome depends on:
-the versions of edged and of the runtime, the limits, and the inputs. CACHE/runtimes/BACKEND.json contains what a
-runtime supports. If a model exceeded the limits, the number of attempts is stored too; the caller decides how many to
-allow.
+CACHE/admissions/DIGEST-KEY.json contains one outcome. DIGEST is that of the model. KEY is a digest of everything else
+on which the outcome depends: the versions of edged and of the runtime, the limits, and the inputs.
+CACHE/runtimes/BACKEND.json contains what a runtime supports. If a model exceeded the limits, the number of attempts is
+stored too. The caller decides how many attempts to allow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from edged.store import atomic, sealed
 from edged.version import __version__
 
 _ORDER = list(Stage)
-# Categories of vague refusals by a runtime. A suspicion explains the cause better.
+# Categories of vague refusals by a runtime. The suspicion of edged's own checks explains the cause better.
 _VAGUE = (Category.REFUSED, Category.FAILED)
 
 
@@ -48,10 +48,10 @@ def first(*findings: Finding | None) -> Finding | None:
 
 
 def decided(reference: Checked, suspicion: Finding | None) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Return why the reference refuses a model (None if it accepts it), and the warnings.
+    """Return the finding why the reference refuses a model (None if it accepts the model), and the warnings.
 
-    A suspicion about operators, types or shapes replaces a vague refusal. If the model is accepted, the suspicion
-    becomes a warning.
+    `suspicion` is a finding of edged's own checks about operators, types or shapes. It replaces a vague refusal. If the
+    reference accepts the model, the suspicion becomes a warning.
     """
     finding = reference.finding
     if suspicion is None:
@@ -86,8 +86,9 @@ def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: in
 def lost(
     error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float, runtime: str, family: str = ""
 ) -> Finding:
-    """Return the finding for a child that was lost at a stage. `runtime` is the runtime's name; empty for the child
-    that only reads the model. `family` is the family of another package whose code also ran; empty if none did."""
+    """Return the finding for a child that was lost at a stage. `seconds` is the child's time limit. `runtime` is the
+    runtime's name; empty for the child that only reads the model. `family` is the family of another package whose code
+    also ran in the child; empty if there was no such code."""
     where = _WHERE[stage].format(runtime=runtime or "edged")
     if family and stage is Stage.INFERENCE:
         where = f"{where} and reading its outputs with {family}"
@@ -104,15 +105,15 @@ def lost(
 
 
 def completed(finding: Finding | None, limits: AdmissionLimits) -> Finding | None:
-    """If a finding is about memory and has no remedy of its own, return it with one that names the memory limit;
-    otherwise return it unchanged."""
+    """Return a finding unchanged, except if it is about memory and has no remedy of its own. Then return it with a
+    remedy that names the memory limit."""
     if finding is None or finding.category is not Category.TOO_MUCH_MEMORY or finding.has_own_remedy:
         return finding
     return msgspec.structs.replace(finding, remedy=_raise_memory(limits))
 
 
 def stage_of(phase: str) -> Stage | None:
-    """Return the stage that a progress phase names, if any."""
+    """Return the stage that a progress phase names; None if it names no stage."""
     return Stage(phase) if phase in _STAGES else None
 
 
@@ -216,7 +217,7 @@ def _size_mb(path: Path) -> float:
         return 0.0
 
 
-_FORMAT = 8  # of these files and of the checks in the stages
+_FORMAT = 8  # of these files and of the checks in the stages; raise it if either changes
 _MOST = 1000  # outcomes; the oldest belong to models that were refused and removed
 
 
@@ -252,7 +253,7 @@ class Outcomes:
         place = self._place(job, limits)
         if place is None:
             return
-        # A killed child did not report the loaded version; its outcome is stored all the same.
+        # A killed child did not report the loaded version. Its outcome is stored nevertheless.
         if not is_lasting(found.finding) or registry.agree(found.support.version, _version(backend) or ""):
             self._write(place, sealed.seal(found))
             atomic.prune(self._outcomes, _MOST)
@@ -267,7 +268,8 @@ class Outcomes:
         atomic.prune(self._outcomes, _MOST)
 
     def support(self, backend: str) -> RuntimeSupport | None:
-        """Return what the runtime supports, as stored last (perhaps for another version); None if unknown."""
+        """Return what the runtime supports, as it was stored last, perhaps by another version of the runtime; None if
+        unknown."""
         return sealed.read(self._runtimes / f"{backend}.json", RuntimeSupport, "runtimes")
 
     def forget(self, digest: str) -> None:
@@ -281,7 +283,7 @@ class Outcomes:
         return self._outcomes / f"{graph}-unread-{hashlib.sha256(parts.encode()).hexdigest()[:16]}.json"
 
     def _place(self, job: Check, limits: AdmissionLimits) -> Path | None:
-        """Return the outcome's path; None if something that it depends on is unknown."""
+        """Return the path of an outcome; None if the model's digest or the runtime's version is unknown."""
         version = _version(job.order.recipe.backend)
         if not job.order.digest or version is None:
             return None

@@ -1,4 +1,4 @@
-"""The actual state as views for `reconcile`: the planned engines, and the engines that the slots serve."""
+"""Describes the actual state to `reconcile` as views: the planned engines, and the engines that serve in the slots."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def actual(
 ) -> list[ModelView]:
     """Return a view of every model, after adopting engines that other models or processes stored.
 
-    For a model that is being read no engine is made, and none is opened while one serves. If the host was lost, an
-    engine of the model's previous content may be opened, provided its files have not changed.
+    While a model is being read, `reconcile` makes no engine for it, and opens no engine if one serves. If the host was
+    lost, `reconcile` may open an engine of the model's previous content, provided the engine's files have not changed.
     """
     stored = store.records()
     views = []
@@ -40,7 +40,8 @@ def actual(
 
 
 def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
-    """Apply a stored record to an engine. Models of the same content share engines, and any of them may have made one.
+    """Apply a stored record to an engine. Models of the same content share engines, so the record may come from another
+    model.
 
     An engine that was judged by its model's standard ignores verdicts by another model's standard. Otherwise the two
     models would have the engine made again forever. If its files are missing, it is made again. An engine that was
@@ -105,8 +106,8 @@ def _fallback(planned: PlannedModel, fits: bool) -> FallbackView:
 
 
 def _has_its_files(planned: PlannedModel, engine: PlannedEngine) -> bool:
-    """Whether an engine can be opened while the model is being read: it is in the store, or the version that is being
-    read is in another file."""
+    """Whether an engine can be opened while the model is being read: the engine is in the store, or the version that is
+    being read is in another file."""
     return engine.is_usable or (planned.model is not None and planned.model.entry.path != planned.entry.path)
 
 
@@ -143,8 +144,8 @@ def cost(
     planned: PlannedModel, engine: PlannedEngine, is_busy: bool = False, parallelism: Parallelism | None = None
 ) -> float | None:
     """Return the time of one inference divided by the reference's, times `LEAST_GAIN` for a lower precision that the
-    settings do not name. Use the timing with this `parallelism`; if it is None, the fastest timing for the demand.
-    Return None if there is no such timing."""
+    settings do not name. Use the timing with this `parallelism`; without one, the timing that is fastest for the
+    demand. Return None if there is no such timing."""
     speeds = engine.record.speeds if engine.record is not None else ()
     costs = [each.cost(is_busy=is_busy) for each in speeds if parallelism in (None, each.parallelism)]
     if not costs:
@@ -154,7 +155,8 @@ def cost(
 
 def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> bool:
     """Whether an engine of lower precision must not serve although its answers passed. This is so if a float32 engine
-    of the same backend and device was rejected, and no other one is usable. The reference is not counted."""
+    of the same backend and device was rejected, and no other such float32 engine is usable. The reference does not
+    count."""
     if engine.recipe.precision == EXACT:
         return False
     place = engine.recipe.backend, engine.recipe.device

@@ -1,7 +1,7 @@
 """The parent's side of the user's Python, a process in which a framework loads and exports a model.
 
 That process may read the files of its environment and of the source, and write to a scratch folder, which contains its
-home. It has no network, and limits of time and memory. Requests and answers are lines of JSON, see
+home folder. It has no network, and limits of time and memory. Requests and answers are lines of JSON, see
 `frameworks/main.py`.
 """
 
@@ -45,7 +45,7 @@ _OLDEST = [3, 9]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer of the user's Python. The fields of `load` are described in `frameworks/contract.py`."""
+    """An answer of the user's Python. `frameworks/contract.py` describes the fields that answer a request `load`."""
 
     error: str = ""  # refused, missing, memory or failed
     message: str = ""
@@ -104,7 +104,7 @@ class FrameworkProcess:
         self.memory_mb = 0  # the most that the framework used so far
 
     def ask(self, do: str, **request: object) -> Answer:
-        """Send a request and wait for the answer. Raises ModuleMissing for a package, Unsuitable if the source
+        """Send a request and wait for the answer. Raises ModuleMissing if a module is missing, Unsuitable if the source
         is refused, BuildFailed if the framework fails or a limit is exceeded."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the process has ended; `_line` reports how
@@ -126,7 +126,7 @@ class FrameworkProcess:
         return found
 
     def close(self) -> None:
-        """Kill the process and all processes that it started, also those that left its session."""
+        """Kill the process and all processes that it started, including those that left its session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -167,7 +167,8 @@ class FrameworkProcess:
 
 
 def _places(python: str) -> tuple[str, ...]:
-    """Return the folders of a Python's modules. Raises InvalidInput if the Python does not run or is too old."""
+    """Return the folders of a Python's installation and modules. Raises InvalidInput if this Python does not run or is
+    too old."""
     try:
         command = [python, "-c", _ASK]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **process.ISOLATED)
@@ -198,7 +199,7 @@ def _environment(scratch: Path) -> tuple[dict[str, str], tuple[str, ...]]:
         "TMPDIR": str(scratch),
         "YOLO_CONFIG_DIR": str(home),
     }
-    # Only the folders of weights, since the folders around them have tokens.
+    # Only the folders of weights may be read, because the folders around them contain access tokens.
     return {**kept, **_OFFLINE, **own, **caches}, tuple(f"{place}/hub" for place in caches.values())
 
 

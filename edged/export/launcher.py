@@ -1,4 +1,4 @@
-"""Confines its own process for a framework, and then becomes the user's Python.
+"""Confines its own process for a framework, and then runs the user's Python in this process (exec).
 
 `python -m edged.export.launcher PARENT_PID MEMORY_MB DISK_MB REACH COMMAND...`: only the files of REACH can be used,
 and no socket can be opened. So code in a checkpoint can neither reach the network nor write outside its folder.

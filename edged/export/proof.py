@@ -3,8 +3,9 @@
 How much two correct answers differ depends on the model. For example, a top-k may order queries differently, which
 moves whole rows; in the framework itself, noise in the last bit of the picture has the same effect. So the input is
 moved by one step of its type (`verification.noise.nudged`), and each output may differ by up to `_TIMES` times the
-resulting change of the framework's own answer. If this allowance is so large that it proves nothing, or if rows may be
-in another order, the sorted values of each column are compared, and after that the decoded detections.
+resulting change of the framework's own answer. If an output differs by more, or if this allowance is so large that it
+proves nothing, the sorted values of each column are compared, because rows may be in another order. If the sorted
+values differ or prove nothing, too, the decoded detections are compared.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _NOTHING = "no output has a finite value that is the same in two runs, so nothin
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """One output for one input: how far file and framework differ, and how far they may, as relative L2 norms."""
+    """One output for one input: how far the answers of file and framework differ, and how far they may differ, as
+    relative L2 norms."""
 
     output: str
     picture: str
@@ -65,7 +67,8 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """The answers to one golden input: of the file, of the framework, and of the framework to the moved input."""
+    """The answers to one golden input. `sample` has the input and the answer of the exported file; `framework` is the
+    framework's answer to this input, `moved` its answer to the moved input."""
 
     sample: Sample
     framework: Mapping[str, Array]
@@ -123,7 +126,7 @@ def _elements(answers: Answers, name: str, half: bool, is_sorted: bool = False) 
         return Compared(
             name, f"{answers.picture}: {list(found.shape)} instead of {list(expected.shape)}", math.inf, 1.0
         )
-    if moved.shape != expected.shape:  # which proves nothing
+    if moved.shape != expected.shape:  # the shape depends on noise, so a comparison proves nothing
         return Compared(name, answers.picture, 0.0, math.inf)
     if expected.dtype.kind != "f":
         share, own = (float(np.mean(_texts(expected) != _texts(each))) if each.size else 0.0 for each in (found, moved))

@@ -41,7 +41,7 @@ from edged.verification.shape_range import ShapeRange
 from edged.verification.verify import matcher_for
 from edged.vision.settings import METADATA_PREFIX
 
-_STRIDE = 32  # pixels: a size that networks for pictures take has this divisor
+_STRIDE = 32  # pixels: networks for pictures take sizes that are multiples of this
 _READ = ChildLimits(seconds=300.0, memory_mb=8192)
 _PROBE = ChildLimits(seconds=900.0, memory_mb=8192)
 
@@ -62,7 +62,7 @@ class Wish(NamedTuple):
 
 class Exported(msgspec.Struct, frozen=True):
     """An export: the written file, what it contains, the proof, and remarks. `way` is the exporter, if there are
-    several. `seconds` are those of loading, exporting and comparing; `memory_mb` is the framework's largest use of
+    several. `seconds` is the time of loading, exporting and comparing; `memory_mb` is the framework's largest use of
     memory."""
 
     file: str
@@ -170,10 +170,10 @@ class _Export:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, loaded: Answer) -> tuple[Path, str, Inspection]:
-        """Export in one of the framework's ways. If none writes versions that are old enough, convert the first file
-        that is right otherwise."""
+        """Export in the framework's ways, one after the other, until a file is right. If no file is right, convert the
+        first file of which only the ONNX versions are too new."""
         problem, best = "", None
-        # First the exporter's own opset (0), since the boxes may take a newer opset than the exporter can write.
+        # First ask for the exporter's own opset (0): the boxes may take a newer opset than the exporter can write.
         asked = [self._wish.opset] if self._wish.opset or not self._limits.opset else [0, self._limits.opset]
         for opset, way in ((opset, way) for opset in asked for way in loaded.ways):
             named = way or "the exporter"
@@ -203,8 +203,8 @@ class _Export:
         return self._lowered(*best)
 
     def _lowered(self, place: Path, way: str, inspection: Inspection) -> tuple[Path, str, Inspection]:
-        """Convert the exporter's file to the requested versions. Raises ModelRefused, with the operator and, if the
-        exporter wrote it into the file, the operator's source line."""
+        """Convert the exporter's file to the requested versions. Raises ModelRefused if an operator cannot be
+        converted. The message has the operator's source line if the exporter wrote the line into the file."""
         sources = asyncio.run(self._finish(place, self._own / "traced.onnx")).sources
         opset, ir = self._wish.opset or self._limits.opset, self._limits.ir_version
         steps, versions = list[Step](), {}
@@ -269,7 +269,8 @@ class _Export:
         return Answers(sample, given, moved)
 
     def _ask(self, what: str, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:
-        """Return the framework's arrays, with the names of `outputs` if they are given."""
+        """Send arrays to the framework and return its arrays by name: the names in `outputs`, or the framework's own
+        names if `outputs` is empty."""
         asked, found = self._own / "asked.npz", self._theirs / "answered.npz"
         _save(asked, inputs)
         answer = self._framework.ask(what, inputs=str(asked), outputs=str(found))
@@ -296,7 +297,7 @@ class _Export:
 
 
 def _ranges(loaded: Answer) -> dict[str, str]:
-    """Return settings for the ranges of shapes, so that another size of each open dimension is tried as well."""
+    """Return settings with ranges of shapes, so that each open dimension is also tried with another size."""
     found = {}
     for name, (_, shape, opened) in loaded.inputs.items():
         if opened:
@@ -319,7 +320,8 @@ def _moved(sample: golden.Sample) -> dict[str, Array]:
 
 
 def _save(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays by name. The letter x before each name keeps a name such as "file" apart from savez's parameter."""
+    """Write arrays by name, with an x before each name: savez has a parameter `file`, which an input may also be
+    called."""
     np.savez(path, **{f"x{name}": value for name, value in arrays.items()})  # type: ignore[arg-type]
 
 

@@ -26,7 +26,7 @@ PACKAGES = {
     "torchvision": "torchvision torch onnx onnxscript",
     "ultralytics": "ultralytics onnx",
 }
-# Modules that these packages bring.
+# Modules that exist after these packages are installed.
 KNOWN = frozenset(
     (
         *(
@@ -51,8 +51,8 @@ _TEXTS = ("SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "BINUNICODE8")
 
 
 class Source(NamedTuple):
-    """`kind` is the exporter, a file in `frameworks`; `name` is what it loads: an absolute path, or a name. `title`
-    names the source for people."""
+    """`kind` is the exporter, a file in `frameworks`; `name` is what the exporter loads: an absolute path, or a name.
+    `title` names the source for people."""
 
     kind: str
     name: str
@@ -109,7 +109,7 @@ def _file(path: Path) -> Source:
 
 def globals_of(path: Path) -> list[str]:
     """Return the names, "module.name", that a checkpoint of torch would import, without importing any. Raises Refused
-    if it is no such checkpoint."""
+    if the file is not such a checkpoint."""
     try:
         with zipfile.ZipFile(path) as archive:
             member = next(each for each in archive.infolist() if each.filename.endswith("/data.pkl"))

@@ -1,5 +1,5 @@
-"""The newest ONNX versions that the boxes for an exported model take, and a check that the exported file is as
-requested: if it is not, exporters only log this. Pure."""
+"""Finds the newest ONNX versions that all boxes of an exported model take. Checks that the exported file is as
+requested, because exporters only log it if it is not. Pure."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def intersection(boxes: Mapping[str, Sequence[RuntimeSupport]]) -> Limits:
 
 
 def versions_beyond(found: Inspection, wanted: int, limits: Limits) -> str:
-    """Return how the opset or the IR version is newer than requested or than the boxes take; empty if neither is.
-    `wanted` is the requested opset, 0 without a request. An older opset is accepted: some exporters write one if the
-    operators are the same there."""
+    """Return which version is too new: an opset above `wanted` (0 without a request), or an opset or IR version above
+    those that the boxes take. Empty if both are old enough. An opset below `wanted` is accepted: some exporters write
+    an older opset if it has the same operators."""
     opset = found.opsets.get("ai.onnx", 0)
     if wanted and opset > wanted:
         return f"opset {opset} instead of {wanted}"

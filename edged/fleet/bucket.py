@@ -37,7 +37,8 @@ T = TypeVar("T")
 
 class Patience(NamedTuple):
     """Time limits of calls. `call_s`: seconds for a call that moves little data, and for each piece of a file.
-    `slowest`: the least rate for a whole file, in bytes a second; `call_s` is added to the resulting time."""
+    `slowest`: the lowest accepted rate in bytes a second. A whole file may take `call_s` plus its size divided by this
+    rate."""
 
     call_s: float = 20.0
     slowest: float = 200_000.0
@@ -92,7 +93,8 @@ class Bucket:
         return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
     async def read(self, name: str, most: int) -> bytes | None:
-        """Return a small object; None if it is missing. Raises TooLarge for more than `most` bytes."""
+        """Return the content of a small object, or None if the object is missing. Raises TooLarge if it has more than
+        `most` bytes."""
         try:
             async with contextlib.aclosing(self._pieces(name, most, self._patience.call_s)) as pieces:
                 return b"".join([piece async for piece in pieces])
@@ -102,7 +104,8 @@ class Bucket:
     async def save(self, name: str, file: Path, size: int) -> str:
         """Write an object of at most `size` bytes to a new file; return its SHA-256 in hexadecimal digits.
 
-        Raises NotFound if the object is missing, TooLarge if it is larger, OutOfSpace or DiskFailing for the disk.
+        Raises NotFound if the object is missing, TooLarge if it has more than `size` bytes, and OutOfSpace, DiskFailing
+        or Refused if the file cannot be written.
         """
         digest = hashlib.sha256()
         try:
@@ -124,8 +127,8 @@ class Bucket:
         await self._call(name, lambda obstore, store: obstore.put_async(store, name, data))
 
     async def create(self, name: str, data: bytes) -> bool:
-        """Write a small object unless it exists; return whether it was written. A store without this feature, such as a
-        web server, replaces an existing object; the result is then True."""
+        """Write a small object unless it exists; return whether it was written. A store that cannot check this, such as
+        a web server, replaces an existing object, and the result is True."""
         try:
             await self._call(name, lambda obstore, store: obstore.put_async(store, name, data, mode="create"))
         except _Exists:
@@ -140,7 +143,7 @@ class Bucket:
         await self._call(name, lambda obstore, store: obstore.put_async(store, name, file), seconds)
 
     async def size(self, name: str) -> int | None:
-        """Return the bytes of an object; None if it is missing."""
+        """Return the size of an object in bytes, or None if the object is missing."""
         try:
             found = await self._call(name, lambda obstore, store: obstore.head_async(store, name))
         except NotFound:
@@ -148,8 +151,8 @@ class Bucket:
         return int(found["size"])
 
     async def list(self, prefix: str) -> list[Item]:
-        """Return all objects below a prefix, except those behind a symbolic link of a folder. Raises Unsupported if the
-        store cannot list its objects, such as a plain web server."""
+        """Return all objects below a prefix. If the store is a folder, leave out the objects behind a symbolic link.
+        Raises Unsupported if the store cannot list its objects, such as a plain web server."""
         stream = await self._call(prefix, _listed(prefix))
         found, end = [], asyncio.get_running_loop().time() + 30 * self._patience.call_s
         while page := await self._within(prefix, _next(stream), self._patience.call_s):
@@ -168,7 +171,7 @@ class Bucket:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     async def _pieces(self, name: str, most: int, seconds: float) -> AsyncGenerator[bytes, None]:
-        """Yield an object of at most `most` bytes, within `seconds`."""
+        """Yield the pieces of an object of at most `most` bytes. Raises DaemonUnavailable after more than `seconds`."""
         end = asyncio.get_running_loop().time() + seconds
         found = await self._call(name, lambda obstore, store: obstore.get_async(store, name))
         if found.meta["size"] > most:
@@ -243,11 +246,11 @@ class Bucket:
 
 
 class _Exists(Refused):
-    """An object that exists already."""
+    """Raised if the object that a call should create exists already."""
 
 
 def _has_link(folder: Path, name: str) -> bool:
-    """Whether a path below a folder has a symbolic link in it: `obstore` would follow it."""
+    """Whether a path below a folder contains a symbolic link, which `obstore` would follow."""
     place = folder
     for part in PurePosixPath(name).parts:
         place = place / part

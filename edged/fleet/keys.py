@@ -44,8 +44,8 @@ class Keys:
         return self._folder / _KEY
 
     def generate(self) -> str:
-        """Make the secret key of this box; return its public key. Raises AlreadyExists if it has one."""
-        _signing()  # before anything is written
+        """Make the secret key of this box; return its public key. Raises AlreadyExists if it has a key already."""
+        _signing()  # first, because it raises Unsupported without PyNaCl
         secret = os.urandom(32)
         place = self._folder / _KEY
         try:
@@ -63,7 +63,8 @@ class Keys:
         return _public(secret)
 
     def public(self) -> str:
-        """Return the public key of this box; empty if it has none. Raises ConfigError if its file cannot be used."""
+        """Return the public key of this box, or an empty text if the box has no key. Raises ConfigError if the file of
+        the key cannot be used."""
         secret = self._secret()
         return _public(secret) if secret else ""
 
@@ -106,7 +107,8 @@ class Keys:
             raise ConfigError(f"the trusted keys in {place} cannot be read: {error}; see: edged fleet trust") from None
 
     def name_of(self, key: str) -> str:
-        """Return the name of the box with a public key, "this box" for its own; empty if the key is not trusted."""
+        """Return the name of the box with this public key: "this box" for the box's own key, and an empty text for a
+        key that is not trusted."""
         if not _HEX.fullmatch(key):
             return ""
         if key == self.public():
@@ -148,7 +150,7 @@ class Keys:
 def is_signed(key: str, signature: str, data: bytes) -> bool:
     """Whether the owner of a public key made the signature of `data`. Key and signature are hexadecimal digits."""
     nacl = _signing()
-    with contextlib.suppress(Exception):  # hostile texts: no hexadecimal digits, another length, no point of the curve
+    with contextlib.suppress(Exception):  # hostile texts: not hexadecimal, of a wrong length, not a point of the curve
         nacl.VerifyKey(bytes.fromhex(key)).verify(data, bytes.fromhex(signature))
         return True
     return False

@@ -1,6 +1,6 @@
 """Decides which of several equal boxes builds an engine: the box that holds the engine's lease in the bucket.
 
-A box creates the lease, waits a moment, and reads it back. In a store that cannot refuse to replace an object, the box
+A box creates the lease, waits a moment, and reads it back. If the store lets a box replace an existing object, the box
 that wrote last holds the lease. Sometimes two boxes build the same engine, which is harmless. The holder renews the
 lease. A lease that did not change for `Pace.void_s` is void: it has no holder any more. Each box measures this time
 with its own clock, since the clock of another box may be wrong.
@@ -26,8 +26,8 @@ _LARGEST = 4096
 
 
 class Pace(NamedTuple):
-    """Times in seconds: until a new lease is read back, between renewals, and without a change until a lease is
-    void."""
+    """Times in seconds. A box reads a new lease back after `settle_s` and renews it every `renew_s`. A lease that has
+    not changed for `void_s` is void."""
 
     settle_s: float = 2.0
     renew_s: float = 30.0
@@ -38,8 +38,8 @@ USUAL = Pace()
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The content of a lease: the builder's name for people, a random text for this attempt, and how often the lease
-    was renewed."""
+    """The content of a lease: the name of the box that builds, which messages show, a random text for this attempt, and
+    how often the lease was renewed."""
 
     holder: str
     nonce: str
@@ -57,7 +57,8 @@ class Leases:
         self._renewing: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
 
     async def holder(self, name: str) -> str:
-        """Return the holder of a lease; empty if the lease does not exist or is void. Raises the errors of `Bucket`."""
+        """Return the name of the box that holds a lease, or an empty text if the lease does not exist or is void.
+        Raises the errors of `Bucket`."""
         found = await self._read(name)
         if found is None:
             self._seen.pop(name, None)
@@ -73,7 +74,7 @@ class Leases:
         errors of `Bucket`."""
         mine = Lease(self._holder, os.urandom(8).hex())
         data = msgspec.json.encode(mine)
-        if name in self._seen:  # it is void
+        if name in self._seen:  # the lease exists and is void
             await self._bucket.write(_place(name), data)
         elif not await self._bucket.create(_place(name), data):
             return None
@@ -95,7 +96,7 @@ class Leases:
             return
         renewing.cancel()
         await asyncio.gather(renewing, return_exceptions=True)
-        with contextlib.suppress(EdgedError):  # it becomes void by itself
+        with contextlib.suppress(EdgedError):  # a lease that cannot be deleted becomes void
             found = await self._read(name)
             if found is not None and found.nonce == lease.nonce:
                 await self._bucket.delete(_place(name))
@@ -120,7 +121,7 @@ class Leases:
         try:
             found = msgspec.json.decode(data, type=ready(Lease))
         except (*NOT_JSON, ValueError):
-            return Lease("", data[:64].hex())  # a lease of a newer edged, or damaged; void if it does not change
+            return Lease("", data[:64].hex())  # damaged, or of a newer edged; it becomes void if it does not change
         shown = "".join(letter for letter in found.holder[:40] if letter.isprintable())
         return msgspec.structs.replace(found, holder=shown)
 

@@ -1,7 +1,7 @@
 """Manifests, which describe published engines: small signed texts with the digests of an engine's files. Pure.
 
 engines/KEY.json      the manifest of the engine with this key
-engines/KEY.before    the manifest that it replaced, for `edged fleet rollback`
+engines/KEY.before    the manifest that KEY.json replaced, for `edged fleet rollback`
 timings/NAME.json     the manifest of a timing cache of TensorRT
 blobs/SHA256          files, named by the SHA-256 of their content
 leases/KEY.json       the box that builds an engine now; see leases.py
@@ -93,7 +93,7 @@ def signed_text(manifest: Manifest) -> tuple[str, bytes]:
 
 
 def parse(data: bytes) -> Signed:
-    """Decode a signed manifest without checking the signature. Raises Refused for other data."""
+    """Decode a signed manifest without checking the signature. Raises Refused if the data is not a signed manifest."""
     try:
         return msgspec.json.decode(data, type=ready(Signed))
     except (*NOT_JSON, ValueError):
@@ -101,8 +101,9 @@ def parse(data: bytes) -> Signed:
 
 
 def check(found: Manifest, kind: Kind, name: str, key: EngineKey | None = None) -> None:
-    """Raise Refused unless a manifest has this kind and name and, for an engine, exactly the parts of `key`. File names
-    must be plain, digests must be SHA-256, and the manifest must fit the engine's record."""
+    """Check the kind and name of a manifest, and that its file names are plain and its digests are SHA-256. If `key` is
+    given, also check that the manifest has exactly the parts of `key` and does not contradict the engine's record.
+    Raises Refused if a check fails."""
     if (found.kind, found.name) != (kind, name):
         raise Refused(f"the manifest is that of {found.kind} {found.name[:40]!r}, not the requested one")
     if not found.files:

@@ -48,7 +48,7 @@ from edged.tasks import until_set
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged.fleet")
-_PAUSES_S = (30.0, 60.0, 300.0, 900.0)  # without the store, after its first, second, ... failure in a row
+_PAUSES_S = (30.0, 60.0, 300.0, 900.0)  # how long the store is not used after its first, second, ... failure in a row
 _LOOK_S = 900.0  # between two searches for engines of this box that are not published yet
 _ASIDE_S = 1800.0  # until an engine that could not be tried is tried again
 
@@ -67,7 +67,8 @@ USUAL = Timing()
 
 
 class Found(NamedTuple):
-    """An engine in the store that may be tried. `signer` is the name of the box that built it."""
+    """An engine in the store that this box may try, or a timing cache. `signer` is the name of the box that built
+    it."""
 
     manifest: Manifest
     signer: str
@@ -75,22 +76,22 @@ class Found(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The engine's key and edition, which differs for each build of a key."""
+        """The engine's key and edition. Each build of a key has a different edition."""
         record = self.manifest.record
         return self.manifest.name, record.edition if record is not None else ""
 
 
 class Turn(NamedTuple):
-    """Which box builds an engine: the box `other`; if that is empty, this box. `lease` is this box's lease, None if it
-    builds without one."""
+    """Which box builds an engine: the box `other`, or this box if `other` is empty. `lease` is this box's lease, or
+    None if this box builds without a lease."""
 
     other: str = ""
     lease: Lease | None = None
 
 
 class Link:
-    """Whether reading from the store works, or writing to it. After a failure, `is_up` is False for a while. Times are
-    in seconds, on the caller's clock."""
+    """The state of one direction of the link to the store, reading or writing. After a failure, `is_up` is False for a
+    while. Times are in seconds, on the caller's clock."""
 
     def __init__(self, pauses_s: tuple[float, ...]) -> None:
         self._pauses_s = pauses_s
@@ -135,8 +136,8 @@ class EngineSharing:
         self._leases: Leases | None = None
         self._trouble: dict[str, str] = {}  # by the key of an engine
         self._reading, self._writing = Link(timing.pauses_s), Link(timing.pauses_s)
-        # Engines that this box refused, by identity: the time until which they are not tried; infinite if an engine was
-        # altered or answers wrongly here.
+        # By identity: the time until which a refused engine is not tried; infinite if the engine was altered or answers
+        # wrongly here.
         self._refused: dict[tuple[str, str], float] = {}
         self._published: set[tuple[str, str]] = set()
         self._altered: set[str] = set()  # digests of files that have another content in the store
@@ -164,7 +165,8 @@ class EngineSharing:
 
     @property
     def is_on(self) -> bool:
-        """Whether the daemon may read from the store now: it is configured, and no pause after a failure is running."""
+        """Whether the daemon may read from the store now: a store is configured, and no pause after a failure is
+        running."""
         return self._bucket is not None and self._reading.is_up(self._clock())
 
     @property
@@ -182,7 +184,7 @@ class EngineSharing:
             return None
         try:
             found = await self._manifest(bucket, "engine", key.digest, key)
-        except (Refused, TooLarge) as error:  # of a box that is not trusted, or altered
+        except (Refused, TooLarge) as error:  # altered, or signed by a box that is not trusted
             self._complain(key.digest, f"engine {key.digest[:12]} of the shared store is not used: {error}")
             return None
         except EdgedError as error:
@@ -197,7 +199,7 @@ class EngineSharing:
     async def fetch(self, found: Found, out: Path) -> EngineRecord:
         """Write the files of an engine into a folder; return its record. Raises Refused if a file does not match the
         manifest, and the errors of `Bucket`."""
-        assert found.manifest.record is not None  # it was checked
+        assert found.manifest.record is not None  # `find` has checked this
         await self._fetch_files(found.bucket, found.manifest, out)
         return msgspec.structs.replace(
             found.manifest.record, shared_by=found.signer, adopted_from="", ahead="", judgement=None
@@ -215,7 +217,7 @@ class EngineSharing:
                 await asyncio.to_thread(part.mkdir, exist_ok=True)
                 await self._fetch_files(bucket, found.manifest, part)
                 await asyncio.to_thread(os.replace, part / place.name, place)
-        except (EdgedError, OSError) as error:  # the build takes longer without it
+        except (EdgedError, OSError) as error:  # the build takes longer without the cache
             _LOG.info("the timing cache %s of the shared store is not used: %s", place.name, error)
         finally:
             await asyncio.to_thread(_remove, part)
@@ -245,8 +247,8 @@ class EngineSharing:
         return Turn(lease=lease)
 
     async def built(self, key: EngineKey, timings: Path | None) -> None:
-        """Publish an engine that was built just now, if it is usable; then release its lease, for which other boxes may
-        wait. `timings` is the file of TensorRT's timing cache; None without one."""
+        """Publish an engine that was built just now, if it is usable. Then release its lease, because other boxes may
+        wait for the lease. `timings` is the file of TensorRT's timing cache, or None for other backends."""
         held, bucket = self._leases, self._bucket
         try:
             record = self._store.records().get(key.digest)
@@ -308,16 +310,16 @@ class EngineSharing:
                 self._writing.worked()
                 self._trouble.pop(name, None)
                 _LOG.info("model %s: engine %s is published", record.model, name[:12])
-        except (EngineDamaged, KeyError, OSError):  # it was replaced or evicted meanwhile
+        except (EngineDamaged, KeyError, OSError):  # the engine was replaced or evicted meanwhile
             pass
         self._published.add((name, record.edition))
 
     async def _is_needed(self, bucket: Bucket, key: EngineKey) -> bool:
-        """Whether this box should publish its engine with this key: the store has none, only a damaged or invalid one,
-        or one that this box has refused forever."""
+        """Whether this box should publish its engine with this key: the store has no such engine, or only one that is
+        damaged or invalid, or that this box has refused forever."""
         try:
             known = await self._manifest(bucket, "engine", key.digest, key)
-        except Untrusted:  # its box may not trust this one either; then each would replace the other's engine forever
+        except Untrusted:  # its signer may not trust this box either: the two would replace each other's engine forever
             return False
         except (Refused, TooLarge):
             return True
@@ -372,9 +374,10 @@ class EngineSharing:
                 raise Refused(f"file {file} of the shared store was altered")
 
     def _failed(self, link: Link, error: EdgedError) -> None:
-        """Pause reading from the store, or writing to it. A full disk of this box has no effect."""
+        """After a failure, pause reading from the store or writing to it, as `link` says. Do not pause if only this
+        box's own disk is full."""
         if isinstance(error, OutOfSpace):
-            return  # of this box
+            return
         if link.problem != str(error):
             _LOG.warning("engines cannot be shared: %s", error)
         link.failed(str(error), self._clock())
@@ -386,7 +389,7 @@ class EngineSharing:
 
 
 class Untrusted(Refused):
-    """A manifest that is signed by a box that this one does not trust."""
+    """Raised if this box does not trust the box that signed a manifest."""
 
 
 def checked(

@@ -37,8 +37,8 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """The removed objects: keys of engines, the number of files that no manifest names, and the size of all objects in
-    bytes."""
+    """The objects that `prune` removed, or would remove with `dry_run`: keys of engines, the number of files that no
+    manifest names, and the size of all these objects in bytes."""
 
     engines: list[str]
     files: int
@@ -72,7 +72,7 @@ class Shelf:
 
     async def prune(self, older_s: float, *, dry_run: bool = False) -> Pruned:
         """Remove engines that were published more than `older_s` seconds ago, and files that no manifest names. With
-        `dry_run` nothing is removed."""
+        `dry_run`, remove nothing."""
         now, items = time.time(), [each for each in await self._bucket.list("engines") if _OWN.fullmatch(each.name)]
         old = [each for each in items if now - each.unix_s > older_s]
         gone = sorted({each.name.partition("/")[2].partition(".")[0] for each in old if each.name.endswith(".json")})
@@ -81,13 +81,13 @@ class Shelf:
         needed = await self._files(kept)
         unused = [each for each in await self._bucket.list("blobs") if _is_unused(each, needed, now)]
         if not dry_run:
-            for each in (*old, *unused):  # manifests first
+            for each in (*old, *unused):  # manifests first: they must not name missing files
                 await self._bucket.delete(each.name)
         return Pruned(gone, len(unused), sum(each.size for each in (*old, *unused)))
 
     async def _files(self, names: list[str]) -> set[str]:
-        """Return the names, in the bucket, of the files that these manifests name. Raises Refused if a manifest cannot
-        be read, since its files may be needed."""
+        """Return the names of the objects in the bucket that these manifests need. Raises Refused if a manifest cannot
+        be read, because its files may be needed."""
         needed: set[str] = set()
         for name, data in zip(names, await self._read(names), strict=True):
             if data is not None:
@@ -98,8 +98,8 @@ class Shelf:
         return needed
 
     async def rollback(self, start: str) -> bool:
-        """Publish the previous manifest of the engine whose key begins with `start` again; remove the engine if it has
-        no previous manifest. Return whether it had one. Raises NotFound, or InvalidInput if several keys begin with
+        """Restore the previous manifest of the engine whose key begins with `start`, or remove the engine if it has no
+        previous manifest. Return whether it had one. Raises NotFound, or InvalidInput if several keys begin with
         `start`."""
         found = [key for key in map(_key, await self._names()) if key.startswith(start)]
         if not found:

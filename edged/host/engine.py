@@ -1,4 +1,4 @@
-"""One engine in a host: its threads, from a job to its answer."""
+"""Runs one engine in a host: its threads receive jobs, run inference and send the answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class CancellableJobs:
             return len(self._held) == 1
 
     def stop(self, job: int) -> None:
-        """Stop a job that waits, or that runs if its runtime can stop inferences. Do nothing if the job has ended."""
+        """Stop a job that waits. Stop a running job only if its runtime can stop inferences. Do nothing if the job has
+        ended."""
         with self._lock:
             if job in self._held:
                 self._unwanted.add(job)
@@ -54,9 +55,9 @@ class CancellableJobs:
                     session.stop()
 
     def run(self, job: int, session: Stoppable | None, infer: Callable[[], T]) -> T:
-        """Run a job, then forget it. Raises DeadlineExceeded if the job was stopped before it ran; a job that is
-        stopped while it runs raises the runtime's error. `stop` stops the job through `session`; None if the runtime
-        cannot stop inferences."""
+        """Run a job, then forget it. `stop` stops the running job through `session` (None: the runtime cannot stop
+        inferences). Raises DeadlineExceeded if the job was stopped before it ran, and the runtime's error if
+        the job was stopped while it ran."""
         with self._lock:
             if job in self._unwanted:
                 self._forget(job)
@@ -184,7 +185,8 @@ class EngineThreads:
         self._work_loop(first)
 
     def _open_pipelines(self, sessions: list[Session]) -> list[Pipeline]:
-        """Make a pipeline for each instance. `sessions` holds the first session; this adds the others to it."""
+        """Make a pipeline for each instance. `sessions` contains the first session; append the further sessions to it,
+        so that the caller can close all of them."""
         opening, first, instances = self._open, sessions[0], self._open.order.parallelism.instances
         buffers: tuple[int, ...] = ()
         if instances > 1:
@@ -215,7 +217,7 @@ class EngineThreads:
             if (prepared := self._prepare_or_fail(pipeline, job)) is not None:
                 self._answer(pipeline, job, *prepared)
             del prepared
-        self._todo.put(None)  # ends the next thread
+        self._todo.put(None)  # ends the next thread that reads it
         self._close(pipeline)
 
     def _prepare_or_fail(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> tuple[Prepared | Inputs, float] | None:
@@ -285,7 +287,7 @@ class EngineThreads:
         found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
         try:
             said, after = (None, 0) if outcome.content is None else bulk.put(self._packed(outcome.content))
-            refs = self._place(outcome.outputs, reply, bulk)  # only without a family, and then a job has one picture
+            refs = self._place(outcome.outputs, reply, bulk)  # outputs exist only without a family: one picture
         except EdgedError as error:
             return _unanswered(error)
         about = (outcome.width, outcome.height, outcome.times)

@@ -39,8 +39,8 @@ class StopFinder:
         self._held = ""
 
     def take(self, text: str) -> tuple[str, bool]:
-        """Take new text; return the text that can be sent, and whether a stop was found. The text ends before the
-        stop."""
+        """Take new text; return the text that can be sent, and whether a stop was found. The returned text ends
+        before the stop."""
         if not self._stops:
             return text, False
         text = self._held + text
@@ -53,7 +53,7 @@ class StopFinder:
         return text[: len(text) - longest], False
 
     def rest(self) -> str:
-        """Return the text that was held back, when the answer has ended without a stop."""
+        """Return the text that is held back. Call this when the answer has ended without a stop."""
         held, self._held = self._held, ""
         return held
 

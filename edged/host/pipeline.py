@@ -6,7 +6,7 @@ device if the session can do that ahead) and `infer` (run, decode the outputs). 
 picture of a batch fails separately: a damaged picture does not affect the others.
 
 Pictures that share their data are regions of one picture, which is decoded once. If a job has more pictures than the
-input tensor has rows, the others follow in further runs of the engine.
+input tensor has rows, the engine runs again for the remaining pictures.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class Prepared(msgspec.Struct, frozen=True):
     """Pictures fitted into the input tensor, or their errors, in order. If the pipeline has n buffers, the n-th call of
     `prepare` after this one overwrites the tensor. `inputs` is None if every picture has an error.
 
-    `rest`: the other decoded pictures, for further runs of the engine with at most `most` pictures in each."""
+    `rest`: the remaining decoded pictures, for further runs of the engine with at most `most` pictures in each."""
 
     inputs: Inputs | None
     pictures: tuple[_Fitted | Exception, ...]
-    rows: int = 0  # of the tensor
+    rows: int = 0  # of the inputs
     rest: tuple[_Shown, ...] = ()
     most: int = 1
 
@@ -148,7 +148,8 @@ class Pipeline:
 
     def prepare(self, shots: Sequence[Shot], most: int = 0) -> Prepared:
         """Decode all pictures, and fit the first of them into an input tensor: as many as the tensor has rows, but at
-        most `most` (0: no such limit). `Prepared.rest` has the others."""
+        most `most` (0: no such limit). `Prepared.rest` has the remaining pictures. Raises InvalidInput if the model
+        takes no pictures."""
         preparer = self._preparer
         if preparer is None:
             raise InvalidInput(f"this model takes no pictures ({self.recognition.picture}); send tensors instead")
@@ -193,8 +194,9 @@ class Pipeline:
         """Run the engine on prepared pictures and decode its outputs; return one result per picture, in order. The
         result of a picture that could not be prepared, or whose outputs are not finite, is an error.
 
-        If the outputs cannot be decoded for a picture, its result is that error, too. But with several pictures in a
-        run, raise the error: probably the outputs do not have a row for each picture, and all results are wrong."""
+        If the outputs cannot be decoded and the run has one picture, the result of the picture is that error. If the
+        run has several pictures, raise the error: probably the outputs do not have a row for each picture, so all
+        results are wrong."""
         outcomes = self._infer_run(prepared)
         for start in range(0, len(prepared.rest), prepared.most):
             outcomes += self._infer_run(self._prepare_further(prepared.rest[start : start + prepared.most]))
@@ -240,7 +242,7 @@ class Pipeline:
 
     def _decode(self, preparer: Preparer, shots: Sequence[Shot]) -> list[tuple[Image | Decoded, float] | Exception]:
         """Return for each shot its pixels and the milliseconds that decoding took, or its error. A picture that
-        consecutive shots share is decoded once: the first of them has the time, the others have 0."""
+        consecutive shots share is decoded once: the first of these shots has the time, the others have 0."""
         pictures: list[list[Shot]] = []
         for shot in shots:
             if pictures and pictures[-1][0].data is shot.data:

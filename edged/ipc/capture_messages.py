@@ -26,8 +26,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):
-    """Request `Picture` messages: at most `fps` a second, at most `width` pixels wide, JPEG `quality` 1 to 100. `fps` 0
-    ends them."""
+    """Request `Picture` messages: at most `fps` a second, at most `width` pixels wide, JPEG `quality` 1 to 100. With
+    `fps` 0 the process sends no more pictures."""
 
     fps: float
     width: int = 0

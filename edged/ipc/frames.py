@@ -21,7 +21,8 @@ _INLINE = 64 << 10  # the most bulk bytes inside a message: an answer with a few
 
 
 class Bulk:
-    """The bulk bytes of one message: small ones go inside the message, the others follow it in the order of `put`."""
+    """The bulk bytes of one message. Small pieces go inside the message while it has room; other pieces follow the
+    message in the order of `put`."""
 
     def __init__(self) -> None:
         self._room = _INLINE

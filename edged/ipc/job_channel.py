@@ -5,8 +5,8 @@ number of `PROGRESS` frames, then one `ANSWER` or `FAILURE`. Each kind has a lar
 before memory is allocated, so that a child cannot fill the daemon's memory.
 
 Children send no heartbeat. A runtime may hold the GIL for half an hour while it compiles, so a heartbeat would stop in
-a healthy child, and a heartbeat would prove nothing about the thread that works. Instead the daemon observes the
-processor time that a child uses (`edged.engines.child_watch`)."""
+a healthy child. A heartbeat would also prove nothing about the thread that does the work. Instead the daemon observes
+the processor time that a child uses (`edged.engines.child_watch`)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ class JobReporter:
         self._end(pack(ANSWER, message))
 
     def fail(self, error: str, reason: str, finding: Mapping[str, str] | None = None) -> None:
-        """End a job that failed, with a class of `edged.errors`, its message, and the finding of the error, if any."""
+        """End a job that failed. `error` is the name of a class of `edged.errors`, `reason` its message, and `finding`
+        the fields of the error's finding, if any."""
         cut = {name: value[:_LONGEST_REASON] for name, value in (finding or {}).items()}
         self._end(pack(FAILURE, Failure(error, reason[:_LONGEST_REASON], cut)))
 

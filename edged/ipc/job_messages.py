@@ -41,8 +41,8 @@ class Lowered(msgspec.Struct, frozen=True):
 class Prove(msgspec.Struct, frozen=True, tag=True):
     """Compare the answers of a repaired model with those of the original. Answered by `Proven`.
 
-    The original runs in ONNX Runtime, or, with `evaluate`, in ONNX's slow reference implementation, which then gets as
-    many inputs as it can answer in about `seconds`.
+    The original runs in ONNX Runtime. With `evaluate` it runs in ONNX's slow reference implementation instead, on as
+    many inputs as that can answer in about `seconds`.
     """
 
     original: Order
@@ -234,10 +234,10 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 
     `expects` is the version of the runtime in the engine's key; the job fails if another version is loaded.
 
-    The other fields are for int8. The engine is calibrated on the user's `samples` (paths) and on the frames to
-    calibrate on in `collected`. If its answers are outside of `tolerance`, layers are given back to float32, for at
-    most `repair_s` seconds, and at most until `repairs_until_s` seconds after the start of the job. Without a tolerance
-    answers are not compared.
+    The other fields are for int8. The engine is calibrated on the user's `samples` (paths) and on the frames in
+    `collected` that are for calibration. If its answers are outside of `tolerance`, layers are changed back to float32.
+    This takes at most `repair_s` seconds, and ends at the latest `repairs_until_s` seconds after the start of the job.
+    Without a tolerance answers are not compared.
     """
 
     order: Order
@@ -289,7 +289,8 @@ class FrameToDraw(msgspec.Struct, frozen=True):
 
 
 class DrawFrames(msgspec.Struct, frozen=True, tag=True):
-    """Draw detections on frames of cameras, small, in all at most `most_bytes`. Answered by `DrawnFrames`."""
+    """Draw detections on frames of cameras as small pictures, of at most `most_bytes` together. Answered by
+    `DrawnFrames`."""
 
     frames: tuple[FrameToDraw, ...]
     most_bytes: int
@@ -307,8 +308,8 @@ class CompareLevels(msgspec.Struct, frozen=True, tag=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A camera's frame in the file `name`: encoded if `pixel_format` is empty, else raw with `width` and `height` in
-    pixels, `stride` in bytes."""
+    """A camera's frame in the file `name`. It is encoded if `pixel_format` is empty, otherwise raw with `width` and
+    `height` in pixels and `stride` in bytes."""
 
     name: str
     pixel_format: str = ""
@@ -344,10 +345,10 @@ class Shadow(msgspec.Struct, frozen=True, tag=True):
     """Answer a frame with the reference, which `order` opens, and compare its answer with the served answer. Answered
     by `Shadowed`.
 
-    `picture` is the path of the frame: encoded if `pixel_format` is empty, else raw with its geometry. `detections` or
-    `content` is the served answer, packed. `slack` is how far two scores of the same detection may differ. If `keeps`
-    is set, the frame and both answers are written to the folder `out`. The child ends after `cpu_seconds` of processor
-    time.
+    `picture` is the path of the frame, which is encoded if `pixel_format` is empty, otherwise raw with its geometry.
+    `detections` or `content` is the served answer, packed. `slack` is how far two scores of the same detection may
+    differ. If `keeps` is set, the frame and both answers are written to the folder `out`. The child ends after
+    `cpu_seconds` of processor time.
     """
 
     order: Order
@@ -512,7 +513,8 @@ class LevelVerdict(msgspec.Struct, frozen=True):
 
 
 class ComparedLevels(msgspec.Struct, frozen=True):
-    """The answer to `CompareLevels`: a verdict per level, in order; each level includes the one before."""
+    """The answer to `CompareLevels`: a verdict per level, in order. A level includes the optimisations of the level
+    before."""
 
     levels: tuple[LevelVerdict, ...]
 

@@ -41,7 +41,7 @@ Request: TypeAlias = Fork | Release
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to a `Fork`: the child's `pid`; or the `error` number of the system call that failed; or `is_stale`,
-    if libraries on disk have changed since the server imported them: start another server.
+    if libraries on disk have changed since the server imported them. Then the daemon must start another server.
 
     The answer to a `Release`: the child's exit `status`, negative for a signal; None if it has not ended yet.
     """

@@ -20,7 +20,7 @@ class Open(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """A request. Its text ends before the first of the texts in `stop`."""
+    """A request. The generated text ends before the first of the texts in `stop`."""
 
     number: int
     wanted: Generation
@@ -57,7 +57,8 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 class Text(msgspec.Struct, frozen=True, tag=True):
     """New text of a request, and the number of tokens of that text. `reason`: why the request has ended; empty if it
-    goes on. `prompt_tokens`: those of the prompt; `cached_tokens` of them were known from an earlier request."""
+    goes on. `prompt_tokens`: the number of tokens of the prompt; `cached_tokens`: how many of them an earlier request
+    had already."""
 
     number: int
     text: str

@@ -19,7 +19,8 @@ _FEW, _MANY = msgspec.Meta(max_length=1024), msgspec.Meta(max_length=4096)
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):
-    """One picture: encoded if `pixel_format` is empty, else raw with `width` and `height` in pixels, `stride` in bytes.
+    """One picture: encoded if `pixel_format` is empty, otherwise raw with `width` and `height` in pixels, `stride` in
+    bytes.
 
     Without a roi the whole picture is used; without thresholds those of the model are used. Consecutive pictures with
     the same span are regions of one picture, which is decoded once.
@@ -108,7 +109,7 @@ class Infer(msgspec.Struct, frozen=True, tag=True):
 
 class Detect(msgspec.Struct, frozen=True, tag=True):
     """A batch of camera frames. The host writes the raw outputs that fit into the span `reply`. `most` is the largest
-    number of pictures in one run of the engine, which runs again for the rest; 0: as many as the engine takes."""
+    number of pictures in one run of the engine; the engine runs again for the rest. 0: as many as the engine takes."""
 
     job: int
     session: int

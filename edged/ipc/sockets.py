@@ -1,7 +1,7 @@
 """The daemon's end of the socket to an engine host. It only moves bytes; `serving.link` encodes and decodes messages.
 
-The socket is an unnamed socket pair. A host is not trusted: if it sends too much, it blocks until the loop reads again,
-and the sizes that it announces are checked before memory is allocated for them."""
+The socket is an unnamed socket pair. A host is not trusted: a host that sends too much blocks until the loop reads
+again, and the sizes that a host announces are checked before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Receive = Callable[[bytes, memoryview], None]
 
 
 class HostSocket:
-    """A socket pair to one host; create it in the event loop. `child` is the host's end, which `started` closes
-    here."""
+    """A socket pair to one host; create it in the event loop. `child` is the host's end; `started` closes the daemon's
+    copy of it."""
 
     def __init__(self, receive: Receive, most_bulk: Callable[[], int], gone: Callable[[str], None]) -> None:
         """Raises OSError if the box has no free file descriptor.

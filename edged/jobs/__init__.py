@@ -1,1 +1,1 @@
-"""One-shot child processes: inspect, build, verify, time and repair. Only they import onnx."""
+"""One-shot child processes: inspect, build, verify, time and repair. Only code in this folder imports onnx."""

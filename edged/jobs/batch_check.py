@@ -12,7 +12,7 @@ from edged.errors import EngineUnusable, InvalidInput
 from edged.tensors import Array
 
 _ROWS = 4
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # of the largest value: a batch is summed in another order
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # of each value, of the largest value: a batch is summed in another order
 _SECONDS = 1.0  # an inference that takes longer is not repeated
 _RUNS = 5
 
@@ -22,9 +22,9 @@ Tensors = Mapping[str, Array]
 def batch_gain(session: Session, inputs: Tensors) -> float:
     """Return how many times faster a batch of four rows is than four single requests; 0 if rows are not independent.
 
-    `inputs`: inputs by name that the session answered; their first dimension is tried as the batch dimension, and only
-    their first rows are used. Independent: the rows of the batch's answer equal those of single requests within
-    rounding.
+    `inputs`: inputs by name that the session answered. Their first dimension is tried as the batch dimension, and only
+    their first rows are used. Rows are independent if the rows of the batch's answer equal the answers to single
+    requests within rounding.
     """
     rows = [_row(inputs, number) for number in range(_ROWS)]
     try:

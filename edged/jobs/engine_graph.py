@@ -16,7 +16,7 @@ _Node: TypeAlias = Any  # onnx.NodeProto
 _SHAPES = frozenset({"Shape", "Size"})
 # The operators that take nearly all of a network's time, also in fused or quantised form: FusedConv, QLinearMatMul, ...
 _LAYERS = ("Conv", "Gemm", "MatMul")
-# The precision of such a node by the element type (onnx.TensorProto.DataType) of an input; the first match decides.
+# The precision of a layer by the element type (onnx.TensorProto.DataType) of its inputs; the first match decides.
 _PRECISIONS = {2: "int8", 3: "int8", 10: "fp16", 16: "bf16", 1: "fp32", 11: "fp64"}
 
 
@@ -43,8 +43,8 @@ def with_inputs(source: Path, inputs: Set[str]) -> bytes:
     """Return the serialised model with only these inputs. Weights stay where they are. Raises EngineUnusable if the
     model cannot be read.
 
-    The IR version is raised to one in which constants are not inputs. Otherwise ONNX Runtime keeps the input of an
-    initializer that it merged with an equal one, and the saved graph would need a value for that input.
+    The IR version is raised to one in which constants need not be inputs. With an older one, ONNX Runtime would merge
+    equal initializers but keep the inputs of all of them, and the saved graph would need values for these inputs.
     """
     proto = read_proto(source)
     keep_inputs(proto, inputs)
@@ -59,12 +59,12 @@ class EngineGraph:
         self._model = model
 
     def nodes(self) -> Sequence[tuple[str, str]]:
-        # Constants are not run: a session has them as weights.
+        # A runtime does not run constants: its session has them as weights.
         return [(node.name, node.op_type) for node in _nodes(self._model.graph) if node.op_type != "Constant"]
 
     def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
         """Return the counts of layers by precision, and notes (see the contract). Counts the precision that the runtime
-        chose: without an int8 kernel it computes a layer of a quantised graph in floating point."""
+        chose: a runtime without an int8 kernel computes a layer of a quantised graph in floating point."""
         counts: Counter[str] = Counter()
         for node in _nodes(self._model.graph):
             if any(kind in node.op_type for kind in _LAYERS):
@@ -87,8 +87,8 @@ class EngineGraph:
 
 
 def _shape_nodes(graph: _Graph, sizes: set[str], constants: set[str]) -> Iterator[str]:
-    """Yield the names of shape nodes. `sizes` and `constants`: the values of the enclosing graphs that are computed
-    from sizes, and those that are constants."""
+    """Yield the names of shape nodes. `sizes`: the values of the enclosing graphs that are computed from sizes.
+    `constants`: the constants of the enclosing graphs."""
     sizes, constants = set(sizes), constants | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":

@@ -15,8 +15,8 @@ Report: TypeAlias = Callable[[jobs.Progress], None]
 
 
 def recognise(job: jobs.Recognise, report: Report) -> jobs.Recognised:
-    """Recognise a model. If the settings name a family that fails, raise its error. Without the setting, a family that
-    fails claims nothing, because the model may not be of this family."""
+    """Recognise a model. If the setting `family` names a family and that family fails, raise its error. Without the
+    setting, report the error of a family that fails and ignore the family, because the model may be of another one."""
     is_set = "family" in job.settings
     usable, problems = list[ThirdParty](), list[str]()
     for _, found in _loaded(job.families, report):
@@ -39,7 +39,7 @@ def recognise(job: jobs.Recognise, report: Report) -> jobs.Recognised:
 
 
 def load(job: jobs.LoadFamilies, report: Report) -> jobs.LoadedFamilies:
-    """Load families; return, for each, why it cannot be used, empty if it can."""
+    """Load families. Return for each family why it cannot be used; the text is empty if it can be used."""
     found = [each for _, each in _loaded(job.families, report)]
     return jobs.LoadedFamilies(tuple("" if isinstance(each, ThirdParty) else str(each) for each in found))
 

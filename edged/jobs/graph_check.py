@@ -2,7 +2,7 @@
 
 These checks come before a runtime opens the model: on an invalid graph some runtimes crash, some never end, and none
 says whether the exporter or the runtime itself is at fault. `edged.jobs.inspect` checks types and shapes of inputs and
-outputs; here `graph.input` may list weights.
+outputs. `graph.input` may list weights too, which is no error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edged.jobs import onnx_walk, weights
 from edged.jobs.onnx_walk import bodies, called, label, text
 from edged.models.finding import Category, Finding, Stage
 
-_MOST_UNFOLDED = 1_000_000  # nodes, when every local function is put in place of its calls
+_MOST_UNFOLDED = 1_000_000  # nodes, if every call of a local function is replaced by the function's nodes
 
 _Function: TypeAlias = tuple[str, str, str]  # domain, name, overload
 _Names: TypeAlias = Set[str]
@@ -47,8 +47,8 @@ def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
 
 
 def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[Finding]:
-    """Yield a finding for each domain with two different versions: runtimes silently use one of these. Equal entries
-    are allowed: onnx.compose writes them."""
+    """Yield a finding for each domain with two different versions: runtimes silently use one of both versions. Equal
+    entries are allowed, because onnx.compose writes them."""
     named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
     for domain in _twice([domain for domain, _ in sorted(named)]):
         versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
@@ -60,8 +60,8 @@ def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[F
 
 def _graph(graph: onnx.GraphProto, outer: Sequence[_Names], taken: Sequence[_Names]) -> Iterator[Finding]:
     """Yield the findings of one graph. `outer`: the names of the enclosing graphs, which the nodes of this graph may
-    read. `taken`: the names that are defined before the node whose body this graph is; the nodes of this graph must not
-    produce them."""
+    read. `taken`: if this graph is the body of a node, the names that are defined before that node. The nodes of this
+    graph must not produce these names."""
     inputs = [value.name for value in graph.input]
     constants = [tensor.name for tensor in graph.initializer]
     constants += [sparse.values.name for sparse in graph.sparse_initializer]
@@ -151,7 +151,7 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
     """Yield a finding if a node depends on itself. Files may list nodes in any order."""
     needs = [{makers[name] for name in _read(node) if name in makers} for node in nodes]
     if all(max(needed, default=-1) < index for index, needed in enumerate(needs)):
-        return  # as exporters write them, the nodes follow the nodes that they depend on
+        return  # every node follows the nodes that it depends on, as exporters write them
     users: dict[int, list[int]] = {}
     for index, needed in enumerate(needs):
         for need in needed:
@@ -174,8 +174,9 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
 
 
 def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
-    """Return the nodes of one cycle, each after a node that it depends on. `missing`: the number of unmet dependencies
-    of each node. From any node with unmet dependencies, following these leads into a cycle."""
+    """Return the indices of the nodes of one cycle, each after a node that it depends on. `missing`: the number of
+    unmet dependencies of each node. Going from a node to one of its unmet dependencies, again and again, leads into a
+    cycle."""
     at = next(index for index, count in enumerate(missing) if count)
     place: dict[int, int] = {}
     way: list[int] = []
@@ -234,7 +235,7 @@ def _recursion(proto: onnx.ModelProto, known: dict[_Function, onnx.FunctionProto
         if key in sizes:
             waiting.pop()
             continue
-        if open_ and open_[-1] == key:  # the sizes of all functions that it calls are known
+        if open_ and open_[-1] == key:  # the sizes of all functions that this function calls are known
             open_.pop()
             waiting.pop()
             sizes[key] = len(known[key].node) + sum(sizes[each] * count for each, count in calls[key].items())

@@ -21,8 +21,8 @@ from edged.models.finding import Category, Finding, Stage
 
 _MOST = 1024  # the highest plausible version
 _KEPT = 4096  # the most bytes of a tensor from which shapes may be inferred; larger ones are weights
-# Messages to ignore, because values are external or were removed here, because the package has no rule for the case,
-# or because the runtimes check it.
+# Messages to ignore: about values that are external or that `take_weights_out` removed, about operators for which the
+# package has no rule, and about what the runtimes check.
 _NOT_SAID = re.compile(
     r"external|Data size mismatch|Cannot parse data|sparse_tensor|No Op registered|TensorProto \(tensor name",
     re.IGNORECASE,
@@ -42,20 +42,20 @@ def take_weights_out(walk: Walk) -> None:
 
 
 def infer(walk: Walk) -> tuple[onnx.ModelProto, Finding | None]:
-    """Return the model with inferred shapes (unchanged if inference fails), and the package's first finding (None if it
-    finds nothing, or cannot check the model)."""
+    """Return the model with inferred shapes, and the package's first finding. The model is unchanged if inference
+    fails. The second value is None if the package finds nothing, or cannot check the model."""
     versions = [walk.proto.ir_version, *(entry.version for entry in walk.proto.opset_import)]
     finding = None
     if all(0 <= version <= _MOST for version in versions):  # the package uses 32 bits; the runtimes check versions too
         finding = next(_nodes(walk), None)
         if finding is None:
-            try:  # without an error, the result is the same as below
+            try:  # if this raises no error, the call below would return the same
                 return _inferred(walk.proto, is_strict=True), None
             except Exception as error:  # the errors have no common class
                 finding = _parsed(" ".join(str(error).split()), walk)
     try:
         return _inferred(walk.proto, is_strict=False), finding
-    except Exception:  # inference only helps: a failure says nothing about the model
+    except Exception:  # inferred shapes are not required, and a failure says nothing about the model
         return walk.proto, finding
 
 
@@ -135,8 +135,8 @@ def _category(why: str) -> Category:
 
 
 def _found(operator: str, name: str, walk: Walk) -> onnx.NodeProto | None:
-    """Return the node that an error names. If it gives only the operator, return the only unnamed node of that
-    operator. None if no such node is found."""
+    """Return the node that an error names. If the error gives only the operator, return the node of that operator that
+    has no name, if there is exactly one. None if no such node is found."""
     kin = [node for node in walk.nodes if text(node.op_type) == operator]
     if name:
         return next((node for node in kin if text(node.name) == name), None)

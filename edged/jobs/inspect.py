@@ -41,7 +41,7 @@ _DATATYPES = {
 }
 _FIRST_OPTIONAL = 4  # IR version
 _MOST_ELEMENTS = 16  # the most elements of an input with a default; a larger one is a weight that is also listed
-_NO_DEFAULTS = ("BYTES", "BF16")  # no defaults in these, because sessions convert them by the signature
+_NO_DEFAULTS = ("BYTES", "BF16")  # inputs of these types get no default: sessions convert them by the signature
 _ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
@@ -57,9 +57,9 @@ def _no_report(stage: Stage) -> None:
 def inspect(path: Path, report: Report = _no_report) -> Inspection:
     """Parse a model without its external weights, and check whether it can be served at all.
 
-    If the file can be parsed, the inspection is complete, and its `finding` says why the model cannot be served. Raises
-    ModelRefused with a finding if the file is not a model. `report` is called at the start of each stage, so that the
-    stage of a crash is known.
+    If the file can be parsed, the inspection is complete. If the model cannot be served, the inspection's `finding`
+    says why. Raises ModelRefused with a finding if the file is not a model. `report` is called at the start of each
+    stage, so that the stage of a crash is known.
     """
     report(Stage.FILE)
     size = model_file.require(path)
@@ -109,8 +109,8 @@ def inspect(path: Path, report: Report = _no_report) -> Inspection:
 def external_files(path: Path) -> tuple[ExternalFile, ...]:
     """Return the external files of a model.
 
-    Raises ModelRefused if the file is not a model, or if an external file is missing or incomplete. It infers nothing
-    from the graph, so it is safe to call outside a child.
+    Raises ModelRefused if the file is not a model, or if an external file is missing or incomplete. This function
+    infers nothing from the graph, so it may be called outside a child.
     """
     model_file.require(path)
     external, missing = external_data.files(onnx_walk.Walk.of(model_file.parse(path)[0]).tensors, path.parent)
@@ -122,7 +122,8 @@ def external_files(path: Path) -> tuple[ExternalFile, ...]:
 def _digest(
     path: Path, external: tuple[ExternalFile, ...], graph_digest: str, missing: Finding | None
 ) -> tuple[str, Finding | None]:
-    """Return the model's digest; empty, with a finding, if external data is missing or incomplete."""
+    """Return the model's digest and None. If external data is missing or incomplete, return an empty text and a
+    finding."""
     if missing is not None:
         return "", missing
     try:
@@ -144,7 +145,8 @@ def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Va
 
 def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
     """Return inputs with a default (thresholds, scales, flags): initializers that are also inputs, if they are small.
-    Some exporters list every initializer as an input, and before IR version 4 all had to."""
+    Large ones are weights: some exporters list every initializer as an input. Files before IR version 4 had to list
+    every initializer, so their inputs have no defaults."""
     if proto.ir_version < _FIRST_OPTIONAL:
         return ()
     small = {tensor.name for tensor in proto.graph.initializer if element_count(tensor) <= _MOST_ELEMENTS}
@@ -174,7 +176,8 @@ def _value(value: onnx.ValueInfoProto, remedy: str = "") -> _Value:
 
 
 def _datatype(name: str, element: int) -> tuple[str, Finding | None]:
-    """Return the protocol's datatype; or ONNX's name of the type and a finding, if the protocol lacks it."""
+    """Return the protocol's datatype and None. If the protocol lacks the type, return ONNX's name of the type and a
+    finding."""
     datatype = _DATATYPES.get(element)  # type: ignore[call-overload]  # the stub wants the enum, the file holds an int
     if datatype is not None:
         return datatype, None

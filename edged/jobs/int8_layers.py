@@ -1,13 +1,14 @@
 """The layers of a prepared model that int8 may compute, and the Q/DQ pairs before them.
 
-The pairs are placed as TensorRT requires: before layers, never after them, so that following nodes can be fused;
-float32 weights with their own symmetric pair and one scale for each channel; no pair for a bias. Inputs are symmetric,
-with one scale and a zero point of zero. The last layers stay float32, because their outputs become coordinates and
-scores. So do depthwise convolutions, whose channels differ in range but share one scale.
+The pairs are placed as TensorRT requires: before layers and never after them, so that following nodes can be fused.
+Weights are stored in float32 and have a symmetric pair of their own, with one scale for each channel. A bias has no
+pair. Inputs are symmetric, with one scale and a zero point of zero. The last layers stay float32, because their outputs
+become coordinates and scores. Depthwise convolutions stay float32 too, because their channels differ in range but share
+one scale.
 
-The second recipe is for OpenVINO, which has more kernels. Its inputs are asymmetric: values that are hardly ever
-negative, as behind an activation, get twice as many levels. Depthwise convolutions are quantised too, with a pair of
-their own that has a scale for each channel.
+The second recipe is for OpenVINO, which has more kernels. In this recipe inputs are asymmetric: values that are hardly
+ever negative, as after an activation, get twice as many levels. Depthwise convolutions are quantised too, with a pair
+of their own that has a scale for each channel.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Value(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A node to quantise: its operator, its input, its weights, and the axis of the weights with a scale for each
-    index."""
+    """A node to quantise: its name, operator, input and weights, and the axis of the weights along which each index has
+    its own scale."""
 
     node: str
     kind: str
@@ -69,9 +70,9 @@ NONE: Corrections = {}
 
 
 class Shadow(NamedTuple):
-    """Names of the outputs that `add_shadows` adds for one layer: the squared sum of the layer's output, that of the
-    difference that quantising makes, and the mean of the difference in each channel, empty for a layer without a
-    bias."""
+    """Names of the outputs that `add_shadows` adds for one layer. `size`: the sum of the squares of the layer's output.
+    `lost`: the sum of the squares of the difference that quantising makes. `mean`: the mean of this difference in each
+    channel; empty for a layer that can have no bias."""
 
     size: str
     lost: str
@@ -79,8 +80,8 @@ class Shadow(NamedTuple):
 
 
 def choose(model: Model, *, depthwise: bool) -> tuple[list[Layer], tuple[str, ...]]:
-    """Return the layers to quantise, and why the other layers are not quantised. `depthwise`: also the depthwise
-    convolutions."""
+    """Return the layers to quantise, and why the other layers are not quantised. `depthwise`: whether to quantise
+    depthwise convolutions too."""
     layers, chosen, kept = Layers(model), list[Layer](), list[tuple[str, str]]()
     quantised: set[str] = set()  # inputs of chosen layers, and values that only fused nodes separate from such an input
     for index in reversed(range(len(model.graph.node))):
@@ -109,7 +110,8 @@ def _follow(node: onnx.NodeProto, quantised: set[str]) -> None:
 
 
 def _has_no_bias(node: onnx.NodeProto) -> bool:
-    """Whether a layer is a matrix product that adds nothing. A bias behind a MatMul is a node that ends the search."""
+    """Whether a layer is a matrix product that adds nothing. The bias after a MatMul is another node, an Add, at which
+    `_follow` stops."""
     return node.op_type == "MatMul" or (node.op_type == "Gemm" and not any(node.input[2:]))
 
 
@@ -150,15 +152,15 @@ def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
 
 
 def symmetric(largest: npt.NDArray[np.floating], levels: float = EIGHT_BITS) -> Scale:
-    """Return the scales with which values from -`largest` to `largest` fill int8, or its part with `levels` numbers of
-    each sign. A range of zeros gets the scale 1."""
+    """Return the scales that map values from -`largest` to `largest` to integers from -`levels` to `levels`. A range of
+    zeros gets the scale 1."""
     with np.errstate(all="ignore"):
         scales = (largest / levels).astype(np.float32)
     return Scale(np.where(scales == 0, np.float32(1), scales), np.zeros(scales.shape, np.int8))
 
 
 def asymmetric(least: npt.NDArray[np.floating], most: npt.NDArray[np.floating]) -> Scale:
-    """Return the scales and zero points with which the values from `least` to `most`, and zero, fill uint8."""
+    """Return the scales and zero points that map the values from `least` to `most`, and zero, to uint8."""
     least, most = np.minimum(least, 0), np.maximum(most, 0)
     with np.errstate(all="ignore"):
         scales = ((most - least) / _UNSIGNED).astype(np.float32)
@@ -232,12 +234,13 @@ def quantise(
 
 
 def _correct(model: Model, node: onnx.NodeProto, more: Floats) -> None:
-    """Add values to a layer's bias; leave the layer as it is if its bias is not constant, or if it can have none."""
+    """Add values to a layer's bias. Do nothing if the layer can have no bias, or if the bias is not constant or not a
+    vector."""
     name = node.input[2] if len(node.input) > 2 else ""
     if node.op_type == "MatMul" or (name and name not in model.constants):
         return
     bias = model.array(model.constants[name]) if name else np.zeros(1, np.float32)
-    if bias.ndim > 1:  # of a Gemm
+    if bias.ndim > 1:  # Gemm allows a matrix
         return
     tensor = numpy_helper.from_array((bias + more).astype(np.float32), model.new_name(f"{node.name}.bias"))
     model.graph.initializer.append(tensor)
@@ -289,8 +292,9 @@ class _Appendix:
 
 
 class Watch(NamedTuple):
-    """Names of the outputs that `add_watches` adds for one value: the least and the largest, [batch, channels], and
-    some absolute values, [batch, channels, n]. Batch and channels are 1 for a value with one scale."""
+    """Names of the outputs that `add_watches` adds for one value: its least and its largest element, [batch, channels],
+    and the absolute values of some elements, [batch, channels, n]. Batch and channels are 1 for a value with one
+    scale."""
 
     least: str
     most: str
@@ -298,8 +302,8 @@ class Watch(NamedTuple):
 
 
 def add_watches(model: Model, values: Collection[Value], sampled: int) -> dict[Value, Watch]:
-    """Let a prepared model also return, for each value, the least and the largest, and about `sampled` of the values.
-    The graph computes them, so that no large value has to stay in memory."""
+    """Let a prepared model also return, for each value, its least and largest element and about `sampled` of its
+    elements. The graph computes them, so that no large value has to stay in memory."""
     more = _Appendix(model)
     two, zero, last, one = (more.constant(number) for number in (2, 0, 2, 1))
     few, end = more.constant(2 * sampled), more.constant(np.iinfo(np.int64).max)

@@ -2,7 +2,8 @@
 
 The user's pictures come first, then frames that were collected from the user's cameras, then drawn pictures, because
 engines are verified on drawn pictures as well. Every fourth of the user's pictures and frames is set aside for the
-comparison, which chooses ranges and layers. Engines are judged later on pictures that are used for neither.
+comparison, which chooses ranges and layers. Engines are judged later on pictures that neither calibration nor the
+comparison uses.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from edged.vision.family import Recognition, is_decoded_here
 
 Run: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
-# Numbers of each sign. Weights of 7 bits are for processors on which sums of 8-bit products overflow: 2 · 255 · 63 fits
-# into 16 bits.
+# The largest int8 value of a weight. Weights of 7 bits are for processors on which sums of 8-bit products overflow:
+# 2 · 255 · 63 fits into 16 bits.
 EIGHT_BITS, SEVEN_BITS = 127.0, 63.0
-_ASIDE = 4  # every fourth picture is set aside, if there are as many
+_ASIDE = 4  # every fourth picture is set aside, if there are at least four
 _MOST_ASIDE = 32
 _MARGIN = 0.6  # of the tolerance
 _MOST_BYTES = 128 << 20  # of the pictures set aside and the reference's answers, which are held in memory
@@ -53,8 +54,8 @@ class Outcome(NamedTuple):
 
 
 def with_margin(tolerance: Tolerance) -> Tolerance:
-    """Return a stricter tolerance. A verdict depends on the worst picture. The engine will be judged on more pictures
-    than the few that are set aside here, and the worst of them differs more."""
+    """Return a stricter tolerance. A verdict depends on the worst picture. Later the engine is judged on more pictures
+    than the few that are set aside here, and the worst of many pictures differs more."""
 
     def bound(figure: str) -> float:
         value: float = getattr(tolerance, figure)
@@ -91,7 +92,7 @@ class Comparison:
             try:
                 answer = {name: array.copy() for name, array in reference.infer(probe.inputs).items()}
                 moved = reference.infer(noise.nudged(probe.inputs))
-            except (EngineUnusable, InvalidInput):  # verification reports it
+            except (EngineUnusable, InvalidInput):  # verification reports such a picture
                 continue
             own = noise.measured(answer, moved)
             sample = Sample(probe.inputs, answer, probe.kind, probe.name, probe.placement, own)
@@ -112,7 +113,7 @@ class Comparison:
 
     def _difference_on_frames(self, pairs: Sequence[Pair]) -> str:
         """Return how the answers to frames differ too much; empty if they do not. Single classes and cameras are not
-        judged, since there are too few frames."""
+        judged, because there are too few frames."""
         if not self._frames or self._recognition.family is None or not is_decoded_here(self._recognition):
             return ""
         judging = FrameJudge(self._recognition, self._tolerance, "", "int8")
@@ -149,7 +150,7 @@ class Way(NamedTuple):
     """How a model is converted to int8. `asymmetric`: by the second recipe (`int8_layers`). Without a `comparison`,
     ranges cover the largest values, and nothing is corrected or repaired. `repair_s`: seconds for repairs, which
     end at the time `until` (monotonic) at the latest. `notify` receives the phase before each step. `levels` is the
-    number of int8 values of each sign for weights."""
+    largest int8 value of a weight."""
 
     asymmetric: bool = False
     comparison: Comparison | None = None
@@ -164,7 +165,7 @@ def plan(job: jobs.Build, notes: list[str]) -> tuple[Iterator[dict[str, Array]],
     without a tolerance).
 
     Raises Unsuitable if the model takes no pictures, or if the collected frames are gone. Raises Superseded if the
-    pictures are not those of the engine's key. Both may also be raised while inputs are read. `notes` receives remarks.
+    pictures are not those of the engine's key, also while inputs are read. `notes` receives remarks.
     """
     recognition, recipe = job.recognition, job.order.recipe
     if recognition.preprocess is None:

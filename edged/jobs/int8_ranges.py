@@ -1,8 +1,9 @@
 """How large the values of a model are on calibration data, and estimates of the range that int8 should cover.
 
-The largest value is a poor range if a few values are far outside of the rest: int8 then has few levels left for the
-others. So there are several estimates. `onnx_int8` chooses among them by comparing answers. All are computed from
-histograms, which are filled while the model runs, so that memory does not grow with the number of pictures.
+The largest value is a poor range if a few values are far larger than all others: int8 then has few levels left for
+these others. So there are several estimates. `onnx_int8` chooses among them by comparing answers. All estimates are
+computed from histograms, which are filled while the model runs, so that memory does not grow with the number of
+pictures.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Range:
         self.counts += np.bincount((rows * _BINS + bins).ravel(), minlength=self.counts.size).reshape(-1, _BINS)
 
     def _widen(self) -> None:
-        """Double the width of the bins of each row until its largest value fits. An empty row gets its size at once."""
+        """Double the width of the bins of each row until its largest value fits. A row without counts gets bins up to
+        its largest value at once."""
         empty = ~self.counts.any(axis=1)
         self.top[empty] = np.maximum(self.largest[empty], _TINY)
         while (small := self.largest > self.top).any():
@@ -87,7 +89,7 @@ def _above(values: _Floats) -> _Floats:
     return tails
 
 
-# By name, as notes show it.
+# The estimates, by the names that notes show.
 ESTIMATES: Mapping[str, Callable[[Range], _Floats]] = {
     "largest value": lambda found: found.largest,
     "99.99 % of the values": lambda found: found.percentile(0.9999),

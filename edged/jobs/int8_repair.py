@@ -1,8 +1,8 @@
 """Repairs an int8 model that answers too wrongly: gives the layers that int8 harms most back to float32.
 
 Layers are ranked by the change of a layer's output when only this layer is quantised. One pass over a few pictures
-measures this for all layers. A bisection finds how many of the first layers must be given back; the other trials then
-look for layers among them that can stay in int8.
+measures this for all layers. A bisection finds how many of the most harmful layers must be given back. Further trials
+look for layers among these that can stay in int8.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MOST_TRIALS = 12
 
 
 class Search(NamedTuple):
-    """The outcome of `give_back`: the positions in the ranking to give back, None if no set was found to be right; the
-    number of trials; whether the time ended before the search."""
+    """The outcome of `give_back`. `given_back` has the positions of layers in the ranking; None if no set of layers was
+    found to be right. `is_cut_off`: whether the time ended before the search."""
 
     given_back: frozenset[int] | None
     trials: int
@@ -35,10 +35,10 @@ class Search(NamedTuple):
 def give_back(
     count: int, is_right: Callable[[frozenset[int]], bool], may_go_on: Callable[[], bool] = lambda: True
 ) -> Search:
-    """Find few of `count` layers, ranked with the most harmful first, that make the int8 model right if they are given
-    back.
+    """Find a small set of layers that makes the int8 model right if these layers are given back to float32. The layers
+    are numbers below `count`, the most harmful layer first.
 
-    `is_right` tries the model with these layers in float32; it is called at most MOST_TRIALS times, and only while
+    `is_right` tries the model with a set of layers in float32. It is called at most MOST_TRIALS times, and only while
     `may_go_on` returns true. At least one layer stays in int8, otherwise the model would not be int8.
     """
     best: frozenset[int] | None = None
@@ -55,7 +55,7 @@ def give_back(
     def has_more() -> bool:
         return trials < MOST_TRIALS and may_go_on()
 
-    wrong, right = 0, count  # the first `wrong` are too few; the first `right` are enough
+    wrong, right = 0, count  # the first `wrong` layers are too few; the first `right` layers are enough
     while right - wrong > 1 and has_more():
         middle = (wrong + right) // 2
         if attempt(frozenset(range(middle))):
@@ -64,20 +64,21 @@ def give_back(
             wrong = middle
     if best is None:
         return Search(None, trials, right - wrong > 1)
-    # The last of the prefix is needed: without it the prefix was wrong. Try to keep the others in int8, in halves.
+    # The last of the layers in `best` is needed: without it the model was wrong. Try to keep the others in int8, in
+    # halves.
     open_parts = [tuple(sorted(best - {max(best)}))] if right - wrong <= 1 else []
     while open_parts and has_more():
         part = open_parts.pop(0)
         if part and not attempt(best - frozenset(part)) and len(part) > 1:
             half = len(part) // 2
-            # The less harmful half first: it is the most likely to be superfluous.
+            # Try the less harmful half first, because it is more likely that these layers can stay in int8.
             open_parts += [part[half:], part[:half]]
     return Search(best, trials, right - wrong > 1)
 
 
 class Harm(NamedTuple):
-    """The effect of quantising only one layer: `share` is the relative L2 change of its output, `mean` the mean
-    difference in each channel, which can be added to the bias; None for a layer without a bias."""
+    """The effect of quantising only one layer. `share` is the relative L2 change of the layer's output. `mean` is the
+    mean difference in each channel, which can be added to the bias; None for a layer that can have no bias."""
 
     share: float
     mean: Floats | None

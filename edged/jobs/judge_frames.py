@@ -36,7 +36,7 @@ def judge(
 ) -> Judgement:
     """Judge an opened engine until all frames are compared, or the time of the job is over.
 
-    Frames that are gone are left out, frames that cannot be read are counted as skipped.
+    Frames that no longer exist are left out. Frames that exist but cannot be read count as skipped.
     """
     pictures = Pictures(job.order.signature, job.recognition)
     judging = FrameJudge(job.recognition, job.tolerance, job.model, job.order.recipe.precision)
@@ -53,7 +53,7 @@ def judge(
         except (InvalidInput, Superseded):
             skipped += place.exists()
             continue
-        assert probe.placement is not None  # it is a picture
+        assert probe.placement is not None  # probes of pictures have a placement
         size = (pixels.shape[1], pixels.shape[0])
         expected, found = reference.infer(probe.inputs), session.infer(probe.inputs)
         try:
@@ -65,7 +65,7 @@ def judge(
 
 def draw(job: jobs.DrawFrames) -> jobs.DrawnFrames:
     """Draw each frame twice, with the expected and with the found boxes. If the JPEGs would exceed `job.most_bytes`,
-    lower their quality, or leave out the last frames."""
+    lower their quality. If that is not enough, return empty JPEGs for the last frames."""
     sides = [_sides(frame) for frame in job.frames]
     for quality in _QUALITIES:
         drawn = tuple(_encoded(pair, quality) for pair in sides)

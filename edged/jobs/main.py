@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
-    """Run `main` with these arguments, then wait to be killed if an answer was sent, because the daemon finds the
-    children of this process only while this process lives; otherwise exit.
+    """Run `main` with these arguments, then exit. After an answer or a failure message, first wait for the daemon to
+    kill this process, because the daemon finds the children of this process only while this process lives.
 
     Libraries are not unloaded, because runtimes may crash or hang while they are unloaded.
     """
@@ -113,7 +113,7 @@ def _is_too_large(error: BaseException | None) -> bool:
 
 
 def _was_cut_off(job: jobs.Job, disk_mb: int) -> bool:
-    """Whether an output file has the largest allowed size. Runtimes then report another error, or none."""
+    """Whether an output file has the largest allowed size. Runtimes then report another error or no error."""
     folder = Path(getattr(job, "out", ""))
     if not disk_mb or not folder.is_dir():
         return False

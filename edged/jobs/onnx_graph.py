@@ -128,7 +128,8 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
 
 def keep_inputs(proto: onnx.ModelProto, names: Set[str]) -> None:
-    """Remove all other inputs of the main graph, so that a runtime treats initializers as constants and folds them."""
+    """Remove all inputs of the main graph except `names`, so that a runtime treats initializers as constants and folds
+    them. Raise the IR version if it is too old for that."""
     kept = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
     proto.graph.input.extend(kept)
@@ -163,7 +164,8 @@ def _reading(tensor: TensorProto) -> Iterator[None]:
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort nodes so that producers come before consumers, as ONNX requires; otherwise in the order of the file."""
+    """Sort nodes so that producers come before consumers, as ONNX requires. Apart from that, the order of the file
+    stays. Raises Unsuitable if the graph has a cycle."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     needs = [{producers[name] for name in (*node.input, *captured(node)) if name in producers} for node in graph.node]
     if all(need < index for index, needed in enumerate(needs) for need in needed):
@@ -201,7 +203,7 @@ def _constant_nodes(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]
 
 def _types(proto: onnx.ModelProto) -> dict[str, int]:
     graph: onnx.GraphProto = proto.graph
-    with contextlib.suppress(Exception):  # without inference more types are unknown, and those values are not changed
+    with contextlib.suppress(Exception):  # after a failure more types are unknown, and those values are not changed
         graph = onnx.shape_inference.infer_shapes(proto).graph
     values = (*graph.value_info, *graph.input, *graph.output)
     types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}

@@ -1,4 +1,4 @@
-"""Converts a model to half precision: layers and the nodes between them compute in float16, other nodes as before.
+"""Converts a model to half precision: layers and the nodes between them compute in float16, other nodes stay float32.
 
 Every value is produced in one precision. If it is also needed in the other precision, one Cast follows. So there are
 casts only where the precision changes, inputs and outputs stay as declared, and every operator gets only types that
@@ -114,8 +114,8 @@ class _Rewriter:
         return {name: forms for name, forms in wanted.items() if self._model.types.get(name) == FLOAT}
 
     def _find_made(self) -> dict[str, int]:
-        """Return the precision in which each float32 value is produced. A constant may have either; an input keeps
-        its own."""
+        """Return the precision in which each float32 value is produced. A constant may have either precision; an input
+        keeps its declared one."""
         made = {name: FLOAT for name, kind in self._model.types.items() if kind == FLOAT}
         for index, slots in self._choice.nodes.items():
             node = self._graph.node[index]
@@ -128,8 +128,8 @@ class _Rewriter:
         return FLOAT16 if slots is not None and slots.inputs[slot] else FLOAT
 
     def _name(self, name: str, form: int) -> str:
-        """Return the name of a value in a precision. It keeps its name in the precision in which it is produced; an
-        output of the graph keeps it in float32."""
+        """Return the name of a value in a precision. The value keeps its name in the precision in which it is produced;
+        an output of the graph keeps its name in float32."""
         if name not in self._made or form == (FLOAT if name in self._outputs else self._made[name]):
             return name
         if (name, form) not in self._names:
@@ -168,7 +168,7 @@ class _Rewriter:
 
 
 def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Rename the values that a subgraph reads from the graphs around it. Subgraphs in it are changed as well."""
+    """Rename the values that a subgraph reads from the graphs around it. Nested subgraphs are changed as well."""
     for node in graph.node:
         for slot, name in enumerate(node.input):
             node.input[slot] = names.get(name, name)
@@ -197,7 +197,7 @@ class Choice(msgspec.Struct, frozen=True):
         chosen: dict[int, Slots] = {}
         kept: dict[int, str] = {}
         delicate: set[str] = set()  # values that float16 cannot hold well
-        vast: set[str] = set()  # values that may exceed float16, because they come from a constant that does
+        vast: set[str] = set()  # values that may exceed float16, because they come from a constant that exceeds it
         for index, node in enumerate(nodes):
             if not _uses_float(node, model):
                 continue
@@ -220,8 +220,8 @@ def _uses_float(node: onnx.NodeProto, model: Model) -> bool:
 
 
 def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
-    """Return the slots that the operator's definition in the model's opset allows to be float16; if it allows none, the
-    reason."""
+    """Return the slots that the operator's definition in the model's opset allows to be float16, or, if the node must
+    stay as it is, the reason."""
     if node.domain not in ("", "ai.onnx"):
         return f"domain {node.domain} does not declare its types"
     if next(bodies(node), None) is not None:

@@ -1,9 +1,9 @@
 """Converts a model to int8: inputs and weights of layers pass through Q/DQ pairs, everything else stays float32.
 
-Several estimates of the values' ranges are compared with float32 on pictures that are used for nothing else, and the
-best one is taken. Then the biases are corrected by the mean error of int8 in each channel (Nagel et al., Data-free
-quantization through weight equalization and bias correction, 2019). If the answers are still too wrong, the layers that
-int8 harms most are given back to float32.
+The model is converted with several estimates of the values' ranges. Each result is compared with float32 on pictures
+that are used for nothing else, and the best estimate is taken. Then the biases are corrected by the mean error of int8
+in each channel (Nagel et al., Data-free quantization through weight equalization and bias correction, 2019). If the
+answers are still too wrong, the layers that int8 harms most are given back to float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edged.jobs.onnx_graph import LAYERS, QUANTISED, Model, describe_kept, keep_
 from edged.jobs.onnx_walk import ONNX_DOMAINS
 from edged.tensors import Array
 
-_OPSET, _IR_VERSION = 13, 7  # the first whose QuantizeLinear takes a scale for each channel
+_OPSET, _IR_VERSION = 13, 7  # the first versions whose QuantizeLinear takes a scale for each channel
 _KEPT, _KEPT_BYTES = 16, 64 << 20  # calibration inputs that stay in memory
 _NAMED = 20  # layers that a note names
 _FUNCTIONS = frozenset(("Gelu", "HardSwish", "Mish", "Swish"))  # activations that ONNX defines as functions
@@ -80,7 +80,8 @@ class _Conversion:
         self._kept: list[Mapping[str, Array]] = []
 
     def measure(self, calibration: Iterable[Mapping[str, Array]]) -> None:
-        """Measure the ranges of the layers' inputs, and cover the largest values."""
+        """Measure the ranges of the layers' inputs, and choose scales that cover the largest values. Raises Unsuitable
+        without calibration data, EngineUnusable if a range is not finite."""
         values = list(dict.fromkeys(layer.value for layer in self.layers))
         notify = partial(self._way.notify, "calibrating")
         self._ranges = int8_ranges.measure(self._prepared, values, self._some_kept(calibration), self._work, notify)
@@ -94,7 +95,7 @@ class _Conversion:
         self._scales = self._scales_by(LARGEST)
 
     def _some_kept(self, calibration: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:
-        """Yield calibration data. Keep the first inputs in memory, for `_harm`."""
+        """Yield calibration data. Keep the first inputs in memory, for `int8_repair.harm`."""
         size = 0
         for inputs in calibration:
             size += sum(array.nbytes for array in inputs.values())
@@ -258,7 +259,7 @@ def _raise_opset(model: Model, work: Path) -> Model:
     try:
         # The converter needs the weights as well.
         proto = onnx.version_converter.convert_version(onnx.load(str(old)), _OPSET)
-    except Exception as error:  # from C++, without a class of its own
+    except Exception as error:  # errors from C++ have no common class
         raise Unsuitable(f"the model's opset {model.opset} cannot be raised for int8: {one_line(error)}") from error
     Model(proto, work).write(new)
     return Model.read(new)

@@ -80,7 +80,7 @@ def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 @dataclass(frozen=True)
 class Walk:
     """All graphs, nodes and tensors of a model, collected in one pass, because a graph may have hundreds of thousands
-    of nodes. The lists contain the model's own messages: changing one changes the model."""
+    of nodes. The lists contain the model's own messages: a change of a message changes the model."""
 
     proto: onnx.ModelProto
     graphs: Sequence[onnx.GraphProto]  # the main graph first, then the graphs nested in it

@@ -23,9 +23,11 @@ _LEAST_SCORE = 0.05  # low, so that users see which boxes a lower threshold woul
 
 
 def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
-    """Return the boxes with a score of at least `_LEAST_SCORE`, or the content, that the model finds in a picture.
+    """Return the boxes, or the content, that the model finds in a picture. Boxes have a score of at least
+    `_LEAST_SCORE`, or of the model's own threshold if that is lower.
 
-    Raises InvalidInput if the picture cannot be read or the model takes none, EngineUnusable if the runtime refuses it.
+    Raises InvalidInput if the picture cannot be read or the model takes no pictures, EngineUnusable if the runtime
+    cannot run the model.
     """
     pixels = read_sample(Path(job.picture)) if job.picture else Scene(SAMPLE_SEED).frame(0)[0]
     height, width = pixels.shape[:2]
@@ -39,7 +41,7 @@ def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
     if not isinstance(family, Family):
         content = family.content(outputs, 0, question.placement, job.recognition.thresholds)
         said = tuple(each.text for each in islice(lines(content, names), _MOST_LINES))
-        if not isinstance(content, Classes):  # its map is part of the answer
+        if not isinstance(content, Classes):  # a map is part of the answer, and can only be drawn
             drawn = encode_jpeg(annotate(pixels, Detections.empty(), names, content=content))
         return jobs.AskedPicture(width, height, content=said, picture=drawn)
     own = job.recognition.thresholds

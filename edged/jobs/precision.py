@@ -40,7 +40,8 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progress: None) -> tuple[Order, Composition]:
-    """Convert a model into the empty `folder`. Return the order for it, and the layers that stay in float32.
+    """Convert a model into the empty `folder`. Return the order to build the converted model, and what stays in
+    float32.
 
     Raises Superseded if the calibration pictures are not those of the engine's key, and the errors of `convert`.
     """
@@ -57,7 +58,7 @@ def convert_order(job: jobs.Build, folder: Path, report: Report = lambda progres
         way = Way(order.recipe.options == INT8_ASYMMETRIC, comparison, job.repair_s, notify, until, levels)
         if levels == SEVEN_BITS:
             notes.append("weights have 7 bits, because sums of 8-bit products overflow on a processor without VNNI")
-    precision = cast(Precision, order.recipe.precision)  # a backend has no others in `in_graph`
+    precision = cast(Precision, order.recipe.precision)  # no backend has other precisions in `in_graph`
     made = convert(Path(order.model), precision, folder / _GRAPH, inputs, way)
     if made.path != order.model:
         external = tuple(path.name for path in sorted(folder.iterdir()) if path.name != _GRAPH)

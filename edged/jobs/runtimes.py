@@ -15,7 +15,7 @@ from edged.ipc import job_messages as jobs
 
 _ANY = jobs.LoadedRuntime.ANY
 _ORT = "onnxruntime"
-_OPSET, _IR = 13, 7  # every supported runtime accepts these; one is fixed while the other is searched
+_OPSET, _IR = 13, 7  # every supported runtime accepts these; one stays fixed during the search for the other
 # The largest version to try. Real versions are far smaller, and a runtime may loop up to the given version.
 MOST_VERSION = 1024
 
@@ -44,7 +44,7 @@ def try_provider(job: jobs.TryProvider) -> jobs.Done:
 
 
 def import_package(job: jobs.ImportPackage) -> jobs.Done:
-    """Import the modules of a package. Raises Unsupported if one cannot be imported."""
+    """Import the modules of a package. Raises Unsupported if a module cannot be imported."""
     for module in job.modules:
         try:
             importlib.import_module(module)

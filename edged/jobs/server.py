@@ -2,7 +2,7 @@
 
 Imports take most of the processor time of a short job: a quarter of a second on a fast box, seconds on a slow one. This
 process has imported what most jobs need. It has one thread, so that a fork is safe. It does not import runtimes: each
-child imports the one that is installed at that time. If a library on disk changes, this process is stale, and the
+child imports the runtime that is installed at that time. If a library on disk changes, this process is stale, and the
 daemon starts another one. The server ends when no request came for 30 s and it has no children.
 """
 
@@ -43,7 +43,7 @@ def main() -> None:
     for name in _IMPORTED:
         try:
             importlib.import_module(name)
-        except Exception:  # perhaps it is being replaced: the child that needs it reports the error
+        except Exception:  # for example while the module is being replaced: the child that needs it reports the error
             failed = True
     ready(job_messages.Job)
     # After a failed import this server counts as stale: the next child gets a new server, which tries again.
@@ -55,7 +55,7 @@ def main() -> None:
 
 class _Server:
     def __init__(self, daemon: socket.socket, stamps: dict[str, int]) -> None:
-        """`stamps`: the times of all folders with imported modules, from before their import."""
+        """`stamps`: when each folder with imported modules was last changed, read before the import."""
         self._socket, self._stamps = daemon, stamps
         self._released: set[int] = set()
         daemon.settimeout(_IDLE_SECONDS)
@@ -98,8 +98,8 @@ class _Server:
         self._socket.sendall(msgspec.json.encode(reply))
 
     def _fork(self, request: Fork, files: Sequence[int]) -> int:
-        """Start a child and return its pid, once the child leads its own session: then its whole group can be killed.
-        Raises OSError."""
+        """Start a child and return its pid. Wait until the child leads its own session, so that its whole group can be
+        killed. Raises OSError."""
         order = msgspec.json.decode(os.pread(files[0], request.size, 0), type=ready(Order))
         os.lseek(files[0], request.size, os.SEEK_SET)
         arguments = (str(os.getpid()), *order.arguments)
@@ -142,7 +142,7 @@ def _begin(files: Sequence[int], others: Sequence[int], arguments: Sequence[str]
             os.close(descriptor)
         if command:
             os.execv(command[0], [*command, *arguments])  # noqa: S606 - no shell is wanted
-        importlib.invalidate_caches()  # folders of libraries that were missing when the server started
+        importlib.invalidate_caches()  # else imports miss libraries that were installed later
         child.run(arguments)
     finally:
         os._exit(1)
@@ -163,8 +163,8 @@ def _folders() -> set[str]:
 
 
 def _stamps(folders: Iterable[str]) -> dict[str, int]:
-    """Return the times of the folders' last changes in nanoseconds; 0 for one that cannot be read. Installers replace
-    files by renaming, which changes the time of the folder."""
+    """Return the times of the folders' last changes in nanoseconds; 0 for a folder that cannot be read. Installers
+    replace files by renaming, which changes the time of the folder."""
     found = {}
     for folder in folders:
         try:

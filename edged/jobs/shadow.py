@@ -24,7 +24,7 @@ from edged.vision.picture_statistics import measure
 
 _GRACE_SECONDS = 5  # from the signal that ends the process to the one that kills it
 _SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WebP": ".webp", "BMP": ".bmp", "GIF": ".gif"}
-_FAST = 1  # of PNG's levels of compression
+_FAST = 1  # the level of PNG's compression
 Answer: TypeAlias = "Detections | Content"
 
 

@@ -1,4 +1,4 @@
-"""Examines frames of cameras before they are collected: whether they can be decoded, and a hash of their look."""
+"""Examines frames of cameras before they are collected: checks whether they can be decoded, and hashes their look."""
 
 from __future__ import annotations
 

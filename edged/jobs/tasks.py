@@ -260,7 +260,8 @@ def _load(job: jobs.Build | jobs.Verify | jobs.MakeGolden) -> Backend:
 def find_disk_fault(job: msgspec.Struct, error: BaseException) -> OutOfSpace | None:
     """Return the disk fault that caused an error; None if no disk fault is found.
 
-    The messages of runtimes about files that they cannot read or write mostly blame the model.
+    The disk is tested, because the messages of runtimes about files that they cannot read or write mostly blame the
+    model.
     """
     if (behind := disk_fault_behind(_place(job), error)) is not None:
         return behind
@@ -273,7 +274,7 @@ def find_disk_fault(job: msgspec.Struct, error: BaseException) -> OutOfSpace | N
 
 
 def require_disk(job: msgspec.Struct) -> None:
-    """Raise the disk fault if the disk that a job writes to is full or faulty, or if its model cannot be read."""
+    """Raise OutOfSpace if the disk that a job writes to is full or faulty, or if its model cannot be read."""
     try:
         if getattr(job, "out", ""):
             with tempfile.TemporaryFile(dir=_place(job)) as file:
@@ -287,7 +288,7 @@ def require_disk(job: msgspec.Struct) -> None:
 
 
 def _place(job: msgspec.Struct) -> Path:
-    """Return the folder that a job writes to, or, if it writes none, the folder of its model."""
+    """Return the folder that a job writes to, or, if the job writes no files, the folder of its model."""
     out = Path(getattr(job, "out", ""))
     if str(out) != ".":
         return out if out.is_dir() else out.parent

@@ -1,10 +1,10 @@
 """Times an engine against the reference: one inference at a time, and several at the same time.
 
-Both run alternately, in blocks of inferences, so that the load of the box affects both alike. Within a block an engine
-runs warm, as while it serves: otherwise the CPU caches would contain the other engine's weights. Before each single
-inference there is a pause, as between two requests of a client. The runtime's threads fall asleep in it, and waking
-them may take longer than a small model's inference. Blocks are repeated until the ratio is precise enough. After each
-round this process sleeps, because cameras share the box.
+Engine and reference run alternately, in blocks of inferences, so that the load of the box affects both alike. Within a
+block an engine runs warm, as while it serves: otherwise the CPU caches would contain the other engine's weights.
+Before each single inference there is a pause, as between two requests of a client. The runtime's threads fall asleep in
+this pause, and waking them may take longer than a small model's inference. Blocks are repeated until the ratio is
+precise enough. After each round this process sleeps, because cameras share the box.
 """
 
 from __future__ import annotations

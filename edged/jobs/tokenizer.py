@@ -2,18 +2,18 @@
 
 Files, by name: `tokenizer.json` of Hugging Face's tokenizers library, with a model BPE (CLIP) or WordPiece (BERT, lower
 case); or `vocab.json` and `merges.txt` (CLIP); or `vocab.txt` (BERT). A tokenizer.json with other steps is refused:
-wrong ids would give detections of something else.
+with wrong ids, the model would detect something else.
 
-    CLIP   NFC, lower case, split into words; bytes of each word as characters, merged pair by pair, the last with </w>;
-           between <|startoftext|> and <|endoftext|>
-    BERT   lower case without accents, split at spaces and punctuation; the longest known pieces of each word, all but
-           the first with ##; between [CLS] and [SEP]
+    CLIP   NFC, lower case, split into words; each word as the characters of its bytes, the last one with </w>, merged
+           pair by pair; all pieces between <|startoftext|> and <|endoftext|>
+    BERT   lower case without accents, split at spaces and punctuation; each word as its longest known pieces, with ##
+           before every piece except the first; all pieces between [CLS] and [SEP]
 
-The tokenizers library does the same. It is not used because it brings 15 other packages with it, one of them a client
-of a model hub: 25 MB for two formats. Source: its file format, `tokenization_clip.py` of transformers (commit 01f287b),
-and comparison with tokenizers 0.23.3. With CLIP's own vocabulary the ids agree in 6880 of 6880 random texts in many
-scripts; with a vocabulary for BERT in 4449 of 4471, the rest of which have characters that are newer than the library's
-tables of Unicode.
+The tokenizers library does the same. edged does not use it, because it brings 15 other packages with it, one of them a
+client of a model hub: 25 MB for two formats. Source: the library's file format, `tokenization_clip.py` of transformers
+(commit 01f287b), and comparison with tokenizers 0.23.3. With CLIP's own vocabulary the ids agree in 6880 of 6880 random
+texts in many scripts, with a vocabulary for BERT in 4449 of 4471. The 22 other texts have characters that are newer
+than the library's tables of Unicode.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ _Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class Tokenizer(Protocol):
-    """Encodes one text as token ids, with those of start and end. Raises ConfigError for a text with unknown words."""
+    """Encodes one text as token ids, which include the tokens of start and end. Raises ConfigError if the text has
+    unknown words."""
 
     def encode(self, text: str) -> tuple[int, ...]: ...
 
 
 def load(paths: Iterable[Path]) -> Tokenizer:
-    """Read a tokenizer from files with the names above. Raises ConfigError if they are not of CLIP or BERT."""
+    """Read a tokenizer from files with the names above. Raises ConfigError if the files are not those of a
+    tokenizer of CLIP or BERT, or cannot be read."""
     files = {path.name: path for path in paths}
     if JSON in files:
         return _from_json(_json(files[JSON], _File))
@@ -123,7 +125,7 @@ def _kind(character: str) -> str:
 
 
 def _byte_letters() -> tuple[str, ...]:
-    """Return the character for each byte: the byte's own if that is visible in Latin-1, others from U+0100 on."""
+    """Return a character for each byte: its character in Latin-1 if that is visible, otherwise one from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = {byte: 0x100 + number for number, byte in enumerate(b for b in range(256) if b not in visible)}
     return tuple(chr(others.get(byte, byte)) for byte in range(256))
@@ -175,7 +177,8 @@ def _is_alone(character: str) -> bool:
 
 
 def _lower(characters: Iterable[str]) -> str:
-    """Convert each character by itself: str.lower() would give a sigma at the end of a word another form."""
+    """Convert characters to lower case one by one: in a whole text, str.lower() would give a sigma at the end of a word
+    another form."""
     return "".join(each.lower() for each in characters)
 
 

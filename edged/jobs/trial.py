@@ -2,8 +2,8 @@
 
     opset -> operators -> session -> inference
 
-The inputs are the user's samples; if the model answers none of these, the golden inputs (`probes.py`) except wide
-values.
+The inputs are the user's samples. If the model answers none of them, the inputs are the generated probes (`probes.py`)
+except wide values.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Report: TypeAlias = Callable[[jobs.Progress], None]
 _CONVERT = "or convert it: edged models add NAME FILE --convert"
 _EXTENSIONS = "export it without the steps that onnxruntime-extensions adds: edged loads no libraries of operators"
 _REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
-_PLUGIN = "_TRT"  # the ends of the names of TensorRT's plugins, some of which ONNX Runtime knows
-# For models that answer only some values or sizes.
+_PLUGIN = "_TRT"  # TensorRT's plugins have names that end so; ONNX Runtime knows some of them
+# The remedy for models that answer only some values or sizes.
 _GIVE = (
     "if it accepts only certain values, pass some: --samples INPUTS.npz, from numpy.savez with one array per input"
     " by its name; if certain sizes, set preprocess.* or profile.INPUT"
@@ -134,7 +134,7 @@ def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
 
 
 def _called(node: str) -> str:
-    """Return words for a node; "the model" if its name is unknown."""
+    """Return how messages call a node; "the model" if the node's name is unknown."""
     return f"node {node[:100]!r}" if node else "the model"
 
 
@@ -188,8 +188,8 @@ def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
 def inference(
     job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Run the user's samples. If none is answered, run generated inputs until each kind was answered once, in any
-    shape: more of them could keep a valid model busy for a long time.
+    """Run the user's samples. If the model answers no sample, run generated inputs until each kind was answered once,
+    in any shape: more inputs could keep a valid model busy for a long time.
 
     `answers` is called after each answer. Returns the finding (None if an input was answered) and the warnings."""
     answered: set[str] = set()
@@ -214,7 +214,7 @@ def inference(
         if probe.placement is not None and not any(each.category is Category.IMPLAUSIBLE for each in warnings):
             try:
                 warnings += _implausible(recognition, answer)
-            except MemoryError:  # of the code that decodes
+            except MemoryError:  # raised by the code that decodes
                 message = f"reading its outputs with {recognition.other_family or 'its family'} needs more memory than"
                 return _no_memory(Stage.INFERENCE, f"{message} allowed"), ()
         answered.add(probe.kind)
@@ -268,7 +268,7 @@ def _as_it_is(probe: Probe) -> Probe:
 
 
 def _not_answered(sample: str, error: Exception) -> Finding:
-    """Return the warning that a model does not answer a sample, so that it cannot verify the engines."""
+    """Return the warning that a model does not answer a sample, so that the sample cannot verify engines."""
     reason = " ".join(str(error).split())
     message = (
         reason if reason.startswith("sample ") else f"the model does not answer sample {sample[:80]}: {reason[:300]}"

@@ -32,8 +32,9 @@ _QUALITIES = (85, 60, 30)
 def try_families(job: jobs.TryFamilies) -> jobs.TriedFamilies:
     """Return what each family finds in the picture, and the contact sheet.
 
-    A family that cannot decode the outputs, or whose input the runtime refuses, has an error instead. Raises
-    InvalidInput if the picture cannot be read, EngineUnusable if the runtime can only run a model that was built.
+    If a family cannot decode the outputs, or if the runtime refuses the family's input, the result of this family is
+    an error. Raises InvalidInput if the picture cannot be read, EngineUnusable if the runtime can only run a model that
+    was built.
     """
     pixels = read_sample(Path(job.picture))
     session = registry.load(job.order.recipe.backend).trial(job.order)
@@ -81,8 +82,8 @@ def _tried(
 
 def _decoded(outputs: Mapping[str, Array], recognition: Recognition, picture: Image) -> tuple[jobs.TriedFamily, Image]:
     family, how, names = open_family(recognition), recognition.preprocess, recognition.names
-    assert how is not None  # a recognised family has it
-    # The picture of the tile lies in the input as the whole picture does, up to the rounding of its sides.
+    assert how is not None  # a recognised family has a preprocessing
+    # The tile's picture is the whole picture at another size, so it has the same place in the input, up to rounding.
     height, width = picture.shape[:2]
     placement = place(width, height, how.width, how.height, how.fit, how.zoom)
     if not isinstance(family, Family):

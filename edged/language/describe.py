@@ -1,4 +1,4 @@
-"""Descriptions of what cameras see: a rule watches a camera's detections, and its best frame goes to a language model.
+"""Descriptions of what cameras see: a rule watches a camera's detections, and sends the best frame to a language model.
 
 A rule makes at most one description per `every_seconds`, and one at a time. Descriptions have the lowest priority: they
 wait for all chats. A frame is copied only if a rule's next description may be due within the rule's `seconds`.
@@ -29,7 +29,7 @@ _GAP_SECONDS = 1.5  # a class that is not seen for this long has gone
 
 
 class Watch:
-    """One rule and what its camera has shown. Pure: times are given, in monotonic seconds."""
+    """One rule, and what its camera has shown. Pure: the caller gives the times, in monotonic seconds."""
 
     def __init__(self, rule: Describe) -> None:
         self.rule = rule
@@ -46,8 +46,8 @@ class Watch:
         return True
 
     def see(self, frame: Tapped, score: float, now: float) -> Tapped | None:
-        """Record a frame and the best score of the rule's classes in it, 0 for none. Return the frame to describe; None
-        if no description is due."""
+        """Record a frame. `score` is the best score of the rule's classes in this frame, 0 if they are not in it.
+        Return the frame to describe, or None if no description is due."""
         if now - self._seen > _GAP_SECONDS:
             self._since, self._best = now, None
         if score < self.rule.score:

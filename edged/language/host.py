@@ -1,5 +1,5 @@
-"""The daemon's end of a host of a language model: starts it, passes on its texts, and ends it if it hangs or uses too
-much memory."""
+"""The daemon's end of a host of a language model: starts the host, passes on its texts, and ends a host that hangs or
+uses too much memory."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class LanguageHost:
                 queue.put_nowait(loss)
             if not self._is_open.done():
                 self._is_open.set_exception(loss)
-                self._is_open.exception()  # its caller may have gone
+                self._is_open.exception()  # prevents a warning of asyncio if the caller of `start` has gone
 
     def _take(self, message: m.FromHost) -> None:
         if isinstance(message, m.Text):

@@ -170,7 +170,7 @@ class PlannedLanguageModel:
                 yield text
                 if text.reason:
                     return
-            await task  # raises what was not expected
+            await task  # raises an unexpected exception of the task
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -285,7 +285,7 @@ class PlannedLanguageModel:
 
     async def _turn(self) -> None:
         """Read the model, and replace the host if it does not have the wanted properties. Raises EdgedError if that
-        fails; the host before continues, unless it was stopped to free memory."""
+        fails; the previous host then continues to serve, unless it was stopped to free memory."""
         entry = self.entry
         if entry.problem:
             raise ConfigError(entry.problem)
@@ -325,7 +325,8 @@ class PlannedLanguageModel:
         return found
 
     async def _choose(self, files: LanguageFiles, settings: LanguageSettings, usable: Mapping[Form, str]) -> _Wanted:
-        """Return what must serve: the only usable form, or the faster one. Speeds that are not known are measured."""
+        """Return the properties of the host that must serve: those of the only usable form, or of the fastest one.
+        Measure the speeds that are not known."""
         wanted = [
             _Wanted(form, version, self.digest, self._opening(form, files, settings))
             for form, version in usable.items()
@@ -375,8 +376,8 @@ class PlannedLanguageModel:
         return Opening(form.path, threads, files.limit(settings), settings.requests)
 
     async def _start(self, wanted: _Wanted, files: LanguageFiles, settings: LanguageSettings) -> LanguageHost:
-        """Start a host. If the box has too little memory for two hosts, the serving one is stopped first. Raises
-        OutOfMemory if there is too little for one."""
+        """Start a host. If the box has too little memory for two hosts, stop the serving host first. Raises
+        OutOfMemory if the memory does not suffice for one host."""
         needed = settings.memory_mb or files.needed_mb(settings)
         available, serving = self._box.available_mb(), self.host
         held = round(memory.used_mb(serving.pid)) if serving is not None else 0
@@ -404,8 +405,9 @@ class PlannedLanguageModel:
         return await LanguageHost.start(wanted.form, wanted.version, wanted.how, folders, limit, self.entry.name)
 
     async def _verify(self, host: LanguageHost, wanted: _Wanted, settings: LanguageSettings, known: Proof) -> Proof:
-        """Compare the host's answers with those of the runtime's version before, measure the host's speed, and return
-        the updated proof; `known` if the version has not changed. Raises EngineUnusable if the answers differ."""
+        """Compare the host's answers with those of the runtime's previous version, measure the host's speed, and return
+        the updated proof. If the version has not changed, return `known`. Raises EngineUnusable if the answers
+        differ."""
         runtime, name = wanted.form.runtime, self.entry.name
         before = known.versions.get(runtime, "")
         if before == wanted.version and runtime in known.answers:
@@ -427,7 +429,7 @@ class PlannedLanguageModel:
         return known
 
     def _swap(self, host: LanguageHost, wanted: _Wanted, known: Proof) -> None:
-        """Give new requests to `host`. The host before finishes its requests and stops."""
+        """Give new requests to `host`. The previous host finishes its requests and stops."""
         before, self.host, self._serving = self.host, host, wanted
         self.figures = known.figures.get(wanted.form.runtime)
         name, title = self.entry.name, registry.TITLES[wanted.form.runtime]

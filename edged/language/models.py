@@ -43,8 +43,8 @@ class LanguageModels:
         return is_changed
 
     def find(self, name: str, version: str = "") -> PlannedLanguageModel | None:
-        """Return a model, or a version of it; None if no language model has this name. `name` may also be NAME:VERSION.
-        Raises ModelNotFound if the model has no such version."""
+        """Return a model, or the version of it if `version` is given. Return None if no language model has this name.
+        `name` may also be NAME:VERSION. Raises ModelNotFound if the model has no such version."""
         if not version and name not in self.models:
             name, version = split_name(name)
         planned = self.models.get(name)
@@ -56,7 +56,7 @@ class LanguageModels:
         return further
 
     def require(self, name: str) -> PlannedLanguageModel:
-        """Return a model, or the only one if the name is empty. Raises ModelNotFound."""
+        """Return the model with this name, or the only model if the name is empty. Raises ModelNotFound."""
         if not name and len(self.models) == 1:
             return next(iter(self.models.values()))
         planned = self.find(name) if name else None

@@ -26,8 +26,8 @@ _QUESTIONS = (
     "Is a person at the gate? Answer yes or no.",
 )
 _TOKENS = 16
-# Characters of an answer that are compared. Later, two tokens may be nearly equally probable, and greedy answers of two
-# correct runtimes may differ.
+# How many characters of an answer are compared. After them, two tokens may be nearly equally probable, so the greedy
+# answers of two correct runtimes may differ.
 _SHORT = 24
 _LEAST_EQUAL = 0.5  # of the questions
 _TIMED_TOKENS, _TIMED_WORDS = 32, 48
@@ -45,8 +45,8 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What is known about a model, by runtime: the version that gave the answers, the answers, the figures, and in
-    `measured` the version and number of threads of the figures."""
+    """What is known about a model. Each field is by runtime: `versions` has the version that gave the `answers`, and
+    `measured` has the version and the number of threads for which the `figures` were measured."""
 
     versions: dict[str, str] = {}
     answers: dict[str, tuple[str, ...]] = {}
@@ -97,10 +97,10 @@ async def measure(host: LanguageHost) -> Figures:
     """Measure the speed of a host that has nothing else to do."""
     words = " ".join(f"camera {number}" for number in range(_TIMED_WORDS // 2))
     try:
-        await ask(host, words, 2)  # the first request allocates
+        await ask(host, words, 2)  # the first request is slow: the runtime allocates memory
     except InvalidInput:  # too long for a small context
         words = "x"
-    # The prompt begins differently, because the runtime would not read a beginning that it knows.
+    # This prompt begins differently, because a runtime does not process the beginning of an earlier prompt again.
     _, first, seconds, tokens = await ask(host, f"Again: {words}", _TIMED_TOKENS)
     return Figures(first, (tokens - 1) / seconds if tokens > 1 and seconds > 0 else 1 / max(first, 1e-6))
 

@@ -29,8 +29,9 @@ class Waiting:
         self._clients[is_low].setdefault(client, deque()).append(turn)
 
     def next(self) -> asyncio.Future[None] | None:
-        """Remove and return the next request: the oldest of the client whose turn it is; None if no request waits. That
-        client is last then. A request of low priority is next only if no other request waits."""
+        """Remove and return the next request, or None if no request waits. The next request is the oldest one of the
+        client whose turn it is; then this client is the last in the order. A request of low priority is next only if no
+        other request waits."""
         for clients in (self._clients[False], self._clients[True]):
             if clients:
                 client, queue = next(iter(clients.items()))
@@ -82,7 +83,7 @@ class Turns:
             turn = asyncio.get_running_loop().create_future()
             self._queue.add(client, turn, is_low=is_low)
             try:
-                # A request that ends passes its place on, so `running` counts this one already.
+                # A request that ends passes its place on to this request, and counts this request in `running`.
                 await at_most(None if math.isinf(seconds) else seconds, turn)
             except asyncio.TimeoutError:
                 self._leave(turn)

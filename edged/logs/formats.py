@@ -25,8 +25,8 @@ _WORD = re.compile(r"\b(model|engine|camera) $")
 
 
 def about(record: logging.LogRecord) -> dict[str, str]:
-    """Return the fields of a record (model, camera and so on) by name, from its `extra`, and from its template: an
-    argument after the word model, engine or camera is that field."""
+    """Return the fields of a record (model, camera and so on) by name. They come from the record's `extra` and from its
+    template: the argument after the word model, engine or camera is the field with this name."""
     found: dict[str, str] = {}
     if isinstance(record.msg, str) and isinstance(record.args, tuple):
         for name, index in _named(record.msg):

@@ -21,7 +21,7 @@ from msgspec import Meta
 from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, entry
 
 _SPELL_SECONDS = 1.0  # how long records of a kind are counted before the newest is written
-_MOST = 256  # kinds of records that are remembered; beyond it, the oldest is forgotten and its held record written
+_MOST = 256  # kinds of records that are remembered; a further kind ends the oldest, whose held record is written
 # Lines of these loggers report decisions, not frames or requests, so only an equal line counts as a repetition.
 _DECISIONS = frozenset(("edged", "edged.alarms", "edged.engines", "edged.device", "edged.store", "edged.config"))
 _LONGEST = 500  # characters of a line that are compared
@@ -99,8 +99,8 @@ class Repetition:
 
 def kind(record: logging.LogRecord) -> Hashable:
     """Return a key that similar records share. It contains the logger, the level, and `alike` if the caller set it.
-    Without `alike` it contains the place where the exception was raised, and the line for loggers of decisions, or the
-    template, model and engine for other loggers, but not the other arguments."""
+    Without `alike`, it contains the place where the exception was raised. For loggers of decisions, it then also
+    contains the whole line; for other loggers, the template, the model and the engine, but no other arguments."""
     who = record.name, record.levelno
     alike = getattr(record, "alike", None)
     if alike is not None:
@@ -307,7 +307,7 @@ def start(options: LogOptions | None = None) -> Output:
 
 
 def reconfigure(options: LogOptions) -> None:
-    """Apply options; a process without edged's handler keeps its format."""
+    """Apply options to the log of this process. A process without edged's handler keeps its format."""
     root = logging.getLogger()
     for handler in root.handlers:
         if isinstance(handler, Output):

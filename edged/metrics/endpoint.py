@@ -21,7 +21,7 @@ _LOG = logging.getLogger("edged.metrics")
 _HEAD_BYTES = 8192
 _PATH = "/metrics"
 
-# Returns the text and its content type; called with the `Accept` header and whether to compress.
+# Returns the text of a scrape and its content type. The arguments are the `Accept` header and whether to compress.
 Scrape = Callable[[str, bool], Awaitable[tuple[bytes, str]]]
 
 

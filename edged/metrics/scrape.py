@@ -89,7 +89,7 @@ class Samples:
 
 
 class Scraper:
-    """Collects the metrics of the daemon. One scrape runs at a time; others wait."""
+    """Collects the metrics of the daemon. One scrape runs at a time; further scrapes wait."""
 
     def __init__(
         self,
@@ -204,8 +204,8 @@ def _served(samples: Samples, name: str, statistics: Statistics, ready: Readines
 
 
 def engines(samples: Samples, name: str, planned: PlannedModel) -> None:
-    """Collect one model's planned engines, and the serving engine if it is not among them, because it was planned for
-    an earlier state of the device."""
+    """Collect one model's planned engines. Also collect the serving engine if it was planned for an earlier state of
+    the device and is no longer planned."""
     for key, engine in planned.engines.items():
         labels = (name, key[:_KEY_LENGTH], engine.recipe.backend)
         samples.put(names.ENGINE_STATE, 1, *labels, engine.state.value)

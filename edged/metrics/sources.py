@@ -21,7 +21,7 @@ from edged.serving.statistics import Histogram
 
 STARTED = time.time()
 _CACHE_SECONDS = 2.0
-_MAX_SENSORS = 128  # of one kind
+_MAX_SENSORS = 128  # the most sensors of one kind that are read
 _ZONES = "sys/class/thermal"
 _CPUS = "sys/devices/system/cpu"
 _PAGE = resource.getpagesize()

@@ -1,11 +1,11 @@
 """Settings from metadata.json, which anomalib 0 and 1 put next to an exported model.
 
 The file has the threshold from training, `image_threshold`, in the model's own scale. anomalib 1 normalises pixels in
-the graph. anomalib 0 lists its transforms in the file, and edged normalises pixels as they do.
+the graph. anomalib 0 lists its transforms in the file, and edged normalises pixels as these transforms do.
 
 Source: `deploy/export.py` (commit 012e381) and `components/base/export_mixin.py` (tag v1.2.0) of
-open-edge-platform/anomalib. The serialised transforms are those of albumentations, `to_dict`; they are known from its
-documentation only.
+open-edge-platform/anomalib. The transforms are in the format of `to_dict` of albumentations, which is known only from
+the documentation of albumentations.
 """
 
 from __future__ import annotations

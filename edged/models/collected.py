@@ -55,9 +55,9 @@ class Frame(msgspec.Struct, frozen=True):
 class Collection(msgspec.Struct, frozen=True):
     """The frames that were collected for a model. `over_s` is how long the collection is meant to take, in seconds.
 
-    Until it is `finished` (complete, or stopped by a command), engines do not use it. `id` is then a digest of its
-    frames. It stays the same if frames are removed later, because their retention ended: engines that were calibrated
-    on them remain valid.
+    Engines use a collection only when it is `finished` (complete, or stopped by a command). From then on `id` is a
+    digest of its frames. The id stays the same if frames are removed later because their retention ended, so that
+    engines that were calibrated on these frames remain valid.
     """
 
     cameras: tuple[str, ...]
@@ -109,8 +109,8 @@ class Collection(msgspec.Struct, frozen=True):
 class Collected(msgspec.Struct, frozen=True):
     """The finished collection of a model: its id, and the paths of its frames by use, with the digests of the files.
 
-    Both are empty if the retention of the frames has ended; the id then still identifies what engines were calibrated
-    on. `cameras` has the camera of each frame in `judge`, by path.
+    `calibrate` and `judge` are empty if the retention of the frames has ended; the id then still identifies what
+    engines were calibrated on. `cameras` has the camera of each frame in `judge`, by path.
     """
 
     id: str

@@ -4,7 +4,7 @@ The file is a dictionary, which is a UTF-8 file with a character on each line (p
 ppocrv5_dict.txt); or inference.yml of PaddleOCR 3, which has the characters as the list `character_dict`. PyYAML writes
 its entries plain, or in single or double quotes, so edged needs no YAML library.
 
-Source: ppocr/utils of PaddlePaddle/PaddleOCR, export_model.py of it (commit 00639f6).
+Source: ppocr/utils and export_model.py of PaddlePaddle/PaddleOCR (commit 00639f6).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edged.decoding import ready
 from edged.files import read_regular
 from edged.vision import characters
 
-FAMILIES = ("ctc", "parseq")  # that have characters
+FAMILIES = ("ctc", "parseq")  # the families that need the characters
 _INFERENCE = "inference.yml"
 _NAME = re.compile(r"(.+[_-])?(charset|dict|keys)(_v\d+)?\.txt", re.IGNORECASE)
 _LIST = re.compile(r" *character_dict: *")
@@ -29,7 +29,8 @@ _MOST_BYTES = 1 << 20
 
 
 def read_settings(file: Path) -> tuple[str, dict[str, str]]:
-    """Return the name of the dictionary of the model in `file`, and the setting `decode.characters`; empty without one.
+    """Return the name of the dictionary of the model in `file`, and the setting `decode.characters`. Both are empty
+    without a dictionary.
 
     A dictionary belongs to a model if its name begins with that of the model, or if no other model is in the folder. If
     several belong to the model, edged reads none of them. A file that is too large or cannot be read counts as absent.

@@ -71,8 +71,8 @@ def specs(of: Iterable[Port]) -> tuple[TensorSpec, ...]:
 
 
 def check(config: TritonConfig) -> None:
-    """Raise ConfigError, which names the tensor or step, unless each tensor of the ensemble is produced exactly once
-    and is used, and the steps form no cycle."""
+    """Raise ConfigError, which names the tensor or step, if a tensor of the ensemble is not produced exactly once or is
+    not used, or if the steps form a cycle."""
     steps = config.steps or ()
     if not 1 <= len(steps) <= _MOST_STEPS:
         raise ConfigError(f"ensemble_scheduling has {len(steps)} steps; an ensemble needs from 1 to {_MOST_STEPS}")
@@ -223,7 +223,8 @@ def shape_for(port: Port, shape: Dims, rows: int) -> Dims:
     """Return the shape in which a tensor is passed to a port. `rows` is the number of rows in the request that produced
     the tensor; 0 if the model that produced it has no batch dimension.
 
-    Between models with and without a batch dimension, a first dimension of 1 is added or removed, if the rest fits.
+    If only the port has a batch dimension, a first dimension of 1 is added if the tensor fits without it. If only the
+    tensor has a batch dimension, a first dimension of 1 is removed if the tensor does not fit with it.
     """
     if port.is_batched == (rows > 0):
         return shape

@@ -91,11 +91,11 @@ def taken(name: str) -> str:
 def folder_entries(
     path: Path, name: str, triton: TritonConfig | None, problem: str = "", sources: Sequence[Path] = ()
 ) -> list[ModelEntry]:
-    """Return the versions in a model's folder that are to be served, the default version first. Empty if the folder
-    has no versions, unless it is an ensemble, or has an unusable configuration.
+    """Return the versions in a model's folder that are to be served, the default version first.
 
     `triton` is the model's configuration, `problem` says why it is unusable, `sources` are the files that it was read
-    from. Raises OSError if the folder cannot be read.
+    from. If the folder has no versions, return an empty list, except for an ensemble and for an unusable configuration.
+    Raises OSError if the folder cannot be read.
     """
     present = {int(v.name): v for v in path.iterdir() if _VERSION.fullmatch(v.name) and v.is_dir()}
     config = triton or TritonConfig()
@@ -257,8 +257,9 @@ _SETTLED_NS = 5_000_000_000  # longer than the time resolution of any file syste
 def fingerprint(folder: Path, now_ns: int) -> tuple[object, ...] | None:
     """Return device, inode, size and times of a folder and everything below it, to detect changes.
 
-    None if a later change could be missed (something changed in the 5 s before `now_ns`, since the epoch, or something
-    is a symbolic link), or if there are more than 256 files and folders. Raises OSError if it cannot be read.
+    None if later changes could be missed, because something is a symbolic link, or changed in the 5 s before `now_ns`
+    (nanoseconds since the epoch). None also if there are more than 256 files and folders. Raises OSError if the folder
+    cannot be read.
     """
     found, folders = [(".", folder.lstat())], [os.fspath(folder)]
     if stat.S_ISLNK(found[0][1].st_mode):

@@ -72,7 +72,7 @@ class Category(str, enum.Enum):
     # operators
     UNKNOWN_DOMAIN = "unknown_domain", _ELSEWHERE
     UNKNOWN_OPERATOR = "unknown_operator", _ELSEWHERE
-    # Known to ONNX, but to no runtime here for these types.
+    # ONNX has the operator, but no runtime on this box has it for these types.
     NOT_IMPLEMENTED = "not_implemented", "cast to FP32 around it, or export it with another opset"
     # external data
     EXTERNAL_MISSING = "external_missing", "copy it into the model's folder"

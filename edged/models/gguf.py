@@ -18,7 +18,7 @@ _MOST_ENTRIES, _MOST_TEXT, _MOST_ITEMS = 4096, 1 << 20, 1 << 21
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _TEXT, _ARRAY = 8, 9
 _ALIGNMENT = "general.alignment"
-# Types of tensors: values in a block, and its bytes. A tensor of another type is counted as empty.
+# Types of tensors: the values in a block, and the bytes of a block. A tensor of another type is counted as empty.
 _BLOCKS = {
     0: (1, 4),  # F32
     1: (1, 2),  # F16
@@ -62,7 +62,7 @@ def read_facts(path: Path) -> dict[str, Value]:
 
 
 def _end(file: BinaryIO, tensors: int, alignment: Value) -> int:
-    """Read the list of tensors, and return where the last one ends, in bytes."""
+    """Read the list of tensors, and return the offset at which the last tensor ends, in bytes."""
     if tensors > _MOST_TENSORS:
         raise ValueError(f"it has {tensors} tensors; at most {_MOST_TENSORS} are read")
     end = 0

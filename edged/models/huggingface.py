@@ -43,7 +43,7 @@ ENCODERS = {
 # The ends of the names of classes in `architectures`.
 _CLASSIFIER, _SEGMENTATION, _DEPTH = "ForImageClassification", "ForSemanticSegmentation", "ForDepthEstimation"
 _METRIC = ("glpn", "zoedepth")  # model_type of models that return metres
-_RELATIVE = ("depth_anything", "depth_pro", "dpt")  # of models of inverse depth; Depth Anything also has metric models
+_RELATIVE = ("depth_anything", "depth_pro", "dpt")  # of models of inverse depth; some Depth Anything models are metric
 _UNNORMALISED = ("glpn", "mobilevit", "mobilevitv2")  # their processors do not normalise, and have no setting for it
 _SQUARE = ("beit", "data2vec-vision", "dpt", "segformer")  # a size that is one number is the width and the height
 _LABELS = "multi_label_classification"
@@ -109,11 +109,11 @@ class _Combined(msgspec.Struct, frozen=True):
 
 def read_settings(file: Path) -> dict[str, str]:
     """Return the settings for a model of Hugging Face's transformers: a detector, classifier, image encoder, or model
-    of segmentation or depth. Empty if no file next to it describes one.
+    of segmentation or depth. Empty if no config.json describes such a model.
 
-    These are `family` (not for classifiers), `names` (unless prompts are the classes), `decode.activation` for several
-    labels, `outputs.finite` for Grounding DINO, and `preprocess.*`: mean and std, and, if the processor fits all
-    pictures into one size, this size and the way of fitting. A file that cannot be read counts as absent.
+    The settings are `family` (not for classifiers), `names` (unless prompts are the classes), `decode.activation` for
+    several labels, `outputs.finite` for Grounding DINO, and `preprocess.*`: mean and std, and, if the processor fits
+    all pictures into one size, this size and the way of fitting. A file that cannot be read counts as absent.
     """
     folder = next((each for each in (file.parent, file.parent.parent) if (each / CONFIG).is_file()), None)
     config = None if folder is None else _read(folder / CONFIG, _Config)
@@ -202,7 +202,7 @@ def _cropped(resized: float, kept: int) -> dict[str, str]:
 
 
 def _edge(size: object) -> int | None:
-    """Return the shortest edge, or the only number of older files; None for another size."""
+    """Return the shortest edge, or the number that older files have as the size; None for a size of another form."""
     edge = size.get("shortest_edge") if isinstance(size, dict) else size
     return edge if _is_side(edge) else None
 

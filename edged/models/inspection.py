@@ -47,11 +47,11 @@ class ExternalFile(msgspec.Struct, frozen=True):
 class Inspection(msgspec.Struct, frozen=True):
     """The content of an ONNX file. Sizes are in bytes. Operator names include the domain, except for ONNX's own domain.
 
-    `finding` says why no runtime can serve the model; None if one may. With a finding, `digest` is empty if external
-    data is incomplete, and datatypes may be ONNX's own names. `suspicion` is a possible problem of operators, types or
-    shapes; the runtime decides whether it is one. `nodes` has the first node of each operator, without local functions.
-    `optional` are inputs with a default (an initializer of the same name): a request may set them, and the signature
-    omits them.
+    `finding` says why no runtime can serve the model; None if a runtime may. With a finding, `digest` is empty if
+    external data is incomplete, and datatypes may be ONNX's own names. `suspicion` is a possible problem of operators,
+    types or shapes; the runtime decides whether it is one. `nodes` has the first node of each operator, without local
+    functions. `optional` are inputs with a default (an initializer of the same name): a request may set them, and the
+    signature omits them.
     """
 
     digest: str

@@ -53,11 +53,11 @@ _MOST_SYSTEM = 16 << 10
 
 class LanguageSettings(msgspec.Struct, frozen=True):
     """Settings of a language model. `context`: the most tokens of a prompt and its answer, 0 for the default;
-    `output_tokens`: the most tokens of an answer, also for a request that names no number; `requests`: how many are
-    generated at once; `waiting`: how many may wait; `memory_mb`: the memory of the host in MiB, 0 for an estimate;
-    `runtime`: empty for the faster one; `system`: the first message of every chat without a system message; `threads`:
-    0 for all processors but one; `seconds`: the longest time of a request; `verifies`: whether a new version of the
-    runtime must answer like the version before."""
+    `output_tokens`: the most tokens of an answer, also for a request that names no number; `requests`: how many
+    requests are answered at once; `waiting`: how many requests may wait; `memory_mb`: the memory of the host in MiB, 0
+    for an estimate; `runtime`: empty for the faster one; `system`: the first message of every chat without a system
+    message; `threads`: 0 for all processors but one; `seconds`: the longest time of a request; `verifies`: whether a
+    new version of the runtime must answer like the version before."""
 
     context: int = 0
     output_tokens: int = _USUAL_OUTPUT
@@ -113,9 +113,9 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class LanguageFiles(msgspec.Struct, frozen=True):
-    """What is known about a language model before a runtime opens it. `kind` is its architecture; `context` the most
-    tokens that it was made for, 0 if unknown; `token_bytes` what a token of the context needs in memory; `weights_mb`
-    the size of its files. `temperature` and `top_p` are those of requests that name none."""
+    """What is known about a language model before a runtime opens it. `kind`: its architecture; `context`: the most
+    tokens that the model was made for, 0 if unknown; `token_bytes`: what a token of the context needs in memory;
+    `weights_mb`: the size of its files. `temperature` and `top_p` are for requests that set no values."""
 
     forms: tuple[Form, ...]
     kind: str
@@ -185,7 +185,8 @@ def main_file(path: Path) -> Path | None:
 
 
 def _check_exported(folder: Path) -> None:
-    """Raise ModelRefused for a folder with a language model of Hugging Face's transformers. Raises OSError."""
+    """Raise ModelRefused if a folder has a language model of Hugging Face's transformers that was not exported. Raises
+    OSError."""
     names = os.listdir(folder)
     if _CONFIG not in names or any(name.endswith(".onnx") for name in names):
         return
@@ -297,7 +298,7 @@ class _Model(msgspec.Struct):
 
 
 class _Sampling(msgspec.Struct):
-    """What genai_config.json has in `search`, and generation_config.json of Hugging Face at its top."""
+    """Settings of sampling: `search` in genai_config.json, or the whole generation_config.json of Hugging Face."""
 
     do_sample: bool = False
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
@@ -441,6 +442,6 @@ def _megabytes(folder: Path, suffixes: tuple[str, ...]) -> int:
     found = (Path(parent) / name for parent, _, names in os.walk(folder) for name in names if name.endswith(suffixes))
     total = 0
     for each in found:
-        with contextlib.suppress(OSError):  # it was just removed; the next look finds that
+        with contextlib.suppress(OSError):  # the file was just removed; the next scan notices that
             total += each.stat().st_size
     return total >> 20

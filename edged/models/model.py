@@ -25,7 +25,7 @@ class Model(msgspec.Struct, frozen=True):
     was learnt. `contents` has the digests of the model's samples by path, so that planning does not read the disk; if
     it is None, samples are read when needed. `batch_gain` is how many times faster rows are in a batch than alone; 0 if
     rows are not independent, or if this was not measured. `collected` are the frames that were collected from live
-    cameras for it; None if none were, or if they are still being collected.
+    cameras for it; None if no frames were collected, or if they are still being collected.
     """
 
     entry: ModelEntry
@@ -198,7 +198,7 @@ class Model(msgspec.Struct, frozen=True):
         effort: Effort = "full",
         parallelism: Parallelism = ONE_INSTANCE,
     ) -> Order:
-        """Return the order to build or open one of its engines. `artefact` is None if it is not built yet."""
+        """Return the order to build or open one of its engines. `artefact` is None if the engine is not built yet."""
         external = tuple(file.path for file in self.inspection.external)
         return Order(
             self.entry.path,

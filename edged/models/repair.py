@@ -115,7 +115,8 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """One step that was taken. `before` and `after` name what it changed, in a word each; `details` has more lines."""
+    """One step that was taken. `before` and `after` describe in a word each what the step changed; `details` has more
+    lines."""
 
     step: str  # one of `Step`, or of a later edged
     before: str

@@ -136,9 +136,9 @@ class Repository:
         """Add a model from copies of files, or, with `move`, from the files themselves. Return the path of its first
         file.
 
-        `files` are by relative path. The first is the ONNX model, the others are its external data; or all are files of
-        a language model, and the first is one that `language.is_language` accepts. `samples` are by file name. `record`
-        is the record of the model's repair. The model appears whole or not at all.
+        `files` are by relative path. The first is the ONNX model, and the others are its external data. For a language
+        model, the first is a file that `language.is_language` accepts, and the others are its other files. `samples`
+        are by file name. `record` is the record of the model's repair. The model appears whole or not at all.
 
         With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
         keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
@@ -186,8 +186,9 @@ class Repository:
         return final / str(number) / main.name
 
     def _exchange(self, name: str, staged: Path) -> None:
-        """Replace a model by a staged folder; the old model moves to the trash. A scan sees one of the two. Raises
-        OSError; then the old model is still there."""
+        """Replace a model by a staged folder, and move the old model to the trash. A scan sees either the old or the
+        new model. Raises OSError. The old model is then still there, or, without an atomic exchange, perhaps in the
+        trash."""
         final = self.root / name
         atomic.sync_tree(staged)
         if final.is_dir() and atomic.exchange(staged, final):
@@ -248,8 +249,9 @@ class Repository:
         return None
 
     def restore(self, name: str) -> None:
-        """Put back the model that was removed or replaced last; a model that exists now moves to the trash. A scan sees
-        one of the two. Raises ModelNotFound if the trash has none, Refused if the disk does not allow it."""
+        """Put back the model that was removed or replaced last. If a model of this name exists now, move it to the
+        trash. A scan sees one of both models. Raises ModelNotFound if the trash has no such model, Refused if the disk
+        does not allow it."""
         check_name(name)
         own = (name, f"{name}.onnx", f"{name}.gguf", f"{name}.toml")
         try:
@@ -262,16 +264,16 @@ class Repository:
         atomic.sync_directory(self.root)
 
     def _restore(self, own: tuple[str, ...]) -> bool:
-        """Exchange the files with the names `own` for the newest ones in the trash. The first three names are those of
-        a model; return whether the trash has one of them. If the exchange fails, all files stay where they were. Raises
-        OSError."""
+        """Exchange the files with the names `own` for those in the newest folder of the trash that has the model: one
+        of the first three names. Return whether there is such a folder. If the exchange fails, all files stay where
+        they were. Raises OSError."""
         if not (self.root / TRASH).is_dir():
             return False
         with _trash_lock(self.root):
             place = next((each for each in reversed(_removed(self.root)) if _holds(each, own[:3])), None)
             if place is None:
                 return False
-            # Out of the trash first: moving the model that exists now into it may delete the oldest.
+            # The old model first leaves the trash: when the current model moves there, the oldest may be deleted.
             staging = Path(tempfile.mkdtemp(prefix=_RESTORING, dir=self.root))
             with contextlib.ExitStack() as undo:
                 undo.callback(_remove_empty, staging)
@@ -294,8 +296,8 @@ class Repository:
         return True
 
     def sweep(self) -> None:
-        """Remove the remains of interrupted calls of `add` and `remove`, and finish those of `restore`. An old model
-        that was replaced, but is not in the trash yet, moves there. Call it only when the daemon starts."""
+        """Remove the remains of interrupted calls of `add` and `remove`, and finish those of `restore`. Move an
+        old model that was replaced, but is not in the trash yet, to the trash. Call it only when the daemon starts."""
         if self.root.is_dir():
             for stray in self.root.glob(f"{_RESTORING}*"):
                 with contextlib.suppress(OSError):
@@ -331,7 +333,7 @@ class Repository:
             name = os.fsencode(entries[0].name).decode(errors="replace")
             problem = "its file name is not a valid model name; rename it"
             return [msgspec.structs.replace(entries[0], name=name, problem=problem)]
-        except (FileNotFoundError, NotADirectoryError, PermissionError):  # it was just removed, or may not be read
+        except (FileNotFoundError, NotADirectoryError, PermissionError):  # just removed, or may not be read
             return []
         except OSError as error:
             failing.add(path)
@@ -413,7 +415,7 @@ def _targets(
 
 TRASH = ".removed"
 _RESTORING = ".restoring-"
-_REPLACING = ".replacing-"  # a new model until the exchange, then the old one until it is in the trash
+_REPLACING = ".replacing-"  # has the new model until the exchange, then the old model until that is in the trash
 MAX_REMOVED = 10
 MAX_REMOVED_BYTES = 4 << 30  # of all removed models; the newest is kept at any size
 

@@ -59,7 +59,7 @@ FIGURES = {
 ALL_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 
 _PLAIN = (BACKENDS, sequencing.DECOUPLED, PERFORMANCE, PRECISIONS, THREADS, triton_config.VERSIONS)
-# The names below these prefixes. The names below the other prefixes are checked by the modules that read them.
+# The allowed names below these prefixes. The names below the other prefixes are checked by the modules that read them.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "batch.": (BATCH_MAX, BATCH_WAIT_MS),
     "int8.": (REPAIR_S,),
@@ -198,7 +198,7 @@ def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, floa
     """Return, by figure, how far an engine of this precision may be from the reference. `verify.PRECISION.FIGURE`
     overrides `verify.FIGURE`."""
     bounds: dict[str, float] = {}
-    for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the last one overrides the other
+    for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the second prefix overrides the first
         for figure, most in FIGURES.items():
             value = number(settings, prefix + figure, 0.0, most)
             if value is not None:

@@ -67,10 +67,11 @@ def max_batch_size(
 ) -> int:
     """Return the most rows of a tensor request; 0 if the model has no batch dimension.
 
-    config.pbtxt decides if it describes tensors, and `batch.max` may lower it. Otherwise a model has a batch dimension
-    if the first dimension of every tensor is open and the largest number of rows is known: from `batch.max`; from the
-    ranges of `profile.*`; or, with `is_independent` (its rows were found to be independent), Triton's default. The
-    result does not depend on the box, so that clients see the same value on every box.
+    If config.pbtxt describes tensors or sets max_batch_size, its value counts, and `batch.max` may lower it. Otherwise
+    a model has a batch dimension if the first dimension of every tensor is open and the largest number of rows is
+    known: from `batch.max`; from the ranges of `profile.*`; or, with `is_independent` (its rows were found to be
+    independent), Triton's default. The result does not depend on the box, so that clients see the same value on every
+    box.
     """
     wanted = max_batch(settings)
     if triton.max_batch_size or triton.inputs or triton.outputs:

@@ -116,8 +116,8 @@ def _unknown_names(text: str) -> Iterator[str]:
     line = 0
 
     def lines() -> Iterator[str]:
-        """Yield the lines, and count those that the tokenizer has taken, for edged's error messages. The
-        tokenizer's own messages have the line's number, too, but also quote the whole line."""
+        """Yield the lines, and count the lines that the tokenizer has taken, for edged's error messages. The
+        tokenizer gives the line's number only in messages that quote the whole line."""
         nonlocal line
         for each in text.split("\n"):
             line += 1
@@ -253,8 +253,8 @@ def _why(path: str) -> str:
 
 
 def _instances(message: pb.ModelConfig) -> Iterator[str]:
-    """Yield a line for each kind and count of instances that is set: they have no effect, because edged measures the
-    best."""
+    """Yield a line for each kind and count of instances that is set. They have no effect, because edged measures which
+    are the fastest."""
     for group in message.instance_group:
         if group.count > 1:
             yield f"instance_group.count: {group.count} is not used; edged measures how many instances are the fastest"

@@ -96,15 +96,15 @@ def keep_problem(text: str, state: Path, problem: str) -> None:
     """Store `problem`, the reason why a reference could not be fetched. A later successful fetch removes it."""
     path, is_kept = place_of(text, state)
     if not is_kept:
-        with contextlib.suppress(OSError):  # it is in the log too
+        with contextlib.suppress(OSError):  # the problem is in the log, too
             place = path.parent.parent
             place.mkdir(parents=True, exist_ok=True)
             (place / _PROBLEM).write_text(problem)
 
 
 def problem_of(path: Path) -> str:
-    """Return why the file with this path, which `place_of` returned, could not be fetched; empty if no attempt failed
-    or the file is not that of a reference."""
+    """Return why a file could not be fetched. `path` is the file's path as `place_of` returned it. Return an empty text
+    if no attempt failed, or if the file is not that of a reference."""
     place = path.parent.parent
     if path.parent.name != _ABSENT or place.parent.name != FOLDER:
         return ""
@@ -121,7 +121,7 @@ def _place(reference: Reference, state: Path | None) -> Path:
 
 @contextlib.contextmanager
 def _alone(place: Path, notify: Callable[[str], None]) -> Iterator[None]:
-    """A context in which no other process fetches this reference."""
+    """Hold the lock of this reference, so that no other process fetches it at the same time."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock = (place.parent / f".{place.name}.lock").open("w")
@@ -133,15 +133,15 @@ def _alone(place: Path, notify: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             notify("waiting for another process that fetches it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in place.parent.glob(f".{place.name}-*"):  # by a process that was killed
+        for left in place.parent.glob(f".{place.name}-*"):  # left by a process that was killed
             if (left / _OLD).exists() and not place.exists():
-                (left / _OLD).rename(place)  # it has the pin
+                (left / _OLD).rename(place)  # the old folder has the pin
             shutil.rmtree(left, ignore_errors=True)
         yield
 
 
 def read(place: Path) -> Pin | None:
-    """Return the pin of a folder; None if it has none that can be read."""
+    """Return the pin of a folder, or None if the folder has no pin that can be read."""
     try:
         found = msgspec.json.decode((place / _PIN).read_bytes(), type=ready(Pin))
     except (OSError, *NOT_JSON):
@@ -150,8 +150,8 @@ def read(place: Path) -> Pin | None:
 
 
 def _is_kept(reference: Reference, place: Path, pin: Pin) -> bool:
-    """Whether the files are still as they were fetched, and the model has the digest that the reference names, if
-    any."""
+    """Whether the files have not changed since they were fetched. If the reference names a digest, the model must also
+    have this digest."""
     try:
         return reference.digest in ("", pin.model[1]) and all(
             _digest(place / _FILES / name) == digest for name, digest in pin.digests.items()
@@ -185,7 +185,7 @@ def _fetch(reference: Reference, place: Path, pin: Pin | None, notify: Callable[
         with (new / _PIN).open("wb") as out:
             out.write(msgspec.json.encode(found))
             out.flush()
-            os.fsync(out.fileno())  # without its pin, another file would be accepted after a power cut
+            os.fsync(out.fileno())  # if a power cut destroyed the pin, a changed file would be accepted
         if place.exists():
             place.rename(scratch / _OLD)
         new.rename(place)
@@ -215,7 +215,8 @@ def _no_model(file: Path) -> str:
 
 
 def _compare(reference: Reference, found: Pin, pin: Pin | None, place: Path) -> None:
-    """Raise Refused if the model does not have the digest in the reference or, without one, that of the first fetch."""
+    """Raise Refused if the model does not have the digest in the reference. If the reference has no digest, the model
+    must have the digest of the first fetch."""
     _, digest = found.model
     wanted = reference.digest or (pin.model[1] if pin else "")
     if wanted and digest != wanted:

@@ -16,8 +16,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Reference(NamedTuple):
-    """`place` is what follows `SCHEME://`, without the digest. `digest` is the SHA-256 of the model file in hexadecimal
-    digits; empty if the first download decides it."""
+    """A parsed reference. `place` is what follows `SCHEME://`, without the digest. `digest` is the SHA-256 of the model
+    file in hexadecimal digits, or empty if the first download decides it."""
 
     scheme: str
     place: str
@@ -73,6 +73,6 @@ def is_private(url: str) -> bool:
 
 
 def file_name(url: str) -> str:
-    """Return the last part of a URL's path as the name of a file."""
+    """Return the last part of a URL's path if it can be the name of a file, otherwise "model.onnx"."""
     name = unquote(urlsplit(url).path).rpartition("/")[2]
     return name if name and name not in (".", "..") and "\0" not in name else "model.onnx"

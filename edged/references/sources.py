@@ -36,12 +36,12 @@ _FITS = {
     "Fit (grey edges) in": {"preprocess.fit": "letterbox", "preprocess.pad": "114"},
     "Fit (white edges) in": {"preprocess.fit": "letterbox", "preprocess.pad": "255"},
 }
-_NOT_DONE = ("contrast", "grayscale", "static-crop")  # steps of Roboflow that edged does not have
+_NOT_DONE = ("contrast", "grayscale", "static-crop")  # preprocessing of Roboflow that edged does not have
 
 
 class Source(NamedTuple):
-    """The files for which a reference stands, by their relative names; the first is the model. `settings` are those of
-    the model that its source knows. `notes` are lines for the user."""
+    """The files for which a reference stands, by their relative names; the first is the model. `settings` are the
+    settings of the model that the source knows. `notes` are lines for the user."""
 
     files: Mapping[str, Location]
     settings: Mapping[str, str] = {}

@@ -91,7 +91,8 @@ def save(location: Location, file: Path, moved: Callable[[int], None]) -> None:
     """Download a file. `moved` is called with the number of bytes so far.
 
     Raises NotFound, Unauthenticated or Refused if the source answers so, DaemonUnavailable if it cannot be reached, is
-    too slow or stops, OutOfSpace or DiskFailing for the disk, and Unsupported if a package is missing.
+    too slow or stops, OutOfSpace or DiskFailing if the disk is full or fails, Refused if the file cannot be written,
+    and Unsupported if a package is missing.
     """
     done, began = 0, time.monotonic()
     try:
@@ -168,7 +169,7 @@ def _opened(location: Location) -> Iterator[http.client.HTTPResponse]:
     except OSError as error:
         reason = str(getattr(error, "reason", None) or error)[:200]
         raise DaemonUnavailable(f"{place} cannot be reached: {reason}") from None
-    except (http.client.HTTPException, ValueError) as error:  # their texts may have parts of the request
+    except (http.client.HTTPException, ValueError) as error:  # the errors' texts may have parts of the request
         raise Refused(f"{place} is not an HTTP server, or its address is invalid ({type(error).__name__})") from None
     with response:
         if response.status != 200:
@@ -178,7 +179,8 @@ def _opened(location: Location) -> Iterator[http.client.HTTPResponse]:
 
 def _within(call: Callable[[], T], url: str) -> T:
     """Return the result of a call. A socket's timeout does not limit a server that sends a byte now and then, so the
-    call runs in a thread, which is abandoned after 40 s. Raises DaemonUnavailable then, and the errors of the call."""
+    call runs in a thread, which is abandoned after 40 s. Raises DaemonUnavailable after 40 s, and the errors of the
+    call."""
     done: queue.SimpleQueue[tuple[bool, T | BaseException]] = queue.SimpleQueue()
 
     def run() -> None:

@@ -36,9 +36,9 @@ Refuse = Callable[[Work, EdgedError], None]
 
 
 class Batch:
-    """Work that runs together: frames, or tensor requests. `spans` are its bytes in the arena: one span for each frame,
-    or one for each input with the rows of all requests. The host writes outputs into the span `reply` if they fit. A
-    run of the engine has at most `most` pictures."""
+    """Frames, or tensor requests, that go to the host as one job. `spans` are the places of their bytes in the arena:
+    one span for each frame; for tensor requests one span for each input, with the rows of all requests. The host writes
+    outputs into the span `reply` if they fit. A run of the engine has at most `most` pictures."""
 
     __slots__ = ("_link", "future", "most", "reply", "sent", "spans", "works")
     future: asyncio.Future[Reply]
@@ -50,9 +50,9 @@ class Batch:
         self.sent = time.monotonic()
 
     def send(self, session: int, reply_bytes: int, most: int = 1) -> asyncio.Future[Reply]:
-        """Send the batch to the host; `reply_bytes` is the expected size of its outputs, `most` the most pictures of
-        one run. Raises EdgedError if it cannot be sent. When no client waits for any part of the batch, the host is
-        asked to stop it."""
+        """Send the batch to the host and return the future of the reply. `reply_bytes` is the expected size of the
+        outputs, `most` the most pictures of one run. Raises EdgedError if the batch cannot be sent. If later no client
+        waits for any part of the batch, the host is asked to stop it."""
         self.most = 1 if any(work.is_split for work in self.works) else most
         try:
             if reply_bytes:
@@ -125,7 +125,8 @@ def _stage_frames(chosen: Sequence[Work], arena: Arena, spans: list[Span], refus
 def _stage_rows(chosen: Sequence[Work], arena: Arena, spans: list[Span], refuse: Refuse) -> list[TensorWork]:
     """Concatenate the rows of each input, so that the host finds one tensor per input.
 
-    If the requests do not all fit, their number is halved until they do; the others are refused with Overloaded.
+    If the requests do not all fit in the arena, their number is halved until they fit. The requests that are left out
+    are refused with Overloaded.
     """
     works, left = [work for work in chosen if isinstance(work, TensorWork)], list[TensorWork]()
     while works:
@@ -177,9 +178,9 @@ def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list
     """Return the result of each piece of work, copied out of the arena because the span is reused. Embeddings have no
     names.
 
-    If the outputs are not the requested ones, lie outside the span `reply`, or do not have the rows of the batch,
-    EngineUnusable is raised for tensor requests and returned for frames: a hostile model may have taken over the host,
-    and the rest of the arena belongs to other clients.
+    The outputs must be the requested ones, lie inside the span `reply`, and have the rows of the batch. Otherwise
+    EngineUnusable is raised for tensor requests and returned for frames. This is checked because a hostile model may
+    have taken over the host, and the rest of the arena belongs to other clients.
     """
     works = batch.works
     if isinstance(reply, m.Answer):
@@ -201,8 +202,8 @@ def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list
 
 
 def times_of(reply: Reply, most: int) -> list[list[m.Times]]:
-    """Return the times in a reply by run of the engine: one per picture without an error, or one for all tensor
-    requests of a batch. A run has at most `most` pictures."""
+    """Return the times in a reply, with one list for each run of the engine. A run has at most `most` pictures; its
+    list has one item for each picture without an error. A batch of tensor requests is one run with one item."""
     if isinstance(reply, m.Answer):
         return [[reply.times]]
     runs = (reply.seen[start : start + most] for start in range(0, len(reply.seen), most))

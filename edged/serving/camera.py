@@ -56,7 +56,7 @@ class Limit:
             return True
         if self._due is not None and now < self._due:
             return False
-        # Up to one missed period is made up for: frames that do not arrive exactly on a period still reach the rate.
+        # The next event may be early by up to one missed period, so irregular frames still reach the rate.
         self._due = (now if self._due is None else max(self._due, now - self._period)) + self._period
         return True
 
@@ -150,7 +150,8 @@ class CameraRecord:
         self.last_error, self.last_error_unix_s = message[:_LONGEST_ERROR], unix_s
 
     def doubt_clock(self, age: float, unix_s: float) -> None:
-        """Set the last error because a frame was too old on arrival: if all frames are, the operator sees why."""
+        """Set the last error: a frame was too old on arrival. If all frames are too old, the operator sees the
+        reason."""
         self.last_error = f"a frame was stale on arrival, {age:.4g} s after its capture; check the camera's clock"
         self.last_error_unix_s = unix_s
 
@@ -182,7 +183,7 @@ class CameraRecord:
 
 
 class Cameras:
-    """All cameras of the daemon. `taps` may copy frames of all of them."""
+    """The records of all cameras of the daemon. `taps` may copy frames of every camera."""
 
     def __init__(self) -> None:
         self.taps: tuple[Tap, ...] = ()
@@ -204,7 +205,7 @@ class Cameras:
         record.seen = time.monotonic()
 
     def records(self) -> list[CameraRecord]:
-        """Return the records of the cameras in `reports`, unordered."""
+        """Return the records of all connected or recently connected cameras, unordered."""
         self._forget(time.monotonic())
         return list(self._records.values())
 

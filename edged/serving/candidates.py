@@ -19,8 +19,8 @@ from edged.serving.collecting import Clock, Gathering
 from edged.serving.frame_files import FrameFiles
 
 _LOG = logging.getLogger("edged.serving")
-_MOST, _MOST_BYTES = 64, 256 << 20  # of a batch
-_SHORT = 0.1  # share of the time of a collection that candidates wait at most
+_MOST, _MOST_BYTES = 64, 256 << 20  # candidates, and their bytes, in a full batch
+_SHORT = 0.1  # candidates wait at most this share of the time of their collection
 _SUFFIXES = (".jpg", ".png", ".webp", ".bmp", ".gif")
 
 # Examines candidates in a child.
@@ -29,8 +29,9 @@ Sift: TypeAlias = "Callable[[jobs.Sift], Awaitable[jobs.Sifted]]"
 
 @dataclass(frozen=True)
 class Pace:
-    """How long candidates wait for a child, and the least time between two children if many candidates wait, or if a
-    collection only waits for its candidates. In seconds. Both are shorter for a collection of a few minutes."""
+    """When a child examines candidates. `wait_s`: candidates wait at most this long. `between_s`: the least time
+    between two children if many candidates wait, or if a collection waits only for its candidates to be examined. Both
+    are seconds, and are shortened for a collection of a few minutes."""
 
     wait_s: float = 30.0
     between_s: float = 10.0
@@ -70,7 +71,7 @@ class _Batch:
 class Candidates:
     """The waiting candidates, and the child that examines them. Methods raise EdgedError if the disk is full or fails.
 
-    One caller adds candidates; another may examine a batch meanwhile.
+    One task may add candidates while another task examines a batch.
     """
 
     def __init__(self, files: FrameFiles, sift: Sift, pace: Pace) -> None:
@@ -88,7 +89,7 @@ class Candidates:
         picture: tuple[str, int, int, int],
         keep_free: int,
     ) -> None:
-        """Write a candidate: its pixel format, width, height and stride are `picture`. `keep_free` bytes of the disk
+        """Write a candidate. `picture` has its pixel format, width, height and stride. `keep_free` bytes of the disk
         stay free."""
         try:
             if self._batch is None:
@@ -115,7 +116,7 @@ class Candidates:
         return is_full or any(each.pacer.is_over(now, each.kept + each.waiting) for each in owners)
 
     async def examine(self, use: Callable[[list[Outcome]], Awaitable[None]], now: Callable[[], float]) -> None:
-        """Examine all that wait, and call `use` with the outcomes, whose files are removed afterwards."""
+        """Examine all waiting candidates and call `use` with the outcomes. Their files are removed afterwards."""
         batch, self._batch = self._batch, None
         if batch is None:
             return
@@ -131,7 +132,8 @@ class Candidates:
             await asyncio.to_thread(self._files.discard_batch, batch.folder)
 
     async def _outcomes(self, folder: Path, candidates: list[Candidate]) -> list[Outcome]:
-        """Return the outcomes. A candidate that ends its child is found by halving."""
+        """Return the outcomes. If the child fails, each half of the candidates gets another child, until the candidate
+        that makes its child fail is alone."""
         try:
             found = await self._sift(jobs.Sift(str(folder), tuple(each.message for each in candidates)))
             return [_outcome(one, each) for one, each in zip(candidates, found.frames, strict=True)]

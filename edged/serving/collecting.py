@@ -1,8 +1,8 @@
 """Which frames of a model's cameras are collected, and how long they are kept. Pure.
 
 Frames are spread over the time of the collection. A frame that is wanted becomes a *candidate*: it is copied, and kept
-unless it looks like a frame that is kept already. A candidate that is dropped is replaced soon, but never by more than
-four candidates for each frame that is due, so that few frames are copied however many come.
+unless it looks like a frame that is kept already. If a candidate is dropped, another frame soon becomes a candidate. At
+most four candidates are taken for each frame that is due, so that few frames are copied even if many arrive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _DRIFT = 60.0  # seconds by which a date may differ from the wall clock
 
 
 class Clock(NamedTuple):
-    """One moment: seconds of the monotonic clock; the boot of the box, and seconds since then; the wall clock."""
+    """One moment on three clocks: the monotonic clock; the seconds since a boot, and the id of that boot; the wall
+    clock."""
 
     mono_s: float
     boot: str
@@ -33,10 +34,10 @@ class Clock(NamedTuple):
 
 
 class Pacer:
-    """Chooses the candidates of one collection, which has run for its `spent_s` at `now` (monotonic seconds).
+    """Chooses the candidates of one collection. At `now` (monotonic seconds) the collection has run for its `spent_s`.
 
-    Cameras take turns: a camera whose turn it is gets a moment to send a frame before the next camera may. The time of
-    a collection begins with its first candidate.
+    Cameras take turns: the camera that has waited longest gets a moment to send a frame before the next camera may send
+    one. The time of a collection begins with its first candidate.
     """
 
     def __init__(self, collection: Collection, now: float) -> None:
@@ -67,7 +68,8 @@ class Pacer:
         self._next = max(self._next, until)
 
     def wants(self, camera: str, now: float) -> bool:
-        """Whether a frame that came at `now` becomes a candidate. If so, the next one waits for `plan` or a pause."""
+        """Whether a frame that came at `now` becomes a candidate. If so, the next candidate is due after a pause, or
+        when `plan` says."""
         if now < self._next or (self._cameras and camera not in self._cameras):
             return False
         before = next((place for place, name in enumerate(self._turns, 1) if name == camera), 0)  # new cameras go first
@@ -143,6 +145,7 @@ def dated(frame: Frame, now: Clock) -> Frame:
 
 
 def retained(frames: Iterable[Frame], now: Clock, keep_s: float) -> tuple[Frame, ...]:
-    """Return the frames that are not older than `keep_s` seconds, dated by the present boot if possible."""
+    """Return the frames that are not older than `keep_s` seconds, dated by the present boot if possible. Frames that
+    cannot be dated yet are kept."""
     found = (dated(frame, now) for frame in frames)
     return tuple(frame for frame in found if frame.boot != now.boot or now.uptime_s - frame.uptime_s <= keep_s)

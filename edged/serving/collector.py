@@ -79,7 +79,7 @@ class Collector:
         found = self.kept.running.get(model)
         if found is None or found.is_ending or not found.pacer.wants(camera, now):
             return False
-        if found.pacer.is_over(now, found.kept + found.waiting):  # it finishes once those that wait are examined
+        if found.pacer.is_over(now, found.kept + found.waiting):  # the waiting candidates may complete it
             return False
         return sum(len(frame.data) for _, frame, _ in self._taken) < _MOST_IN_MEMORY
 
@@ -169,7 +169,7 @@ class Collector:
             self._examining = self._tasks.start(work)
 
     async def _apply_settings(self) -> None:
-        """Begin the collections of the configuration, change them, and end those that it no longer has."""
+        """Begin and change the collections of the configuration, and end collections that it no longer has."""
         wanted = self._settings.collect
         for model, spec in wanted.items():
             found, over_s = self.kept.gatherings.get(model), spec.over_hours * 3600
@@ -205,7 +205,7 @@ class Collector:
         gathering.waiting_bytes -= len(frame.data)
 
     def _require_budget(self, gathering: Gathering) -> None:
-        """Raise OutOfSpace if the frames, with those that wait, need more space than the configuration allows."""
+        """Raise OutOfSpace if the kept frames and the candidates need more space than the configuration allows."""
         model, settings = gathering.model, self._settings
         if gathering.bytes > settings.model_mb << 20:
             raise OutOfSpace(f"the frames of {model} need more than frames.model_mb, {settings.model_mb} MiB; raise it")
@@ -227,7 +227,7 @@ class Collector:
                     owner.plan()
 
     async def _add(self, owner: Gathering, outcomes: list[Outcome]) -> None:
-        """Add candidates to the frames of a model: those that can be used and look new."""
+        """Add the candidates that can be used and look new to the frames of a model."""
         frames, duplicates, unusable = list(owner.collection.frames), 0, 0
         problem = next((each.disk_problem for each in outcomes if each.disk_problem), "")
         try:

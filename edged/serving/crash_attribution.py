@@ -64,8 +64,9 @@ Records = dict[EngineId, Record]
 
 
 def died(records: Records, suspects: Iterable[tuple[EngineId, bool]], death: Death, most_hosts: int = 1) -> Records:
-    """Return the records after a host's death. Each suspect is given with whether it had answered anything in that
-    host: if so, earlier deaths from outside do not count. Suspects get at most `most_hosts` hosts."""
+    """Return the records after a host's death. `suspects` has each suspected engine, and whether it had answered
+    anything in that host. If it had, its earlier deaths from outside do not count. All suspects together get at most
+    `most_hosts` hosts."""
     after, involved = dict(records), list(suspects)
     for suspect, has_answered in involved:
         known = after.get(suspect, Record())
@@ -128,8 +129,9 @@ def _move(records: Records, involved: list[EngineId], most_hosts: int, now: floa
 
 
 def _is_enough(deaths: tuple[Death, ...], allowed: int) -> bool:
-    """Whether the deaths suffice for a quarantine. All deaths together with other engines count as one. In at least one
-    death, the engine must have been alone: an engine that kills its host is alone in it sooner or later."""
+    """Whether the deaths suffice for a quarantine. All deaths in which other engines also had work count as one death.
+    In at least one death, the engine must have been alone: an engine that kills its host is alone in it sooner or
+    later."""
     counted = _counted(deaths)
     alone = sum(death.is_alone for death in counted)
     return alone > 0 and alone + min(1, len(counted) - alone) >= allowed

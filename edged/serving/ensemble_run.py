@@ -27,14 +27,15 @@ from edged.serving.work import Answered, Blob, InputTensor, OutputView, Sink
 from edged.tasks import retrieve_exception
 
 _CAPACITY = 128 << 20
-_DECAY = 0.9  # of the expected size with each request, so that one large request has no lasting effect
+_DECAY = 0.9  # factor of the expected size after each request, so that one large request has no lasting effect
 _WAITING = 64  # requests that wait for memory; more are refused
-_RUNNING = 64  # each request gets at least this part of the memory, so at most so many run
-_UNKNOWN = 8  # a request gets this part of the memory until a request has been answered
+_RUNNING = 64  # each request gets at least 1/64 of the memory, so at most 64 run
+_UNKNOWN = 8  # each request gets 1/8 of the memory until the first one has been answered
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A tensor of an ensemble. `rows` are those of the request that made it, 0 without a batch dimension."""
+    """A tensor of an ensemble. `rows` is the number of rows of the request that made the tensor, 0 without a batch
+    dimension."""
 
     datatype: str
     shape: tuple[int, ...]
@@ -56,7 +57,8 @@ class Infer(Protocol):
 
 
 class RowsSink(Protocol):
-    """Takes the outputs of a step and the rows of its request. The memory of the outputs is reused when it returns."""
+    """Takes the outputs of a step and the number of rows of its request. It must read the outputs before it returns,
+    because their memory is then reused."""
 
     def __call__(self, outputs: tuple[OutputView, ...], rows: int) -> None: ...
 
@@ -80,14 +82,14 @@ class Reservation:
 
 
 class Budget:
-    """The memory that the requests of one ensemble share, in bytes. Requests enter in order of arrival. For each of its
-    rows, a request reserves as much as the latest requests took for a row. A request that runs alone may exceed the
-    capacity."""
+    """The memory that the requests of one ensemble share, in bytes. Requests enter in order of arrival. A request
+    reserves, for each of its rows, as much as the latest requests used for a row. A request that runs alone may exceed
+    the capacity."""
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self.capacity = capacity
         self.reserved = self.running = 0
-        self.expected: float | None = None  # for each row; None while no request has been answered
+        self.expected: float | None = None  # bytes for each row; None until a request has been answered
         self._waiting: dict[asyncio.Future[None], int] = {}  # the sizes, in order of arrival
 
     @property
@@ -110,7 +112,7 @@ class Budget:
             self._leave(reservation.size)
 
     def extend(self, reservation: Reservation, size: int) -> None:
-        """Enlarge a reservation to `size` bytes. Raises Overloaded if others have the memory."""
+        """Enlarge a reservation to `size` bytes. Raises Overloaded if other requests hold the memory."""
         more = size - reservation.size
         if self.running > 1 and self.reserved + more > self.capacity:
             raise Overloaded(
@@ -189,7 +191,7 @@ class EnsembleRun:
 
     async def run(self) -> None:
         """Run the steps that the request needs; return when `collect` has the outputs. If a step fails, cancel the
-        others and raise its error."""
+        other steps and raise the error."""
         running: dict[asyncio.Task[Answered], int] = {}
         try:
             while self._waiting or running:

@@ -96,7 +96,7 @@ class Traffic:
     def _bound(self, shapes: Combination) -> None:
         for name, shape in shapes:
             least, most = self._smallest.get(name, shape), self._largest.get(name, shape)
-            if len(least) != len(shape) or len(most) != len(shape):  # no bounds for an input whose rank varies
+            if len(least) != len(shape) or len(most) != len(shape):  # the rank varies: the bounds are of the first rank
                 continue
             self._smallest[name] = tuple(map(min, least, shape))
             self._largest[name] = tuple(map(max, most, shape))
@@ -107,7 +107,8 @@ def _combination(shapes: Mapping[str, Shape]) -> Combination:
 
 
 def _most_frequent(sizes: Iterable[tuple[int, int]]) -> int:
-    """Return the most frequent of sizes that are given with counts; among equals, the smallest."""
+    """Return the most frequent size from pairs of a size and its count; the smallest if several are equally
+    frequent."""
     counts: dict[int, int] = {}
     for size, count in sizes:
         counts[size] = counts.get(size, 0) + count

@@ -39,7 +39,7 @@ class FrameCollections:
         self._read()
 
     def collected(self, model: str) -> Collected | None:
-        """Return the frames that were collected for a model; None if there are none, or not all yet."""
+        """Return the frames that were collected for a model; None without a collection or until it has finished."""
         found = self.gatherings.get(model)
         return found.collected if found is not None else None
 
@@ -82,7 +82,7 @@ class FrameCollections:
             _LOG.info("collected %s for model %s", many(len(frames), "frame"), model)
 
     async def retain(self, gathering: Gathering, keep_s: float) -> None:
-        """Delete frames that are older than `keep_s` seconds, and date the others."""
+        """Delete frames that are older than `keep_s` seconds, and date the other frames by the present boot."""
         before = gathering.collection.frames
         kept = retained(before, self._clock(), keep_s)
         if kept == before or not await self.try_to_save(gathering, replace(gathering.collection, frames=kept)):
@@ -109,8 +109,8 @@ class FrameCollections:
                 self.on_change(model)
 
     async def save(self, gathering: Gathering, collection: Collection) -> None:
-        """Write the index of a collection, with the time that it has run, then use it. Disk and memory agree even if
-        the caller is cancelled. Raises the errors of `not_stored`."""
+        """Write the index of a collection, with the time that it has run, then keep the collection in memory. Disk and
+        memory agree even if the caller is cancelled. Raises the errors of `not_stored`."""
         collection = replace(collection, spent_s=self.spent_s(gathering))
 
         async def change() -> None:

@@ -25,7 +25,7 @@ from edged.models.collected import INDEX, Collection, folder_of, read_index
 from edged.store import atomic, sealed
 
 _LOG = logging.getLogger("edged.serving")
-_CANDIDATES, _REMOVED = ".candidates", ".~"  # the latter begins the names of folders that are being removed
+_CANDIDATES, _REMOVED = ".candidates", ".~"  # `_REMOVED`: start of the names of folders that are being removed
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 
 
@@ -48,7 +48,7 @@ class FrameFiles:
         return folder_of(self.root.parent, model)
 
     def open(self) -> tuple[dict[str, Collection], dict[str, str]]:
-        """Remove leftovers and return the collections by model, and why others cannot be used."""
+        """Remove leftovers. Return the collections by model, and by model why a collection cannot be used."""
         found, damaged = dict[str, Collection](), dict[str, str]()
         if not self.root.is_dir():
             return found, damaged
@@ -84,7 +84,7 @@ class FrameFiles:
         return Path(tempfile.mkdtemp(dir=parent))
 
     def add_candidate(self, batch: Path, name: str, data: bytes, keep_free: int = 0) -> None:
-        """Write a candidate, if `keep_free` bytes of the disk stay free. Nothing is left of it if that fails."""
+        """Write a candidate, if `keep_free` bytes of the disk stay free. A write that fails leaves no file."""
         if keep_free and self.free_bytes() - len(data) < keep_free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         path = batch / name

@@ -69,7 +69,8 @@ class Galleries:
             return gallery
 
     async def remove(self, model: str, name: str) -> Gallery | None:
-        """Remove a name, or with an empty name the whole gallery of a model; return what is left. Raises NotFound."""
+        """Remove a name from a gallery, or the whole gallery if the name is empty. Return the gallery that is left, or
+        None. Raises NotFound."""
         async with self._changing:
             gallery = self._galleries.get(model)
             if gallery is None and not (model in self._damaged and not name):

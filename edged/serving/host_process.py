@@ -101,7 +101,7 @@ class HostProcess:
         return end_of(self.status, is_out_of_memory=memory.kernel_kills() != self._kernel_kills)
 
     def look(self) -> None:
-        """Record that the process is alive: the kernel kills until now were of other processes."""
+        """Record that the process is alive: it is not among the processes that the kernel has killed until now."""
         self._kernel_kills = memory.kernel_kills()
 
     async def stop(self) -> None:
@@ -121,8 +121,8 @@ class HostProcess:
         self._printed.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal by pid. The process object would reap a process that has just died, and report a wrong
-        status."""
+        """Send a signal by pid, not through the process object, because that object would reap a process that has just
+        died, and report a wrong status."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -139,8 +139,8 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 def read(pid: int, *, threads: bool = False) -> Sign | None:
-    """Observe a process; None if it is gone. With `threads`, the state is D if any thread runs or waits for a disk.
-    Format: proc_pid_stat(5)."""
+    """Return an observation of a process, or None if the process is gone. With `threads`, the state is D if any thread
+    runs or waits for a disk. Format: proc_pid_stat(5)."""
     try:
         fields = _fields(f"/proc/{pid}/stat")
         state, work = fields[0].decode(), tuple(int(fields[place]) for place in (7, 9, 11, 12))
@@ -200,7 +200,7 @@ class Progress:
             self.stopped = self.silent = 0.0
             return
         has_worked = sign.state in "RD" or before is None or sign.work != before.work
-        # A process that is stopped and continued many times a second (to slow it down) is scheduled in between.
+        # A process may be stopped and continued many times a second, to slow it down. Its `turns` then still grow.
         is_still = before is not None and (sign.turns, sign.work) == (before.turns, before.work)
         self.stopped = self.stopped + step if sign.state == "T" and is_still else 0.0
         self.silent = 0.0 if has_worked else self.silent + step

@@ -1,5 +1,6 @@
-"""The engine hosts, one for each backend and generation of libraries. A lost host is started again: at once after its
-first death in a row, then after a pause that grows to 30 s, or to 2 s if the host had started and the box has memory.
+"""The engine hosts, one for each backend and generation of libraries. A lost host is started again. After its first
+death it starts at once. If it dies repeatedly, it starts after a pause that grows to 30 s, or only to 2 s if the host
+had started and the box has memory.
 
 When libraries change on disk, hosts of the new generation run in parallel with the old ones until the old are empty.
 """
@@ -67,9 +68,9 @@ class Hosts:
         self._limits = limits
 
     async def get(self, kind: HostKind, model: Path | None = None) -> HostLink:
-        """Return a running host that may open a model; start one if necessary. If the running host may not open the
-        model, because it was started before the model was added, a separate host for the model's folder is started.
-        Raises NotReady while the host may not be started again yet, and Superseded if the runtime on disk is not the
+        """Return a running host that may open a model; start one if necessary. If the running host was started before
+        the model was added, it may not open the model. Then a separate host for the model's folder is started. Raises
+        NotReady during the pause before a lost host is started again, and Superseded if the runtime on disk is not the
         version that the host must load.
         """
         while (link := self._links.get(kind)) is not None and not link.lost and not link.stopping:

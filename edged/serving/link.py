@@ -39,7 +39,7 @@ class LinkTimes(msgspec.Struct, frozen=True):
     look: float = 0.2  # between two checks of the host: a host can use up the memory in a few seconds
     grace: float = 2.0  # for a job to stop: a runtime checks between operators, and a large operator may take a second
     ending: float = 1.0  # for the process to end after the connection has closed
-    gone: float = 10.0  # for a killed process to end; one that hangs in a driver does not
+    gone: float = 10.0  # for a killed process to end; a process that hangs in a driver does not end
     unread: float = 1.0  # before the arena is closed: clients may still read answers that were just delivered
     progress: ProgressTimes = ProgressTimes()
 
@@ -106,7 +106,7 @@ class HostSession:
         self.has_answered = False
         self.jobs: dict[int, float] = {}  # in order, with the time at which each began; infinity while it waits
         self.stopped: dict[int, float] = {}  # when the host was asked to stop a running job that had reached its limit
-        self.runs: dict[int, int] = {}  # of the engine, for the jobs that need several
+        self.runs: dict[int, int] = {}  # how often the engine runs, for jobs with several runs
 
     @property
     def limit(self) -> float:
@@ -133,8 +133,8 @@ class HostSession:
         return max((now - began - self._allowed(job) for job, began in self.jobs.items()), default=-math.inf)
 
     def overdue(self, now: float, grace: float) -> tuple[Literal["", "stop", "hopeless"], int]:
-        """Return what to do about a job that has reached its limit, and the number of the job: "stop" once, "hopeless"
-        after the grace period; "" if there is nothing to do."""
+        """Return what to do about a job that has reached its limit, and the number of the job. "stop" is returned once
+        for each job, "hopeless" if the job still runs after the grace period, and "" if there is nothing to do."""
         for job, began in self.jobs.items():
             if now - began <= self._allowed(job):
                 continue
@@ -184,7 +184,7 @@ class HostLink:
         self.memory_mb = limits.memory_mb or memory.derived_mb(box_mb())
         self._progress = Progress(times.progress)
         self._sent = self._received = 0  # messages
-        self._is_garbled = False  # its further messages are ignored
+        self._is_garbled = False  # the host sent an invalid message; further messages are ignored
         self._is_over = False  # the host is lost, and all waiting requests have failed
         self._limits, self._on_lost = limits, on_lost
         self._loop = asyncio.get_running_loop()
@@ -249,7 +249,8 @@ class HostLink:
         await session.closing
 
     def submit(self, make: Callable[[int], m.Infer | m.Detect]) -> asyncio.Future[Reply]:
-        """Send a job. The returned future ends with the answer, the job's error, or HostLost."""
+        """Send the job that `make` returns for a number. The returned future ends with the answer, the job's error, or
+        HostLost."""
         self._require_alive()
         number = next(self._numbers)
         future: asyncio.Future[Reply] = self._loop.create_future()
@@ -271,8 +272,8 @@ class HostLink:
                 return
 
     async def stop(self) -> None:
-        """End the process; its unanswered work fails with HostLost. A process that hangs in a driver cannot be killed,
-        and is left."""
+        """End the process; its unanswered work fails with HostLost. A process that hangs in a driver cannot be killed
+        and is left running."""
         self.stopping = True
         if self._process is not None:
             await self._process.stop()

@@ -45,7 +45,7 @@ def used_mb(pid: int) -> float:
 
 def kernel_kills() -> int:
     """Return how many processes the kernel has killed for lack of memory: in the daemon's cgroup, or on the whole box
-    if the cgroup does not count them; 0 if neither does."""
+    if the cgroup does not count them; 0 if the box does not count them either."""
     try:
         with open(_counter(), "rb") as file:
             return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)

@@ -1,24 +1,24 @@
 """The slot of a pipeline: frames go to the slot of the first model, and crops of its detections to the slot of the
 second.
 
-Streams use it like a model's slot. The first model treats a frame like any frame: a newer frame replaces it while it
-waits. After the first model has answered, no newer frame replaces it: its crops wait in the second model's schedule, in
-a separate queue of the camera and with the camera's weight and priority. That queue is short, because a stream limits
-the number of its frames in both steps together.
+Streams use it like a model's slot. While a frame waits for the first model, a newer frame of the camera may replace it.
+After the first model has answered, newer frames do not replace the frame: its crops wait in the second model's
+schedule, in a separate queue of the camera and with the camera's weight and priority. That queue is short, because a
+stream limits the number of its frames in both steps together.
 
-All crops of a frame are one piece of work: the second host gets the picture once, and decodes it once. Measured on one
-core, a JPEG of 1920x1080 takes 8.6 ms to decode and eight crops take 1.1 ms to fit into an input of 224x224: decoding
-the picture for each crop would cost 69 ms. The first host does not cut out the crops. That would save the second
-decoding, but the first host would have to keep the pixels of every picture until its answer, and to know the rule of
-each pipeline.
+All crops of a frame are one piece of work: the second model's host gets the picture once, and decodes it once. Measured
+on one core, a JPEG of 1920x1080 takes 8.6 ms to decode and eight crops take 1.1 ms to fit into an input of 224x224:
+decoding the picture for each crop would cost 69 ms. The first model's host does not cut out the crops. That would save
+the second decoding, but this host would have to keep the pixels of every picture until its answer, and to know the rule
+of each pipeline.
 
 How frames end:
 
 - If the first step fails, the frame fails with its error.
 - If the frame becomes too old in the second step, or the second step has no room for it, the whole frame is skipped or
   fails: the client can send it again.
-- If the second step fails otherwise (the model was removed, or cannot read the crop), the frame has its detections, and
-  those with a crop have the error.
+- If the second step fails otherwise (the model was removed, or cannot read the crop), the frame is answered with its
+  detections, and the detections with a crop have the error.
 - If the client disconnects, the work for the frame is dropped, whether it waits or runs.
 """
 
@@ -141,7 +141,7 @@ class PipelineSlot:
     # -- the steps ---------------------------------------------------------------------------------------------------
 
     def _detected(self, state: _Frame) -> None:
-        """Continue a frame that the first model has answered, or failed."""
+        """Continue a frame after the first model's answer or error."""
         state.first.data = b""
         if state.first.future.cancelled():
             return
@@ -207,7 +207,7 @@ FrameSlot: TypeAlias = "Slot | PipelineSlot"
 
 
 class _FirstStep(FrameWork):
-    """The work for the first model; `frame` is the frame that it is for."""
+    """The work for the first model; `frame` is the frame of the pipeline."""
 
     __slots__ = ("frame",)
 
@@ -239,8 +239,8 @@ class _Frame:
 
 
 class _Kept:
-    """A picture outside the daemon's memory, and a copy after the first reading: the client may then reuse the memory,
-    but the second model also needs the picture."""
+    """A picture outside the daemon's memory. The first reading keeps a copy for the second model, because the client
+    may then reuse the memory."""
 
     __slots__ = ("_copy", "_source", "size")
 

@@ -20,7 +20,7 @@ import msgspec
 from edged.errors import Overloaded
 from edged.models.triton_config import QueuePolicy
 
-_REMEMBERED = 256  # empty queues that are kept because they had more than their share; cut if there are twice as many
+_REMEMBERED = 256  # if twice as many queues are empty, at most this many of them are kept: see `_rest`
 
 
 class Waiting(Protocol):
@@ -28,7 +28,7 @@ class Waiting(Protocol):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether its client still waits."""
+        """Whether the client still waits for the work."""
 
     @property
     def expires(self) -> float:
@@ -40,11 +40,11 @@ class Waiting(Protocol):
 
     @property
     def is_frame(self) -> bool:
-        """Whether it is a frame of a camera."""
+        """Whether the work is a frame of a camera."""
 
     @property
     def group(self) -> Hashable | None:
-        """Work of equal groups may run together; None runs alone."""
+        """The group: work of equal groups may run together, and work of group None runs alone."""
 
     @property
     def rows(self) -> int:
@@ -108,13 +108,12 @@ class _CameraQueue(Generic[Work]):
 
 
 class Schedule(Generic[Work]):
-    """The waiting work of one model. All times are in seconds; any clock will do, as long as it is always the same
-    one."""
+    """The waiting work of one model. Times are seconds of any one clock."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._queues: dict[Hashable, _CameraQueue[Work]] = {}  # with work
-        self._idle: dict[Hashable, _CameraQueue[Work]] = {}  # without work, kept because they may be ahead of others
+        self._idle: dict[Hashable, _CameraQueue[Work]] = {}  # without work; kept because each keeps its turn
         self._again: deque[Work] = deque()  # to retry: each runs before all other work, and alone
         self._reached: dict[int, float] = {}  # the highest turn taken so far, by priority
         self._numbers = itertools.count()
@@ -147,8 +146,8 @@ class Schedule(Generic[Work]):
         self._append(camera, work, share)
 
     def push(self, work: Work, priority: int = 0, limit: int = 0) -> None:
-        """Queue a request behind those of its priority. Raises Overloaded if `limit` of them wait (0: the schedule's
-        own limit)."""
+        """Queue a request behind the waiting requests of its priority. Raises Overloaded if `limit` of them wait
+        already (0: the schedule's own limit)."""
         most = limit or self._limit
         key = ("requests", priority)
         requests = self._queues.get(key)
@@ -168,7 +167,7 @@ class Schedule(Generic[Work]):
         self._again.append(work)
 
     def choose(self, now: float = 0.0, frames: Batching = _ALONE, requests: Batching = _ALONE) -> Choice[Work]:
-        """Choose the work to run next; no work if none waits, or if a batch should wait for more.
+        """Choose the work to run next. The choice has no work if none waits, or if a batch should wait for more.
 
         Cancelled work is dropped when its turn comes.
         """
@@ -229,8 +228,8 @@ class Schedule(Generic[Work]):
         queue.share = share
 
     def _rest(self, queue: _CameraQueue[Work]) -> None:
-        """Move an empty queue to the idle ones. If these become too many, only the latest that have had more than their
-        share are kept."""
+        """Move an empty queue to the idle queues. If there are too many idle queues, keep only the latest ones that
+        have had more than their share."""
         del self._queues[queue.key]
         self._idle[queue.key] = queue
         if len(self._idle) > 2 * _REMEMBERED:
@@ -243,7 +242,7 @@ class Schedule(Generic[Work]):
         """Return the queue whose turn it is, or None if all are empty. The first work of the queue is wanted and in
         time. Late work is added to `late`.
 
-        If `group` is given, only queues of that group are considered; queues of `excluded` groups never are.
+        If `group` is given, only queues of that group are considered, otherwise all except those of `excluded` groups.
         """
         while True:
             queues: Iterable[_CameraQueue[Work]] = self._queues.values()
@@ -279,8 +278,8 @@ class Schedule(Generic[Work]):
         return tuple(chosen)
 
     def _available(self, group: Hashable, wait: float) -> tuple[int, float]:
-        """Return how many rows of a group could run now, and until when they may wait for more (-infinity if one of
-        them would expire by then)."""
+        """Return how many rows of a group could run now, and the time until which these rows may wait for more. That
+        time is -infinity if some of the work would expire by then."""
         rows, since, expires = 0, math.inf, math.inf
         for queue in self._queues.values():
             for work in queue.work:

@@ -58,15 +58,15 @@ class SessionHealth:
     """Health of one session, from the outcomes of requests and probes.
 
     A runtime usually rejects a request because of its values, so failed requests alone do not prove a faulty engine:
-    several in a row make it suspect, and a probe decides. `unproven` says why the engine must still prove that it
-    works; it is empty after the first answer. `answered_at` and `probed_at` are times of the last answer and probe
-    (time.monotonic()).
+    several failures in a row make the engine suspect, and a probe decides. `unproven` says why the engine must still
+    prove that it works; it is empty after the first answer. `answered_at` and `probed_at` are times of the last answer
+    and probe (time.monotonic()).
     """
 
     def __init__(self, unproven: str = "") -> None:
         self.unproven = unproven
-        self.failures = 0  # of requests, in a row
-        self.misses = 0  # of probes, in a row
+        self.failures = 0  # failed requests in a row
+        self.misses = 0  # failed probes in a row
         self.reason = ""  # of the last failure
         self.answered_at = self.probed_at = time.monotonic()
 
@@ -130,7 +130,7 @@ class ServingSession:
 
 _MEAN_SECONDS = 1.0  # time constant of the exponential mean
 _MANY, _FEW = 1.5, 1.1  # mean pieces of work, waiting or in progress
-_CALM_SECONDS = 10.0  # after this time with few, demand counts as low again
+_CALM_SECONDS = 10.0  # after this time with a mean below _FEW, demand counts as low again
 
 
 class Demand:
@@ -152,8 +152,8 @@ class Demand:
         self._count = count
 
     def is_high(self, now: float) -> bool:
-        """Whether several inferences at a time would have work. Call it regularly: the result becomes true as soon as
-        the mean is high, and false only after the mean has been low for ten seconds."""
+        """Whether there is enough work for several inferences at a time. Call it regularly: the result becomes true as
+        soon as the mean is high, and false only after the mean has been low for ten seconds."""
         self._advance(now)
         if self._mean >= _MANY:
             self._is_high = True

@@ -2,8 +2,8 @@
 
 The installed engine gets batches, of tensor requests or of frames, from the schedule: at most one batch more than it
 runs at a time. A swap installs another engine: new work goes to the new engine, and the old one finishes its work and
-is closed. Work that was lost with its host is retried once, on the engine that is installed by then. Losses to hosts
-that were killed from outside are retried in addition, up to five times.
+is closed. Work that was lost with its host is retried once, on the engine that is installed by then. Work that was lost
+because its host was killed from outside is retried in addition, up to five times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from edged.serving.statistics import Statistics
 from edged.serving.work import Answered, EngineRef, FrameWork, TensorWork, Work
 
 _LOG = logging.getLogger("edged.serving")
-_WAITING = 64  # requests
+_WAITING = 64  # the most requests that wait
 _EQUAL = Share()
 _LOSSES = 5  # hosts killed from outside: after losing this many, a request is suspected of causing the next loss
 _COMPARED_AT_ONCE = 4 << 20  # bytes of vectors: about half a millisecond
@@ -139,7 +139,8 @@ class Slot:
         self._refusal = error
 
     def hold(self, refusal: EdgedError | None) -> None:
-        """Refuse work with this error while no engine serves; None lets work wait for an engine. Idempotent."""
+        """Refuse work with the error `refusal` while no engine serves; None lets work wait for an engine.
+        Idempotent."""
         if refusal is None:
             self._refusal = None
         elif self.current is None and (self._refusal is None or str(self._refusal) != str(refusal)):
@@ -213,7 +214,7 @@ class Slot:
 
     def _has_room(self, session: ServingSession) -> bool:
         """Whether the session can take another batch. Work that may have killed its host is retried alone, so that no
-        other work is lost if it kills this host too."""
+        other work is lost if the suspected work kills this host too."""
         again = self._schedule.first_again
         most = 1 if again is not None and again.is_suspect else session.most_in_flight
         return session.in_flight < most and not session.is_on_trial and not session.link.lost
@@ -244,7 +245,7 @@ class Slot:
             future = batch.send(session.number, session.reply_bytes, session.batching.limit)
         except EdgedError as error:
             for work in batch.works:
-                if isinstance(error, HostLost):  # the host did not receive the work, which waits for the next one
+                if isinstance(error, HostLost):  # the host did not receive the work, so it waits for the next host
                     self._retry(work)
                 else:
                     self._fail(work, error)
@@ -312,7 +313,7 @@ class Slot:
         return None
 
     def _deliver(self, work: Work, answer: Answered) -> None:
-        """Answer work. Embeddings get their names first; in a thread if the event loop would have to wait for that."""
+        """Answer work. Embeddings get their names first, in a thread if the lookups would block the event loop."""
         gallery = None if self._galleries is None else self._galleries.of(self.model, answer.engine)
         found = [] if gallery is None else embeddings_of(answer)
         if gallery is None or not found:
@@ -358,7 +359,7 @@ class Slot:
         declares, and later work runs one by one.
 
         A part that also fails alone would have failed any batch, and a cancelled part proves nothing: in both cases
-        batching stays on. The regions of one picture are one part, which then runs them one by one.
+        batching stays on. The regions of one picture are one part; the retry runs them one by one.
         """
         wanted = [work for work in batch.works if work.is_wanted]
         left, has_failed, why = len(wanted), False, str(error)
@@ -402,7 +403,7 @@ class Slot:
         work.future.set_exception(error.with_traceback(None))  # a traceback would keep the work's bytes alive
 
     def _be_late(self, work: Work) -> None:
-        """Refuse work that has expired, or, if its policy says `delay`, queue it behind all other work."""
+        """Refuse work that has expired. If the policy of the work says `delay`, queue it behind all other work."""
         if isinstance(work, TensorWork):
             policy = self.batching_policy.of(self.batching_policy.level(work.priority))
             if policy.delay:

@@ -214,8 +214,8 @@ class SoundSources:
         self._sources: dict[str, SoundSource] = {}
 
     def of(self, camera: str, slot: Slot, recognition: Recognition, digest: str) -> SoundSource:
-        """Return the source that a camera's next frame continues: a new one for another model, or another version or
-        other settings of it. Raises Unsupported if the model takes no sound."""
+        """Return the source for a camera's next frame. It is a new source if the model, its version or its settings are
+        not those of the camera's previous frame. Raises Unsupported if the model takes no sound."""
         known = self._sources.get(camera)
         if known is None or known.slot is not slot or (known.digest, known.recognition) != (digest, recognition):
             known = self._sources[camera] = SoundSource(slot, recognition, digest)

@@ -60,8 +60,8 @@ class BatchDuration:
 
 
 class ResponseDuration:
-    """Durations of the responses at one position among the responses to a request; `empty` counts those without
-    outputs."""
+    """Durations of the responses at one position, such as the second response to each request. `empty` counts
+    responses without outputs."""
 
     __slots__ = ("compute_infer", "compute_output", "empty", "success")
 
@@ -95,7 +95,8 @@ class Statistics:
         self.infer_seconds, self.request_seconds = Histogram(), Histogram()
 
     def executed(self, rows: int, parts: Sequence[Times]) -> None:
-        """Count one execution of an engine, with the times of each frame, or one for all tensor requests together."""
+        """Count one execution of an engine. `parts` has the times of each frame, or one item for all tensor requests
+        together."""
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         batch = self.batches.setdefault(rows, BatchDuration())

@@ -1,8 +1,9 @@
 """The frames of one client's call: which wait, which are in flight, which are delivered, and which were skipped.
 
 For every camera of the call, each frame that was put is either delivered with a result, or counted in the `skips` of a
-result or of a skip report. A few frames of a camera are in flight at a time. While the client does not read, only the
-newest frame waits here and older ones are skipped; in mode `every_frame`, no more frames are accepted instead.
+result or of a skip report. A few frames of a camera are in flight at a time. While the client does not read, the mode
+decides. In mode `freshest`, only the newest frame waits here and older ones are skipped. In mode `every_frame`, `room`
+waits until the client reads.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class Stream(Generic[Tag]):
                 for tracks in state.tracks.values():
                     self._tracking.forget(tracks)
 
-    # -- frames on their way in --------------------------------------------------------------------------------------
+    # -- incoming frames ---------------------------------------------------------------------------------------------
 
     def _join(self, camera: str) -> StreamCamera[Tag]:
         if len(self._cameras) >= _MOST_CAMERAS:
@@ -243,13 +244,13 @@ class Stream(Generic[Tag]):
         state.reporting = None
         if not state.skips or self._closed:
             return
-        if state.unread:  # the next delivered result reports them; look again later in case it is being read already
+        if state.unread:  # the next result reports them; look again later, because that result may be sent already
             self._report_later(state)
         elif (state, None) not in self._ready:
             self._ready.append((state, None))
             self._changed.set()
 
-    # -- and back ----------------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
 
     def _finish(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> None:
         copy, entry.copy, future = entry.copy, None, entry.work.future
@@ -279,7 +280,7 @@ class Stream(Generic[Tag]):
         self._fill(state)
 
     def _is_followed(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> bool:
-        """Whether the frame has its tracker ids or needs none. Asks the tracker for them on the first call."""
+        """Whether the frame has its tracker ids or needs none. Asks the tracker for ids on the first call."""
         found = entry.work.future.result().detections
         if entry.ids is None and self._tracking is not None and entry.record is not None and found is not None:
             entry.ids = self._tracking.follow(state.tracks_of(entry.record), entry.captured, found)

@@ -44,7 +44,8 @@ class SkipLedger:
         return bool(self._runs)
 
     def add(self, place: int, sequence: int, reason: str) -> None:
-        """Add a frame: its place among all frames of the camera, the client's number of it, and the reason."""
+        """Add a skipped frame. `place` is its number among all frames of the camera, `sequence` its number from the
+        client."""
         run = self._runs[-1] if self._runs else None
         if run is not None and run.reason == reason and place == self._last + 1:
             self._runs[-1] = Skips(run.first, sequence, run.count + 1, reason)
@@ -118,7 +119,7 @@ class StreamCamera(Generic[Tag]):
     skips: SkipLedger = field(default_factory=SkipLedger)
     reporting: asyncio.TimerHandle | None = None
     records: dict[str, CameraRecord] = field(default_factory=dict)  # by model
-    tracks: dict[str, Hashable] = field(default_factory=dict)  # of this connection, by model
+    tracks: dict[str, Hashable] = field(default_factory=dict)  # the connection's own keys of tracks, by model
 
     def __post_init__(self) -> None:
         check_camera(self.name)
@@ -143,7 +144,8 @@ class StreamCamera(Generic[Tag]):
         self.options = options
 
     def record(self, slot: AnySlot | EdgedError, known: Cameras, protocol: str) -> CameraRecord | None:
-        """Return the record that counts a frame for a slot. A frame without a slot is counted with the latest model."""
+        """Return the record that counts a frame for a slot. A frame without a slot is counted with the latest model;
+        None if there is no model yet."""
         if isinstance(slot, EdgedError):
             return next(reversed(self.records.values()), None)
         record = self.records.get(slot.model)

@@ -19,8 +19,8 @@ MOST_BYTES = 64 << 20  # larger frames are not copied: the event loop would stop
 
 
 class Tapped(msgspec.Struct, frozen=True):
-    """A copy of a frame, and its answer: encoded if `pixel_format` is empty, else raw with `width` and `height` in
-    pixels, `stride` in bytes."""
+    """A copy of a frame, and its answer. `data` is encoded if `pixel_format` is empty, otherwise raw pixels with
+    `width` and `height` in pixels and `stride` in bytes."""
 
     model: str
     camera: str
@@ -37,11 +37,11 @@ class Tap(Protocol):
     """A part of the daemon that examines some of the frames of streams."""
 
     def wants(self, model: str, camera: str, now: float) -> bool:
-        """Whether to copy a frame that was received at `now` (monotonic seconds). The copy may never be given: the
-        frame may fail or be skipped."""
+        """Whether to copy a frame that was received at `now` (monotonic seconds). The tap gets no copy if the frame
+        then fails or is skipped."""
 
     def take(self, frame: Tapped) -> None:
-        """Accept a frame that was wanted and is answered. Frames that fail or are skipped are not given."""
+        """Accept the copy of a wanted frame, once the frame is answered."""
 
 
 class Copy(NamedTuple):

@@ -38,7 +38,8 @@ Given: TypeAlias = "dict[str, str | int | tuple[str, ...]]"
 
 
 class TraceSettings(msgspec.Struct, frozen=True):
-    """Trace every `rate`-th request until `count` are traced (-1: no limit); `levels` say what is recorded (none: off).
+    """What is traced: every `rate`-th request until `count` are traced (-1: no limit). `levels` say what is recorded;
+    if it is empty, nothing is traced.
 
     Traces are written to `file`, or, with a `frequency`, to `file.0`, `file.1`, ... with `frequency` traces each.
     """
@@ -124,7 +125,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str, Sequence[str]], str | int | tuple
 _FILE_BYTES = 32 << 20
 _FOLDER_BYTES = 256 << 20
 _FILES = 1000
-_ELEMENTS = 4096  # of a tensor
+_ELEMENTS = 4096  # the most elements of a tensor that are written
 _END = b"\n]\n"
 
 
@@ -428,8 +429,8 @@ def _steps(work: TensorWork, answer: Answered | None) -> list[tuple[str, int]]:
 
 
 def _tensor(activity: str, tensor: InputTensor | OutputTensor) -> _Tensor:
-    """Return a tensor with the start of its data; without data if it is in the client's shared memory, which the client
-    may have overwritten."""
+    """Return a tensor with the start of its data. Data in the client's shared memory is left out, because the client
+    may have overwritten it."""
     data = bytes(memoryview(tensor.data)[:_KEPT]) if isinstance(tensor.data, bytes | memoryview) else b""
     shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
     return _Tensor(activity, tensor.name, tensor.datatype, shape, data)

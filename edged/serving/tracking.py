@@ -1,8 +1,8 @@
 """Ids that follow objects from frame to frame: the daemon's end of the tracker's process.
 
 The process starts at the first request and ends when no camera has sent one for a while. If it dies or hangs, it is
-started again after a pause that doubles each time. Results never wait long for it: frames are answered without ids
-while it starts, if it is too slow, and if too many frames wait.
+started again after a pause that doubles each time. Results never wait long for the process: frames are answered without
+ids while the process starts, if it is too slow, and if too many frames wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edged.ipc import track_messages as m
 from edged.ipc.piped_process import PipedProcess, ProtocolError
 
 _IN_FLIGHT = 8  # frames sent to the tracker: enough to keep it busy. Frames that wait here can still be dropped
-_WAITING = 64  # frames of all cameras
+_WAITING = 64  # the most frames of all cameras that wait here
 _IDLE = "no camera needs it"
 _STOP_SECONDS = 3.0
 _PROVEN_SECONDS = 60.0  # if the process ran this long, its failure counts as the first one again
@@ -54,7 +54,7 @@ def _command() -> list[str]:
 
 class Tracking:
     """Requests ids from the tracker's process. Use it from one event loop. `problem` says in one line why frames get no
-    ids now; it is empty if they do, or soon will."""
+    ids now; it is empty if frames get ids, or soon get them."""
 
     def __init__(self, limits: TrackingLimits = _LIMITS, command: Callable[[], list[str]] = _command) -> None:
         self.problem = ""
@@ -217,8 +217,8 @@ class Tracking:
                 child.end(_IDLE)
 
     def _give_up(self, child: TrackerProcess, now: float) -> None:
-        """Give frames that have waited too long an answer without ids. The tracker still processes those that it
-        has."""
+        """Give frames that have waited too long an answer without ids. The tracker still processes the frames that it
+        already has."""
         late = [frame for frame in (*child.in_flight, *self._waiting) if now - frame.asked > self._limits.patience]
         for frame in late:
             frame.settle()

@@ -64,8 +64,8 @@ class EngineRef(msgspec.Struct, frozen=True):
     outputs: dict[str, str] = {}
 
     def takes(self, work: Work) -> bool:
-        """Whether the engine accepts work: the work's shapes are in the engine's range, and it gives no input that the
-        engine has built in. Frames are always accepted: ranges are chosen to include pictures."""
+        """Whether the engine accepts work: the work's shapes are in the engine's range, and the work has no value for
+        an input that the engine has built in. Frames are always accepted: ranges are chosen to include pictures."""
         if not isinstance(work, TensorWork):
             return True
         if self.folded and not self.folded.isdisjoint(tensor.name for tensor in work.inputs):
@@ -100,7 +100,8 @@ Sink: TypeAlias = Callable[[tuple[OutputView, ...]], None]
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """An answer: packed detections, or the content, of a frame (None if the model has no family); or output tensors.
+    """The answer to a frame or a tensor request. A frame has packed `detections` or a `content`, or neither if its
+    model has no family. `outputs` are those of a tensor request, or of a frame whose model has no family.
 
     `crops` has the answer or the error of each region of a `CropsWork`. `second` has the answers of a pipeline's second
     model.

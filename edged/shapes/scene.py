@@ -306,7 +306,8 @@ class Scene:
 
 
 def _place(rng: np.random.Generator, width: int, height: int, count: int) -> tuple[Disc, ...]:
-    """Return random discs. They touch only if 200 tries find no free place. All are smaller if they cover too much."""
+    """Return random discs. They touch only if 200 tries find no free place. If together they would cover more than
+    `_COVERED` of the picture, all are made smaller."""
     unit = min(width, height)
     radii = rng.uniform(*_RADIUS, count) * unit
     covered = float(np.sum(math.pi * radii**2)) / (width * height)

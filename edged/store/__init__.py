@@ -1,1 +1,1 @@
-"""The engine store: one directory per engine, no database. A damaged entry counts as a miss and is never an error."""
+"""The engine store: one directory per engine, no database. A damaged entry counts as missing and is never an error."""

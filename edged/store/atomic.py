@@ -23,7 +23,7 @@ _STRAY_SECONDS = 60.0  # more than a slow box takes from creating a file to lock
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
-    """Replace a file. Readers always see the old content or the new, never a part."""
+    """Replace a file. Readers see either the complete old content or the complete new content."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_PART, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -42,7 +42,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files that a killed `write_file` left in a folder: those that no process has locked."""
+    """Remove the temporary files in a folder that no process has locked. A killed `write_file` leaves such files."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f".*{_PART}"):
             # A clock that was set back, or starts in 1970, leaves files with future times.
@@ -62,7 +62,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def prune(folder: Path, most: int) -> None:
-    """Remove the oldest files of a folder until `most` are left, and temporary files as `sweep` does."""
+    """Remove the oldest files of a folder until `most` files are left. Also remove temporary files as `sweep` does."""
     sweep(folder)
     with contextlib.suppress(OSError):
         files = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
@@ -92,7 +92,8 @@ def sync_tree(root: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step (renameat2(2) with RENAME_EXCHANGE); False if the file system does not support it."""
+    """Swap two names in one step (renameat2(2) with RENAME_EXCHANGE). Return False if the file system does not support
+    this."""
     with contextlib.suppress(AttributeError):  # a C library without the call
         swap = ctypes.CDLL(None, use_errno=True).renameat2
         if swap(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
@@ -116,7 +117,8 @@ _LOCK = ".owner"
 
 
 class Staging:
-    """The folder in which entries are created and removed, on the file system of the entries.
+    """A folder in which entries are created and removed. It is on the same file system as the entries, so that a rename
+    moves them.
 
     Several processes may share it: each locks its own stages. A stage that no live process has locked is a leftover,
     which the next start removes.
@@ -127,8 +129,8 @@ class Staging:
 
     @contextmanager
     def stage(self) -> Iterator[Path]:
-        """Create an empty directory to build in. It is removed afterwards with its remaining content."""
-        with self._sweeping(fcntl.LOCK_SH):  # a new stage looks abandoned until it is locked
+        """Create an empty directory to build in. After the block it is removed with its remaining content."""
+        with self._sweeping(fcntl.LOCK_SH):  # before it is locked, a new stage looks like a leftover
             home = Path(tempfile.mkdtemp(dir=self.root))
             try:
                 lock = os.open(home / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)

@@ -1,10 +1,10 @@
 """Failed attempts to make engines, on disk: a build that crashes the whole box must not be repeated at every start.
 
 An attempt is recorded before it begins and removed when it succeeds. An interrupted attempt counts as failed if the box
-restarted since. If only the daemon was killed, the attempt is repeated at once; but the build may be the cause, for
-example if a container kills all its processes when memory runs out. So only the first such attempt is free, and the
-later ones count as failed. Failures of another version of edged do not count. An engine that an operator cancelled
-stays cancelled.
+restarted since. If only the daemon was killed, the attempt is repeated at once. But the build may be the cause, for
+example if a container kills all its processes when memory runs out. So the first interruption of this kind does not
+count, but further ones in a row count as failures. Failures of another version of edged do not count. An engine that an
+operator cancelled stays cancelled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edged.version import __version__
 
 _CUT_OFF = "the box stopped while the engine was being made"
 _ENDED = "edged ended while the engine was being made"
-_FREE = 1  # ends of edged in a row that do not count, such as a kill by an operator
+_FREE = 1  # this many consecutive ends of edged, such as kills by an operator, are no failures
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CHANGING = threading.Lock()  # one thread reads and changes at a time
 _PATIENCE_SECONDS = 30.0
@@ -37,13 +37,14 @@ class Attempts(msgspec.Struct, frozen=True):
     failures: int = 0
     reason: str = ""
     running: str = ""  # the boot id when an unfinished attempt began
-    stopped: Literal["", "hopeless", "cancelled"] = ""  # why there is no further attempt, apart from too many failures
+    stopped: Literal["", "hopeless", "cancelled"] = ""  # why no attempt follows, apart from too many failures
     by: str = __version__  # the version of edged that failed
-    cut: int = 0  # attempts in a row that never ended, although the box went on
+    cut: int = 0  # attempts in a row during which edged ended, but not the box
 
 
 class AttemptLog:
-    """One small file for each engine that has failed. If the disk cannot be written, failures are lost at a restart.
+    """Keeps a small file for each engine that has failed. If the disk cannot be written, failures are lost at a
+    restart.
 
     All files are read at the start; later reads use memory, and `later` writes in the background.
     """
@@ -63,14 +64,14 @@ class AttemptLog:
                     self._known[place.stem] = replace(known, running="", cut=known.cut + 1) if is_cut else known
 
     def of(self, key: str) -> Attempts:
-        """Return the failures of an engine."""
+        """Return the failures of an engine, including interrupted attempts that count."""
         known = self._counted(key)
         more = max(0, known.cut - _FREE)
         return Attempts(known.failures + more, _ENDED if more else known.reason, stopped=known.stopped)
 
     def _counted(self, key: str) -> Attempts:
-        """Return the record of an engine without an unfinished attempt. `failures` has no ends of edged, which `cut`
-        counts."""
+        """Return the failures of an engine. If the box restarted during an attempt, that attempt is included. Attempts
+        during which only edged ended are not included in `failures`; `cut` counts them."""
         known = self._known.get(key, Attempts())
         if known.by != __version__ and known.stopped != "cancelled":
             known = Attempts(running=known.running)
@@ -79,8 +80,8 @@ class AttemptLog:
         return Attempts(known.failures, known.reason, stopped=known.stopped, cut=known.cut)
 
     def begin(self, key: str) -> None:
-        """Record that an attempt begins. If the box restarts before the attempt ends, it counts as failed; if edged
-        ends, only the first time is free.
+        """Record that an attempt begins. If the box restarts before the attempt ends, the attempt counts as failed. If
+        only edged ends, the first such attempt in a row does not count.
 
         Waits until the record is on disk, at most 30 s.
         """
@@ -91,7 +92,7 @@ class AttemptLog:
         written.wait(_PATIENCE_SECONDS)
 
     def failed(self, key: str, reason: str, *, is_hopeless: bool = False) -> None:
-        """Record a failed attempt; `is_hopeless` if another attempt would fail in the same way."""
+        """Record a failed attempt. `is_hopeless`: another attempt would fail in the same way."""
         with _CHANGING:
             stopped: Literal["", "hopeless"] = "hopeless" if is_hopeless else ""
             self._write(key, Attempts(self._failures(key) + 1, reason, stopped=stopped))
@@ -102,7 +103,8 @@ class AttemptLog:
             self._write(key, Attempts(self._failures(key), reason, stopped="cancelled"))
 
     def undone(self, key: str) -> None:
-        """Remove an attempt that began, without counting a failure: it was cancelled, or the model has changed."""
+        """Remove an attempt that began, without counting a failure. For example, the attempt was cancelled, or the
+        model changed."""
         with _CHANGING:
             before = self._known.get(key, Attempts())
             if before.failures or before.stopped:

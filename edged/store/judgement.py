@@ -1,4 +1,5 @@
-"""How an engine did on frames of the box's own cameras, compared with the reference: part of the engine's record."""
+"""Judgements: how well an engine does on frames of the box's own cameras, compared with the reference. A judgement is
+part of the engine's record."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-# too_few: too few objects were seen to decide, which refuses the engine. no_frames: the frames of the collection are
-# gone, because their retention ended; the engine is held to its golden answers alone.
+# too_few: the frames show too few objects for a decision, so the engine is refused. no_frames: the frames of the
+# collection are gone, because their retention ended, so only the golden answers decide about the engine.
 Outcome: TypeAlias = Literal["alike", "different", "too_few", "no_frames"]
 
 
@@ -31,8 +32,8 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """The figures of one class, or of one camera. `objects` counts those of the reference, `found` those of the
-    engine."""
+    """The figures of one class, or of one camera. `objects` counts the objects that the reference found, `found` those
+    that the engine found."""
 
     name: str
     objects: int
@@ -59,9 +60,9 @@ class WorstFrame(msgspec.Struct, frozen=True):
 class Judgement(msgspec.Struct, frozen=True):
     """The outcome of comparing an engine with the reference on held-out frames of a collection.
 
-    `reason` says why the engine is refused; empty if it is not. `figures` are over all frames, `bounds` the limits of
-    those that decide. `objects` are the reference's detections; for a model without detections, the frames. `skipped`
-    frames could not be read.
+    `reason` says why the engine is refused; empty if it is not. `figures` are over all frames. `bounds` has the limits
+    of the figures that decide. `objects` counts the reference's detections, or the frames if the model has no
+    detections. `skipped` counts the frames that could not be read.
     """
 
     collection: str

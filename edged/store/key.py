@@ -1,4 +1,5 @@
-"""Keys of engines: all that decides whether an engine is valid, as named parts, and their digest.
+"""Keys of engines. A key has everything that decides whether an engine is valid, as named parts, and a digest of these
+parts.
 
 The format version comes first. If the meaning of keys changes, a new version makes sure that no older engine is found.
 Facts that only describe a build, such as its date and its duration, are in the record and not in the key.
@@ -71,14 +72,15 @@ def _digest(parts: Mapping[str, str]) -> str:
 
 
 def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PartChange, ...]:
-    """Return the parts that differ, in the order of the new key, then those that only the old key has."""
+    """Return the parts that differ: first the parts of the new key, in its order, then the parts that only the old key
+    has."""
     names = [*new, *(name for name in old if name not in new)]
     return tuple(PartChange(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))
 
 
 def differ_by_driver(old: Mapping[str, str], new: Mapping[str, str]) -> bool:
-    """Whether two keys differ, but only in the driver, or in parts for which the engine of the old key was built to be
-    compatible. The model and the recipe are the same."""
+    """Whether two keys differ only in the driver, or in parts with which the engine of the old key was built to be
+    compatible. False if the keys are equal, or if the model or the recipe differs."""
     differing = changes(old, new)
     options = frozenset(old.get(_OPTIONS, "").split(";"))
     return bool(differing) and all(is_driver(change.part) or _is_bridged(change, options) for change in differing)
@@ -120,10 +122,12 @@ def _lasting(options: str | None) -> set[str]:
 
 
 def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, str]]]) -> str | None:
-    """Return the digest of the stored key of the same backend that is most similar; None if no key has the backend.
+    """Return the digest of the stored key that is most similar, among the keys of the same backend; None if there are
+    none.
 
-    Keys of the same model come first, then those with fewer differing parts of the recipe, then those with fewer
-    differing parts: the best explanation of an engine is how it differs from the previous engine of its model.
+    Keys of the same model come first, then keys with fewer differing parts of the recipe, then keys with fewer
+    differing parts. This is so because an engine is best explained by how it differs from the previous engine of its
+    model.
     """
     rivals = ((digest, parts) for digest, parts in stored if parts.get(_BACKEND) == wanted.get(_BACKEND))
 

@@ -1,4 +1,5 @@
-"""The record that the store keeps with an engine's files: everything known about it, as readable JSON."""
+"""The record that the store keeps with an engine's files: everything that is known about the engine, as readable
+JSON."""
 
 from __future__ import annotations
 
@@ -38,12 +39,13 @@ _LESS_SUITED = 1.1
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """The speed of an engine that is opened with `instances` of `threads` each (0: all that the recipe allows).
+    """The speed of an engine that is opened with `instances` instances, each with `threads` threads (0: all that the
+    recipe allows).
 
     Engine and reference are timed alternately. The box has other work meanwhile, so only ratios of the times are
     meaningful. `latency_ms` is the time of one inference at a time, after a pause; `interval_ms` the time between two
-    answers while all instances work; `reference_ms` the time of the reference, one inference at a time. Each is the
-    median of the fastest of several blocks.
+    answers while all instances work; `reference_ms` the time of the reference, one inference at a time. Each time is
+    the median of the fastest of several blocks.
     """
 
     instances: int
@@ -94,12 +96,12 @@ class EngineRecord(msgspec.Struct, frozen=True):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may serve: accepted, with its files."""
+        """Whether the engine may serve: it is accepted, and its files were not removed."""
         return self.verdict.accepted and not self.evicted
 
     @property
     def is_unproven(self) -> bool:
-        """Whether it was built ahead and is not verified yet."""
+        """Whether the engine was built ahead and is not verified yet."""
         return bool(self.ahead and self.files) and not self.verdict.accepted
 
     def fastest(self, *, is_busy: bool = False) -> Speed | None:
@@ -109,25 +111,26 @@ class EngineRecord(msgspec.Struct, frozen=True):
 
     @property
     def latency_ms(self) -> float | None:
-        """Milliseconds of one inference at a time. They depend on the other work of the box."""
+        """The time of one inference at a time, in milliseconds; None if not timed. It depends on the other work of the
+        box."""
         fastest = self.fastest()
         return None if fastest is None else fastest.latency_ms
 
     @property
     def reference_ms(self) -> float | None:
-        """Milliseconds of the reference, timed alternately with the engine."""
+        """The time of the reference, in milliseconds, timed alternately with the engine; None if not timed."""
         fastest = self.fastest()
         return None if fastest is None else fastest.reference_ms
 
     @property
     def cost(self) -> float | None:
-        """The time of one inference at a time divided by the reference's; None if it was not timed."""
+        """The time of one inference at a time divided by the reference's; None if the engine was not timed."""
         fastest = self.fastest()
         return None if fastest is None else fastest.cost(is_busy=False)
 
     @property
     def edition(self) -> str:
-        """12 hexadecimal digits over its files, different for each build of a key; empty if it has no files."""
+        """12 hexadecimal digits of a digest of the files, different for each build of a key; empty without files."""
         if not self.files:
             return ""
         content = "".join(f"{name}\0{file.sha256}\0" for name, file in sorted(self.files.items()))

@@ -1,7 +1,7 @@
 """JSON files with a checksum, for the daemon's own data, and a thread that writes them.
 
 The last field, `sha256`, is the digest of every byte before it. A damaged file counts as missing: it is counted, logged
-once and removed, and the daemon determines its content again. The files stay readable JSON.
+and removed, and the daemon determines its content again. The files stay readable JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Damaged(ValueError):
 
 
 def seal(content: msgspec.Struct, indent: int = 0) -> bytes:
-    """Encode a struct as JSON with its digest as the last field. `indent` in spaces, 0 for one line."""
+    """Encode a struct as JSON with its digest as the last field. `indent` is a number of spaces; 0 writes one line."""
     text = msgspec.json.encode(content)
     body = (msgspec.json.format(text, indent=indent) if indent else text).rstrip()[:-1].rstrip()
     return b"".join((body, _MARK, _digest(body), _END))  # one copy: a gallery can have 42 MiB
@@ -79,8 +79,8 @@ def keep(path: Path, content: msgspec.Struct) -> None:
 
 
 def read(path: Path, kind: type[T], what: str) -> T | None:
-    """Read a file; None if it is missing, unreadable or damaged. A damaged file is removed. `what` is the label under
-    which unreadable and damaged files are counted."""
+    """Read a file. Return None if it is missing, unreadable or damaged. A damaged file is removed. `what` is the label
+    under which unreadable and damaged files are counted."""
     try:
         if path.stat().st_size > _LARGEST:
             raise Damaged("it is too large")

@@ -24,7 +24,8 @@ from edged.store import atomic, sealed
 _LOG = logging.getLogger("edged.store")
 FORMAT = 1
 FILE = "format.json"
-# In the state directory itself. Pictures of cameras are not copied: removing them must remove them.
+# Names in the state directory itself. Pictures of cameras are not copied, because no copy of a removed picture may
+# remain.
 _NOT_COPIED = ("lock", "frames", "before-format-*", ".before-format-*")
 
 
@@ -35,7 +36,8 @@ class Mark(msgspec.Struct, frozen=True):
     written_by: str
 
 
-# For a directory without `format.json`: it is new, or an edged that did not write this file yet has used it.
+# The mark of a directory without `format.json`: the directory is new, or only an edged that did not write this file yet
+# has used it.
 _FIRST = Mark(1, "")
 
 
@@ -45,7 +47,7 @@ def copy_name(number: int | str) -> str:
 
 
 def refusal(state: Path, found: Mark, version: str, ours: int = FORMAT) -> str:
-    """Return why this version cannot use a directory, with the remedy; empty if it can."""
+    """Return why this version of edged cannot use a directory, with the remedy; empty if it can."""
     if found.format <= ours:
         return ""
     copies = f"{state}/{copy_name(ours + 1)}"
@@ -68,7 +70,7 @@ def prepare(state: Path, version: str, ours: int = FORMAT) -> None:
     try:
         _keep_copy(state, state / copy_name(ours))
     except OSError as error:
-        if error.errno != errno.EROFS:  # otherwise nothing will be written
+        if error.errno != errno.EROFS:  # on a read-only disk nothing is written, so nothing needs a copy
             raise Refused(
                 f"{state} cannot be copied before its format changes: {_reason(error)}; free space or correct its"
                 f" permissions, or install edged {found.written_by} again"
@@ -76,8 +78,8 @@ def prepare(state: Path, version: str, ours: int = FORMAT) -> None:
 
 
 def claim(state: Path, version: str, ours: int = FORMAT) -> None:
-    """Mark a directory with the format of this version. Call this when the daemon can serve, before tasks that write
-    files of this format start: if a new version cannot start, the old one must accept the directory.
+    """Mark a directory with the format of this version. Call this when the daemon can serve, but before tasks start
+    that write files of this format. If a new version cannot start, the old version must still accept the directory.
 
     Raises Refused if the format changes and the mark cannot be written.
     """
@@ -97,8 +99,8 @@ def claim(state: Path, version: str, ours: int = FORMAT) -> None:
 
 
 def _read(state: Path) -> Mark:
-    """Return the mark. A damaged one counts as none if the format was never changed. Raises Refused if it cannot be
-    read: the format could be a newer one."""
+    """Return the mark of a directory. A damaged mark counts as missing if the format was never changed. In other cases
+    raises Refused if the mark cannot be read, because the format may be a newer one."""
     path = state / FILE
     try:
         return sealed.unseal(path.read_bytes(), Mark)
@@ -121,7 +123,8 @@ def _reason(error: Exception) -> str:
 
 
 def _keep_copy(state: Path, copy: Path) -> None:
-    """Copy a directory with hard links. A copy that exists is of an upgrade that did not succeed, so it is replaced."""
+    """Copy a directory with hard links. An existing copy comes from an upgrade that did not succeed, so it is
+    replaced."""
     part = copy.with_name(f".{copy.name}")
     shutil.rmtree(part, ignore_errors=True)
     matching = shutil.ignore_patterns(*_NOT_COPIED)
@@ -138,8 +141,8 @@ def _keep_copy(state: Path, copy: Path) -> None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Make a hard link. Make a copy of a file of another user, which the kernel may not let this one link, and on a
-    disk of its own or without links."""
+    """Make a hard link, or a copy if no link is possible: the kernel may forbid a link to another user's file, the file
+    system may have no links, or the file may be on another file system."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:

@@ -28,7 +28,7 @@ from edged.store.sealed import Later, at_once
 _LOG = logging.getLogger("edged.store")
 _RECORD = "record.json"
 _LARGEST_RECORD = 1 << 20  # bytes; a larger file is not a record and must not fill the memory
-_WANTING = (*NO_DESCRIPTORS, errno.ENOMEM)  # this process's lack of resources, not a fault of the entry
+_WANTING = (*NO_DESCRIPTORS, errno.ENOMEM)  # this process lacks resources, and the entry may be good
 _NOTHING = (FileNotFoundError, NotADirectoryError)  # a folder that could not be created: see `problem`
 _TICK_SECONDS = 0.001
 
@@ -45,9 +45,9 @@ class Counts(msgspec.Struct):
 class Store:
     """The engines on disk, by the digest of their key.
 
-    Memory only has an index of the files. Methods that do more than read the index wait for the disk. If the disk
-    cannot be read, the store opens empty; if it cannot be written, engines cannot be stored. Open engines continue to
-    serve, and `problem` describes the failure.
+    Only an index of the files is in memory. Methods that need more than the index wait for the disk. If the disk cannot
+    be read, the store opens empty; if it cannot be written, engines cannot be stored. Open engines continue to serve,
+    and `problem` describes the failure.
     """
 
     def __init__(self, root: Path, accepts_foreign: bool = True, later: Later = at_once) -> None:
@@ -76,7 +76,7 @@ class Store:
     @property
     def problem(self) -> str:
         """Why engines cannot be stored; empty if they can. Stored engines may still be readable."""
-        if not self._has_folders:  # the disk may have space by now
+        if not self._has_folders:  # the disk may have free space now
             self._make_folders()
         return next(filter(None, map(unwritable, (self.engines, self._staging.root))), "")
 
@@ -124,7 +124,7 @@ class Store:
         return dict(self._index)
 
     def find(self, key: str) -> EngineRecord | None:
-        """Return the record of an engine, or None; counts hits and misses."""
+        """Return the record of an engine; None if the store has no such engine. Counts hits and misses."""
         record = self._index.get(key)
         if record is None:
             self.counts.misses += 1
@@ -144,7 +144,7 @@ class Store:
     def used(self, key: str) -> float:
         """Return when an engine was last made or opened, in seconds since the epoch; 0 if unknown.
 
-        A later use always has a larger number, even if the clock was set back in between.
+        A later use always has a later time, even if the clock was set back in between.
         """
         return self._used.get(key, 0.0)
 
@@ -160,11 +160,12 @@ class Store:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def stage(self) -> AbstractContextManager[Path]:
-        """Create an empty directory to build in. It is removed afterwards with its remaining content."""
+        """Create an empty directory to build in. After the block it is removed with its remaining content."""
         return self._staging.stage()
 
     def commit(self, staged: Path, record: EngineRecord) -> str:
-        """Publish a staged engine under its key and replace an older one in one step. Return the key's digest.
+        """Publish a staged engine under its key. An older engine with this key is replaced in one step. Return the
+        key's digest.
 
         If the file system cannot exchange two directories, the older engine is removed first.
         """
@@ -183,12 +184,13 @@ class Store:
         return digest
 
     def amend(self, record: EngineRecord) -> None:
-        """Replace the record of an engine; its files stay the same. Raises KeyError for an unknown key."""
+        """Replace the record of an engine; its files stay the same. Raises KeyError for an unknown key, and ValueError
+        if the record names other files."""
         digest = EngineKey(record.parts).digest
         if self._index[digest].files != record.files:
             raise ValueError("an amended record names other files; commit them instead")
         place = self.engines / digest
-        with self.stage() as out:  # a kill at this point must leave nothing in the entry
+        with self.stage() as out:  # a kill at this point must leave no extra file in the entry
             atomic.write_file(out / _RECORD, sealed.seal(record, indent=2))
             os.replace(out / _RECORD, place / _RECORD)
             self._index[digest] = record
@@ -196,8 +198,8 @@ class Store:
         atomic.sync_directory(place)
 
     def strip(self, record: EngineRecord) -> None:
-        """Remove an engine's files and keep `record`, which says why. If the disk is too full to write the record,
-        remove the record too."""
+        """Remove an engine's files and store `record`, which says why. If the record cannot be written, for example
+        because the disk is full, remove the record too."""
         try:
             with self.stage() as out:
                 self.commit(out, msgspec.structs.replace(record, files={}))
@@ -233,7 +235,8 @@ class Store:
             self._drop(key)
 
     def remove(self, key: str, *, keep_pin: bool = False) -> None:
-        """Remove an engine, its record and its pin. Files that cannot be deleted are no longer used.
+        """Remove an engine, its record and its pin. Files that cannot be deleted stay on disk, but the store does not
+        use them any more.
 
         With `keep_pin` the pin stays for the engine that is built instead.
         """
@@ -268,14 +271,16 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path) -> tuple[EngineRecord, bool] | None:
-    """Return (record, whether it is sealed) of an entry. None if the record is missing or damaged, the entry's name is
-    not the digest of its key, or a file has the wrong size. Raises OSError if this process lacks resources for reading.
+    """Return the record of an entry, and whether the record is sealed. Return None if the record is missing or damaged,
+    the entry's name is not the digest of its key, or a file has the wrong size. Raises OSError if this process lacks
+    resources for reading.
     """
     place = folder / _RECORD
     try:
         if place.stat().st_size > _LARGEST_RECORD:
             return None
-        # Old records have no digest; an engine takes too long to build to be discarded for that.
+        # Old records have no digest. They are accepted, because building an engine takes too long to discard it for
+        # this.
         data = read_regular(place)
         record = sealed.unseal(data, EngineRecord, unsealed=True)
         sizes = {name: (folder / name).stat().st_size for name in record.files}

@@ -1,6 +1,6 @@
 """The tracker's process: one tracker per camera, which gets the detections of each frame.
 
-A separate process, so that the daemon neither loads the library nor crashes with it.
+It is a separate process, so that the daemon does not load the tracking library and does not crash with it.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Matcher:
     def compare(self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement) -> Agreement:
         """Compare the detections in one picture. The outputs of reference and engine must have the same shapes."""
         decode = self._decode
-        if decode is None or not set(self._read) <= set(expected):  # an output that differs between runs is left out
+        if decode is None or not set(self._read) <= set(expected):  # outputs that differ between runs are missing
             return Agreement()
         ours, theirs = (decode(outputs, 0, placement, self._seen) for outputs in (expected, found))
         return agree(
@@ -117,7 +117,8 @@ class Matcher:
 
 
 def agree(ours: Detections, their_offers: Detections, theirs: Detections, our_offers: Detections) -> Agreement:
-    """Return the agreement of two sides. Each detection of one side is searched for among the offers of the other."""
+    """Return the agreement of two sides. Each detection of one side is searched for among the offers of the other
+    side."""
     kept, known = _differences(ours, their_offers), _differences(theirs, our_offers)
     worst = max(_largest(kept), _largest(known))
     return Agreement(len(ours), _count(kept), len(theirs), _count(known), worst)
@@ -174,7 +175,7 @@ def _largest(differences: npt.NDArray[np.float32]) -> float:
 def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
     """Return why the outputs for a picture cannot be boxes of the model's family.
 
-    Empty if they can be, or if the model's family has no boxes.
+    The text is empty if they can be, or if the model's family has no boxes.
     """
     family = open_family(recognition) if recognition.reads_pictures else None
     if not isinstance(family, Family):

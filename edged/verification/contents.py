@@ -80,7 +80,7 @@ def compare_served(
 ) -> tuple[str, float] | None:
     """Return the figure of a content that was served with these thresholds, as `ContentMatcher.figure` does.
 
-    A client gets only the best classes. These are compared, and the reference's best class.
+    A client gets only the best classes. So only these classes and the reference's best class are compared.
     """
     if not isinstance(served, Classes):
         expected = family.content(outputs, 0, placement, thresholds)
@@ -122,7 +122,7 @@ def kind_of(content: Content) -> str:
 
 
 def is_legible(expected: Text, found: Text | None) -> bool:
-    """Whether a side reads the text clearly; otherwise rounding decides the characters."""
+    """Whether at least one side reads the text clearly. If no side does, rounding decides the characters."""
     return max(expected.score, found.score if found is not None else 0.0) >= _LEGIBLE
 
 
@@ -133,7 +133,7 @@ def _class_score(expected: Classes, found: Classes) -> float:
 
 
 def _mean_iou(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> float:
-    """Return the mean IoU over the classes of two maps. Maps whose sizes do not fit share no cell."""
+    """Return the mean IoU over the classes of two maps; 0 if the sizes of the maps do not fit."""
     if _fitted(expected, found) is None:
         return 0.0
     shares = [*class_ious(expected, found).values()]
@@ -163,7 +163,7 @@ def _fitted(
 
 
 def _thinned(cells: npt.NDArray[np.int32], shape: tuple[int, ...]) -> npt.NDArray[np.int32]:
-    """Return every second cell, every fourth, and so on, while these are at least as many as in a map of `shape`."""
+    """Keep every second row and column of a map, again and again, while the result is not smaller than `shape`."""
     while (coarser := cells[::2, ::2]).size < cells.size and np.all(np.array(coarser.shape) >= shape):
         cells = coarser
     return cells

@@ -33,13 +33,13 @@ _MOST_LINES, _LONGEST = 5, 80  # lines of a content, characters of a line or of 
 _MOST_ROWS = 100  # classes or cameras
 _MOST_REASONS = 4
 _CURVE = tuple(round(0.05 * number, 2) for number in range(1, 20))
-_MOST_LOW = 300  # detections of a frame that the curve is made of
+_MOST_LOW = 300  # detections of a frame from which the curve is made
 _GROUP = 2.0  # a single class or camera may differ this many times as much as all frames together
 
 
 @dataclass
 class _Count:
-    """Counts and sums over some frames: of all, of a class, or of a camera."""
+    """Counts and sums over some frames: of all objects, of the objects of one class, or of one camera."""
 
     objects: int = 0
     found: int = 0
@@ -63,8 +63,8 @@ class _Count:
             self.sums[figure] = before + total, count + number
 
     def figures(self, *, has_boxes: bool) -> dict[str, float]:
-        """Return the figures. Recall is 1 if the reference has no detections, precision is 1 if the engine has no
-        detections; if neither has any, both are left out."""
+        """Return the figures. Recall is 1 if only the reference has no detections, precision is 1 if only the engine
+        has no detections. If no side has detections, recall and precision are left out."""
         found: dict[str, float] = {}
         if has_boxes and (self.objects or self.found):
             found["recall"], found["recall_75"] = (_share(n, self.objects) for n in (self.pairs, self.pairs_75))
@@ -95,7 +95,7 @@ class FrameJudge:
         self._total, self.frames = _Count(), 0
         self._classes: dict[int, _Count] = {}
         self._cameras: dict[str, _Count] = {}
-        self._curve = np.zeros((2, len(_CURVE)), np.int64)  # detections with at least each score; those that match
+        self._curve = np.zeros((2, len(_CURVE)), np.int64)  # at each score or above: detections, and matched detections
         self._worst: list[tuple[tuple[float, float], int, WorstFrame]] = []
 
     def add(
@@ -158,7 +158,7 @@ class FrameJudge:
             self._keep((wrong, frame.most_drift), worst)
 
     def _add_curve(self, low: Detections, pairs: Sequence[tuple[int, int]]) -> None:
-        # The best scores are matched first, so a higher threshold removes matches and changes none.
+        # The best scores are matched first, so a higher threshold only removes matches and does not change the others.
         matched = [row for _, row in pairs]
         for number, scores in enumerate((low.scores, low.scores[matched])):
             self._curve[number] += [int(np.count_nonzero(scores >= least)) for least in _CURVE]

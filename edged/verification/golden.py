@@ -69,7 +69,7 @@ def deciding(samples: Sequence[Sample], arithmetic: str) -> list[Sample]:
 
     A precision below float32 is good enough for the values that the model is used with. Other values may exceed the
     precision's range, and int8 is calibrated on pictures and saturates outside their range. So only the user's samples,
-    pictures and sounds decide, or, without any, the samples without wide values.
+    pictures and sounds decide, or, if there are no such samples, the samples without wide values.
     """
     if arithmetic == "fp32":
         return list(samples)
@@ -117,8 +117,8 @@ def make(
 
 def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples, each with the least noise of its outputs. The least noise follows from an output's values in
-    all samples except those of kind WIDE; for a WIDE sample, from the values in this sample only. The rows and columns
-    of answers are compared if the answers have the same shape."""
+    all samples except those of kind WIDE; for a WIDE sample, from the values in this sample only. The maxima of rows
+    and columns are taken over answers of the same shape."""
     usual = noise.least(sample.outputs for sample in samples if sample.kind != WIDE)
     own = [noise.least([sample.outputs]) if sample.kind == WIDE else usual for sample in samples]
     return [
@@ -168,7 +168,8 @@ class _Reference:
                 return
 
     def ask(self, probe: Probe, twice: bool) -> str:
-        """Run a probe; return why it has no answer, empty if it has. Outputs that differ between runs are excluded."""
+        """Run a probe. Return why the probe has no answer; the text is empty if it has one. Outputs that differ between
+        runs are excluded."""
         self._notify()
         try:
             is_wide, is_own = probe.kind == WIDE, probe.kind in USED
@@ -198,8 +199,8 @@ class _Reference:
 
     @contextlib.contextmanager
     def _patience(self, *, is_bounded: bool) -> Iterator[None]:
-        """Stop a bounded inference that takes too long, which then fails; do nothing if the session is not
-        `Stoppable`."""
+        """A context that stops an inference that takes too long, so that the inference fails. If the inference is not
+        `is_bounded`, or if the session is not `Stoppable`, the context only measures the time."""
         session, began = self._session, time.monotonic()
         if not is_bounded or not isinstance(session, Stoppable):
             yield
@@ -215,14 +216,14 @@ class _Reference:
             session.go_on()  # the stop may have come after the inference ended
 
     def ask_within_limits(self, probe: Probe) -> str:
-        """Run a sample or picture; return why it was left out, empty if it was not."""
+        """Run a sample or picture. Return why it was left out; the text is empty if it was not left out."""
         last = self.samples[-1] if self._bytes else None
         if last is not None and self._bytes + last.size > self._most_bytes:
             return (
                 f"sample {probe.name} is left out: all golden answers together may have {self._most_bytes >> 20} MiB; "
                 "give fewer samples"
             )
-        # Only the first is run twice, to save time: the other probes find random outputs too.
+        # To save time, only the first sample is run twice: the generated probes find random outputs too.
         refusal = self.ask(probe, twice=not self._bytes)
         if refusal:
             return f"sample {probe.name} is refused by the reference: {refusal}"
@@ -255,7 +256,7 @@ def load(path: Path) -> Golden:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file exists and is intact; a damaged one is counted and removed."""
+    """Whether a file exists and is intact. A damaged file is counted and removed."""
     try:
         _proven(path)
     except FileNotFoundError:
@@ -275,7 +276,7 @@ def _proven(path: Path) -> memoryview:
 
 
 def prune(path: Path) -> None:
-    """Remove all other files of golden answers of this file's model, because the model's probes have changed.
+    """Remove all files of golden answers of a model except `path`, because the model's probes have changed.
 
     A file's name is the model's digest, a dash and a digest of the rest (`standard.py`). Two models with the same
     content and different samples remove each other's file, which only costs time when one of them gets an engine.

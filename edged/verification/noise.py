@@ -4,9 +4,10 @@ Two runtimes add numbers in different orders and approximate functions different
 bits. To measure how much that is for a model, the reference runs again with every input moved by one step of its type
 (`nudged`). This does not measure how accurate a runtime's functions are: their error depends on the range of a function
 and not on its value. ONNX Runtime's Sigmoid is off by 9e-8 even if its value is 1e-9, OpenVINO's Softplus by 8e-6 even
-if its value is 1e-30. So the noise of an element is at least one step of float32 at the largest value of its row or of
-its column in all probes, whichever is smaller, and at the largest value of the whole output, but not above 32. A table
-may have pixels next to scores, or masked columns of -1e9: without this limit, they would excuse wrong scores.
+if its value is 1e-30. So the noise of an element has a lower limit, which is one step of float32 at the larger of two
+values. One is the largest value of the element's row or of its column in all probes, whichever is smaller. The other is
+the largest value of the whole output, but at most 32. A table may have pixels next to scores, or masked columns of
+-1e9: without the bound of 32, these values would excuse wrong scores.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Maxima(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Array) -> Maxima:
-        """Return the maxima of values that are not negative. They have no axes of one element."""
+        """Return the maxima of `values`, which are not negative and have no axes of one element."""
         rows = values.max(axis=-1, keepdims=True) if values.ndim else values
         return cls(rows, values.max(axis=-2, keepdims=True) if values.ndim >= 2 else rows)
 
@@ -47,18 +48,19 @@ class Maxima(msgspec.Struct, frozen=True):
         return Maxima(np.maximum(self.rows, other.rows), np.maximum(self.columns, other.columns))
 
     def bounds(self) -> Array:
-        """Return a bound of each element. Broadcasts to the output without axes of one element."""
+        """Return a bound of each element. Broadcasts to the output's shape without its axes of size 1."""
         return np.asarray(np.minimum(self.rows, self.columns))
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """How far the elements of one output move. `least`: the least noise, also of an output that does not move."""
+    """How far the elements of one output move. `change`: as measured. `least`: the lower limit of the noise, which also
+    holds for an output that does not move."""
 
     change: Maxima
     least: Maxima
 
     def floor(self) -> _Floats:
-        """Return the largest difference that counts as noise. Broadcasts to the output without axes of one element."""
+        """Return the largest difference that counts as noise. Broadcasts as `Maxima.bounds` does."""
         return np.asarray(_FACTOR * np.maximum(self.change.bounds(), self.least.bounds()), np.float64)
 
 
@@ -104,8 +106,9 @@ def without(difference: _Floats, noise: Noise | None) -> _Floats:
 
 
 def _smallest_scale(low: float, high: float) -> float:
-    """Return the value at which one step is the least noise of any element of an output with this range. At least 1 for
-    an output without negative values: scores may be much smaller than 1 in all probes."""
+    """Return the smallest scale of an output with values from `low` to `high`. The noise of each of its elements is at
+    least one step at this scale. If no value is negative, the scale is at least 1, because scores may be much smaller
+    than 1 in all probes."""
     largest = min(_WHOLE, max(abs(low), abs(high)))
     return max(1.0, largest) if low >= 0.0 and high > 0.0 else largest
 

@@ -1,8 +1,8 @@
 """Probes that an engine must answer before it may serve: seeded tensors of several kinds, the user's pictures and
 tensors (`user_samples.py`), synthetic pictures, and synthetic sounds (`sounds.py`).
 
-Pictures are prepared as in serving. They are needed because a detector rarely detects anything in random tensors, which
-therefore do not show all errors of an engine.
+Pictures are prepared as in serving. They are needed because random tensors do not show all errors of an engine: a
+detector rarely detects anything in them.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRa
     """Yield lists of probes with seeded tensors of every kind, one list for each way to fill dynamic dimensions; then
     the same lists with constants. The caller needs only the first list in which the reference answers a probe.
 
-    Shapes in the model's range come first, beginning with the usual ones, because an engine for a range refuses all
-    others.
+    The usual shapes come first, then the other shapes in the model's range, because an engine for a range refuses
+    shapes outside it.
     """
     for kinds in (_KINDS, _CONSTANTS):
         for shapes in _candidates(signature, recognition, shape_range):
@@ -68,10 +68,10 @@ def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRa
 def one_by_one(
     signature: Signature, recognition: Recognition, shape_range: ShapeRange, most_bytes: int
 ) -> Iterator[Callable[[], Probe]]:
-    """Yield functions that make the probes of `tensors`, in the same order, for a host that serves.
+    """Yield functions that make the probes of `tensors`, in the same order, for a host that serves or for admission.
 
     Probes of more than `most_bytes` and probes of kind WIDE are left out: if an input is a count or a size, a huge
-    number would keep the host busy for ever, or use up its memory.
+    number would keep the process busy for ever, or use up its memory.
     """
     for kinds in (_KINDS, _CONSTANTS):
         for shapes in _candidates(signature, recognition, shape_range):
@@ -111,7 +111,7 @@ class Pictures:
 
     def sample(self, path: Path, content: str = "") -> Probe:
         """Return the probe of a user's picture. Raises InvalidInput, with the file's name, if it cannot be read,
-        Superseded if its SHA-256 is not `content`."""
+        Superseded if `content` is given and is not its SHA-256."""
         return self.of(path.name, read_sample(path, content))
 
     def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
@@ -137,8 +137,8 @@ def made_sounds(recognition: Recognition) -> Iterator[Probe]:
 
 class _Companions:
     """The inputs other than the picture that a model's family fills (`Family.extra_inputs`), such as the size of the
-    picture. Random values would be invalid. But a process that may not run the code of another package's family, such
-    as the daemon, leaves them random: the engine may then refuse the probe, like any probe."""
+    picture. Random values would be invalid in these inputs. But a process that may not run the code of another
+    package's family, such as the daemon, leaves them random. The engine may then refuse the probe, like any probe."""
 
     def __init__(self, recognition: Recognition) -> None:
         self._family = open_family(recognition) if is_decoded_here(recognition) else None
@@ -149,7 +149,7 @@ class _Companions:
 
 def read_sample(path: Path, content: str = "") -> Image:
     """Return a user's picture, BGR uint8 [height, width, 3]. Raises InvalidInput, with the file's name, if it cannot be
-    used, Superseded if its SHA-256 is not `content`."""
+    used, Superseded if `content` is given and is not its SHA-256."""
     from edged.vision.image import decode  # loads OpenCV, which the daemon does without
 
     encoded = sample_content(path, content)
@@ -175,7 +175,7 @@ def sample_content(path: Path, content: str = "") -> bytes:
 
 def _candidates(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[Shapes]:
     """Yield concrete shapes to try, each once. Shapes outside the range come last, for models that accept no shapes
-    inside."""
+    inside it."""
     usual, tried = shape_range.usual(signature), list(_shapes(signature, recognition))
     first = [usual] if usual is not None and _are_small(usual) else []
     ordered = [*first, *filter(shape_range.contains, tried), *(s for s in tried if not shape_range.contains(s))]
@@ -198,7 +198,7 @@ def _tensors(signature: Signature, recognition: Recognition, shapes: Shapes, kin
 
 
 def _rate(sound: Sound, shapes: Shapes) -> Array:
-    """Return the sample rate that the model is used with: another one would choose another branch of the graph."""
+    """Return the sample rate that the model is used with: another rate would choose another branch of the graph."""
     return np.full(shapes[sound.rate_input], sound.rate, np.int64)
 
 

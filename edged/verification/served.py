@@ -25,8 +25,8 @@ _MOST_OFFERED = 4096
 
 class Comparison(msgspec.Struct, frozen=True):
     """How a served answer agrees with the reference's. `figures` are named as in `standard.Tolerance`, and are empty if
-    there is nothing to compare. `common` counts the detections that both have; `shift` is the mean of their served
-    scores minus the reference's."""
+    there is nothing to compare. `common` counts the detections that both have. `shift` is the mean
+    difference of the scores of these detections, the served score minus the reference's."""
 
     figures: dict[str, float] = {}
     common: int = 0

@@ -69,8 +69,8 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return shapes if _is_cheap(signature, shapes) else None
 
     def edges(self, signature: Signature) -> list[Shapes]:
-        """Return the shapes at the limits of ranges that were set or learnt, without duplicates: those with the largest
-        batch, the smallest, and the largest. Shapes that are too large to probe are left out."""
+        """Return the shapes at the limits of ranges that were set or learnt, without duplicates: the usual shapes with
+        the largest batch, the smallest shapes, and the largest. Shapes that are too large to probe are left out."""
         batch = self.batch(signature)
         found = [] if batch is None else [batch]
         if not self.given:

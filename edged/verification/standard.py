@@ -1,7 +1,7 @@
 """The standard that a model's engines must meet: the probes, and how far answers may differ from the reference's.
 
-The daemon's event loop computes it for every planned engine. So nothing here decodes a picture, and for a model with
-the `contents` of its samples the disk is not read.
+The daemon's event loop computes the standard of every planned engine. So nothing here decodes a picture, and if a
+model has the `contents` of its samples, the disk is not read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edged.vision.family import Recognition
 # Part of the name of every file of golden answers. Increase it with every change of the probes (golden.py, probes.py,
 # shape_range.py, pictures.py), of their noise (noise.py) or of the file's format.
 _QUESTIONS = 7
-# Increase it with every change of the answers that count (`golden.deciding`) or of how they are compared (verify.py).
+# Increase it with every change in which answers count (`golden.deciding`) or in how they are compared (verify.py).
 _RULE = 5
 
 # The facts of the box that the reference's answers depend on: its runtime and the processor's instructions.
@@ -197,8 +197,8 @@ TOLERANCES = {
 }
 
 
-# Raw outputs of an engine that is judged on frames of cameras afterwards. Most values of a detector's maps become no
-# detection, so these bounds only refuse garbage; the frames show what clients get.
+# Bounds for the raw outputs of an engine that is judged on frames of cameras afterwards. Most values of a detector's
+# maps become no detection, so these bounds only refuse garbage; the frames show what clients get.
 _BEFORE_FRAMES = {"cosine": 0.5, "relative_l2": 1.0, "outliers": 1.0}
 
 
@@ -246,8 +246,9 @@ def tolerance(
 ) -> Tolerance:
     """Return how far an engine may differ from the reference. `arithmetic` is the precision of the model as exported.
 
-    The bounds for detections and classes are those of `arithmetic`, unless the model's setting `precisions` names
-    `precision`. In a named precision, the raw outputs of an engine that is judged on frames of cameras hardly count.
+    If the model's setting `precisions` does not name `precision`, the bounds for detections and classes are those of
+    `arithmetic`. If it names `precision`, the raw outputs of an engine that is judged on frames of cameras hardly
+    count.
     """
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):
@@ -261,7 +262,8 @@ def tolerance(
 
 def _golden(model: Model, facts: Mapping[str, str]) -> str:
     """Return the model's digest, a dash, and 12 hexadecimal digits over everything else that probes and the reference's
-    answers are made from. Another ONNX Runtime may answer differently, and it is the reference that serves."""
+    answers are made from. ONNX Runtime's version is part of that: another version, which is then the reference that
+    serves, may answer differently."""
     samples = sorted(map(model.content, model.samples))  # the names of the files do not matter
     shape_range = ShapeRange.of(model)
     shapes = [str(shape_range.profile), shape_range.given]

@@ -43,7 +43,7 @@ _HEADERS: Mapping[tuple[int, int], Callable[[io.BytesIO], _Header]] = {
 }
 # What zipfile, zlib and numpy raise for invalid files.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, NotImplementedError, EOFError, OSError)
-# Increase it with every change of the calibration (pictures.py, jobs/onnx_int8.py, jobs/int8_*.py).
+# Increase this number with every change of the calibration (pictures.py, jobs/onnx_int8.py, jobs/int8_*.py).
 _METHOD = 4
 _MOST_FRAMES = 128  # collected frames to calibrate on
 _ENOUGH = 4  # with fewer pictures of the user, all are used to calibrate
@@ -56,7 +56,7 @@ def tensor_probes(signature: Signature, samples: Sequence[str]) -> Iterator[Call
 
 def read_tensors(path: Path, signature: Signature, content: str = "") -> Probe:
     """Read the inputs in a file. Raises InvalidInput, with the file's name, if they do not fit the model, Superseded if
-    the file's SHA-256 is not `content`."""
+    `content` is given and is not the file's SHA-256."""
     encoded = sample_content(path, content)
     try:
         with zipfile.ZipFile(io.BytesIO(encoded)) as archive:

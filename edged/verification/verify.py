@@ -67,8 +67,9 @@ def judge(
 ) -> Verdict:
     """Return the verdict over the answers to all probes. `matcher` compares detections or contents of pictures.
 
-    If all answers of the reference are empty or not finite, a right engine and one that always answers the same
-    look alike. Then the verdict has the figure `NO_VALUES`, and with `needs_values` the engine is rejected."""
+    If all answers of the reference are empty or not finite, they do not distinguish a right engine from an engine that
+    always gives the same answer. Then the verdict has the figure `NO_VALUES`, and with `needs_values` the engine is
+    rejected."""
     tally = _Tally(tolerance, matcher, needs_values)
     for pair in pairs:
         reason = tally.add(pair)
@@ -94,7 +95,7 @@ class _Tally:
 
     def __init__(self, tolerance: Tolerance, matcher: AnyMatcher | None, needs_values: bool) -> None:
         self._tolerance = tolerance
-        self._needs_values, self._lacks_values = needs_values, True  # until an answer of the reference has one
+        self._needs_values, self._lacks_values = needs_values, True  # until an answer of the reference has a value
         self._contents = matcher if isinstance(matcher, ContentMatcher | SoundMatcher) else None
         self._matcher = matcher if isinstance(matcher, Matcher) else None
         self._worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
@@ -105,7 +106,7 @@ class _Tally:
         self._boxes, self._least_share = Agreement(), 1.0
 
     def add(self, pair: Pair) -> str:
-        """Add the figures of an answer; return why the answer cannot be compared, empty if it can."""
+        """Add the figures of an answer. Return why the answer cannot be compared; the text is empty if it can."""
         for name, reference in pair.expected.items():
             found = pair.answer.get(name)
             self._lacks_values = self._lacks_values and not _has_values(reference)

@@ -1,9 +1,9 @@
 """Converts pictures to input tensors, and output tensors to detections.
 
-Everything here is pure: bytes and arrays in, arrays and frozen structs out; no sockets, files, clocks or runtimes. It
-runs in the engine host (the hot path), in children and clients, and in the daemon, which recognises models, decodes
-sound and chooses crops with it. The exception is `families.third_party`: in hosts and children it imports families of
-other packages.
+Everything here is pure: functions take bytes and arrays, and return arrays and frozen structs. They use no sockets,
+files, clocks or runtimes. This code runs in the engine host (the hot path), in children and in clients. The daemon uses
+it to recognise models, decode sound and choose crops. The exception is `families.third_party`: in hosts and children it
+imports families of other packages.
 
 Path of a picture: `image` decodes it. `prepare` writes it, or a region of it, into a slice of the input and returns its
 `placement`. After inference, a decoder in `families`, chosen by `family.recognise`, converts the outputs to

@@ -1,6 +1,7 @@
-"""All families that accept a model's tensors, each with the settings that it needs, to compare them on a picture.
+"""Finds all families that accept a model's tensors, each with the settings that it needs, to compare them on a picture.
 
-Some formats have the same shapes, and the file does not say which format it has. A person sees it from the drawn boxes.
+Some formats have the same shapes, and the file does not say which format it has. A person can see from the drawn boxes
+which format is right.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ def candidates(
     operators: Iterable[str] | None = None,
     heads: Mapping[str, str] | None = None,
 ) -> tuple[Candidate, ...]:
-    """Return the families that accept a model: those that `recognise` names, then the others, the nearest first.
+    """Return the families that accept a model: first those that `recognise` names, then the others. In both groups the
+    family with the nearest signature comes first.
 
-    The arguments are those of `recognise`; a setting `family` is ignored. A family that other settings contradict, such
-    as the number of `names`, is left out.
+    The arguments are those of `recognise`, but a setting `family` is ignored. A family is left out if another setting
+    contradicts it, such as a wrong number of `names`.
     """
     given = {key: value for key, value in settings.items() if key != "family"}
     evidence = evidence_of(inputs, outputs, read_metadata(metadata), given, operators, heads)

@@ -18,7 +18,8 @@ _NOTHING = ""  # the class that stands for no character: the blank, or the end o
 
 @functools.lru_cache(4)  # models are recognised again with each change; PP-OCR has 18,708 characters
 def parse(text: str) -> tuple[str, ...]:
-    """Return the entries of a list: its lines if it has several, otherwise its characters; empty if it is too long.
+    """Return the entries of a list of characters: its lines if it has several lines, otherwise the characters of its
+    only line. Return no entries if the text is longer than `MOST_LISTED`.
 
     An empty line is the class that stands for no character. Control characters become U+FFFD, because terminals and log
     lines show texts.
@@ -30,11 +31,11 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def by_class(listed: tuple[str, ...], classes: int | None, *, nothing_last: bool) -> tuple[str, ...] | None:
-    """Return the character of each class; empty text for the one class that stands for no character.
+    """Return the character of each class, in order. The class that stands for no character gets an empty text.
 
-    If the list has no empty entry, this class is added before all others, or with `nothing_last` after them. If the
-    model then has one class more, that class is the space, after the other characters, as in PaddleOCR. `classes` is
-    the model's number of classes, None if unknown. Returns None if the list does not fit.
+    If the list has no empty entry, one is added: at the start, or at the end with `nothing_last`. If the model has two
+    classes more than this list, a space is also added after the listed characters, as in PaddleOCR. `classes` is the
+    model's number of classes, None if unknown. Returns None if the list does not fit.
     """
     if not listed or listed.count(_NOTHING) > 1:
         return None
@@ -46,6 +47,6 @@ def by_class(listed: tuple[str, ...], classes: int | None, *, nothing_last: bool
 
 
 def _printable(entry: str) -> str:
-    if entry.isascii() and entry.isprintable():  # most are not ASCII, but then each has one or two code points
+    if entry.isascii() and entry.isprintable():  # a fast path; most other entries have one or two code points
         return entry
     return "".join("\ufffd" if unicodedata.category(each) in _UNPRINTABLE else each for each in entry)

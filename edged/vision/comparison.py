@@ -1,7 +1,7 @@
 """Compares a model's tensors with signatures: what they have in common, and what differs, in words.
 
-Comparing is pure and its cost is bounded: a model's names may be huge, and it may have thousands of tensors, so only
-the first tensors are compared, with their names cut.
+Comparing is pure and its cost is bounded. A model may have huge names and thousands of tensors, so only the first
+tensors are compared, and their names are cut.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Tensors(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What a model has in common with a signature (`points`), and what differs: texts, and their cost.
+    """The result of comparing a model with a signature.
 
-    `is_readable`: the tensors of the signature are all there, although some may have other names or further ones exist.
+    `points` rate what they have in common. `differences` are texts, and `cost` rates the differences. `is_readable`:
+    the model has all tensors of the signature, but some may have other names, and there may be further tensors.
     """
 
     points: int
@@ -96,8 +97,8 @@ def shown(spec: TensorSpec) -> str:
 
 
 class _Pairing(msgspec.Struct):
-    """Which tensors of a model match which patterns of a signature. `unlike` have another shape, `renamed` another
-    name; `missing` patterns have no tensor, `left` tensors no pattern."""
+    """Which tensors of a model match which patterns of a signature. The pairs `unlike` differ in shape, the pairs
+    `renamed` in name. `missing` are the patterns without a tensor, `left` are the tensors without a pattern."""
 
     points: int
     unlike: list[tuple[TensorPattern, TensorSpec]]
@@ -114,7 +115,7 @@ def _side(
     may_have_more: bool,
     values: Values,
 ) -> Comparison:
-    """Compare the inputs or the outputs, `what`. `beyond` is the number of tensors that are not compared."""
+    """Compare the tensors of one side; `what` is "input" or "output". `beyond` further tensors are not compared."""
     pairing = _Pairing(0, [], [], [], list(specs))
     _pair_by_name(pairing, patterns, values)
     _pair_by_shape(pairing, values)
@@ -146,7 +147,7 @@ def _pair_by_name(pairing: _Pairing, patterns: tuple[TensorPattern, ...], values
 
 
 def _pair_by_shape(pairing: _Pairing, values: Values) -> None:
-    """Pair each pattern that has no tensor yet with the first tensor that fits."""
+    """Pair each pattern that has no tensor yet with the first tensor whose shape fits."""
     for pattern in tuple(pairing.missing):
         match = next(_fitting(pattern, pairing.left, values), None)
         if match is None:
@@ -160,7 +161,8 @@ def _pair_by_shape(pairing: _Pairing, values: Values) -> None:
 
 
 def _pair_in_order(pairing: _Pairing) -> None:
-    """Pair tensors of unlike shape with patterns that have no fixed name, if as many are left."""
+    """Pair the tensors that are left with the patterns that have no fixed name, in order and although their shapes
+    differ. Do this only if their numbers are equal."""
     unnamed = [pattern for pattern in pairing.missing if not pattern.has_fixed_name]
     if len(unnamed) == len(pairing.left):
         pairing.unlike += zip(unnamed, pairing.left, strict=True)
@@ -202,5 +204,5 @@ def _shape(spec: TensorSpec) -> str:
 
 
 def _cut(spec: TensorSpec) -> TensorSpec:
-    """Return a tensor whose name is cut, so that it is cheap to compare; no pattern has a name that long."""
+    """Return a tensor with its name and shape cut, so that it is cheap to compare. No pattern has such a long name."""
     return TensorSpec(spec.name[: 2 * _LONGEST_NAME], spec.datatype, spec.shape[: 2 * _MOST_DIMS])

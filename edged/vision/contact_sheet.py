@@ -11,7 +11,7 @@ import numpy as np
 
 from edged.vision.image import Image
 
-SIDE = 360  # of the picture in a tile, at most, in pixels
+SIDE = 360  # pixels: the largest width or height of the picture in a tile
 _GAP, _LINE = 6, 18  # pixels
 _FONT, _SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.42
 _DARK, _LIGHT, _DIM = (24, 24, 24), (255, 255, 255), (170, 170, 170)

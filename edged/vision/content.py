@@ -2,7 +2,7 @@
 
 Detections are not here: they have a packed form of their own (`edged.vision.detections`), because most frames have
 them. A content crosses processes as MessagePack. `unpack` checks every size, because a hostile model may have taken
-over the host that sends it.
+over the host that sends the content.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
         return np.repeat(np.array(self.class_ids, np.int32), self.lengths).reshape(self.height, self.width)
 
     def resized(self, width: int, height: int) -> npt.NDArray[np.int32]:
-        """Return the class ids with another number of cells, int32 [height, width]: for the size of the picture (or of
-        `box`), the class of each pixel. Each cell has the class of the nearest cell of the map."""
+        """Return the class ids for a grid of `width` x `height` cells, int32 [height, width]. Each cell has the class
+        of the nearest cell of the map. For the size of the picture (or of `box`) this is the class of each pixel."""
         rows, columns = _nearest(height, self.height), _nearest(width, self.width)
         resized: npt.NDArray[np.int32] = self.cells()[rows[:, None], columns]
         return resized
@@ -132,9 +132,9 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
 
     @classmethod
     def of(cls, values: npt.NDArray[np.floating], box: Box | None = None) -> ValueMap:
-        """Encode values [height, width]. Values that are not finite as float32 become the lowest value; 0 if there are
-        no others. A map with a side above `MOST_SIDE`, or more than 4 million cells, is encoded with half the width and
-        height, or a quarter, and so on."""
+        """Encode values [height, width]. Values that are not finite as float32 become the lowest finite value, or 0 if
+        no value is finite. A map with a side above `MOST_SIDE`, or more than 4 million cells, is encoded with half the
+        width and height, or a quarter, and so on."""
         while max(values.shape) > MOST_SIDE or values.size > _MOST_CELLS:
             values = values[::2, ::2]
         height, width = values.shape
@@ -157,8 +157,9 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
         return found.astype(np.float32)
 
     def resized(self, width: int, height: int) -> npt.NDArray[np.float32]:
-        """Return the numbers with another number of cells, float32 [height, width]: for the size of the picture (or of
-        `box`), the number of each pixel. It is interpolated between the four nearest cells."""
+        """Return the numbers for a grid of `width` x `height` cells, float32 [height, width]. Each is interpolated
+        between the four nearest cells of the map. For the size of the picture (or of `box`) this is the number of each
+        pixel."""
         values = self.values()
         top, bottom, down = _between(height, self.height)
         left, right, across = _between(width, self.width)
@@ -177,12 +178,12 @@ class Depth(msgspec.Struct, frozen=True, array_like=True, tag="depth", forbid_un
 
 
 class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", forbid_unknown_fields=True):
-    """A vector that is near the vectors of similar pictures. `data` has little-endian float32 values of length 1, or
-    zeros, which are similar to nothing.
+    """A vector that is near the vectors of similar pictures. `data` has its values, little-endian float32. The vector
+    has length 1, or is all zeros, which are similar to nothing.
 
-    The daemon looks it up in the model's gallery. `similarity` is that of the nearest picture, -1..1. `label` is the
-    name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery `label` is
-    empty and `similarity` 0.
+    The daemon looks the vector up in the model's gallery. `similarity` is that of the nearest picture, -1..1. `label`
+    is the name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery `label`
+    is empty and `similarity` is 0.
     """
 
     data: bytes
@@ -300,13 +301,13 @@ def _check_sides(width: int, height: int, box: Box | None) -> None:
 
 
 def _nearest(count: int, cells: int) -> npt.NDArray[np.int64]:
-    """Return the cell in which the centre of each of `count` places lies."""
+    """Divide a line of `cells` cells into `count` places; return the cell that contains the centre of each place."""
     return (np.arange(count) * 2 + 1) * cells // (count * 2)
 
 
 def _between(count: int, cells: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return the two cells between whose centres the centre of each of `count` places lies, and the weight of the
-    second."""
+    """Divide a line of `cells` cells into `count` places. For linear interpolation at the centre of each place, return
+    the two nearest cells and the weight of the second cell."""
     at = np.clip((np.arange(count) + 0.5) * cells / count - 0.5, 0, cells - 1)
     first = at.astype(np.int64)
     return first, np.minimum(first + 1, cells - 1), (at - first).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The JSON of a content. Classes have the fields of Roboflow's classification JSON."""
+"""Converts a content to the fields of its JSON. Classes have the fields of Roboflow's classification JSON."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def content_fields(content: Content, names: Sequence[str], maps: bool = True) ->
     - anomaly: `anomaly` of {score, is_anomalous}, and `map` if the model has one
 
     A map is {width, height, low, high, data}: `data` is base64 of the levels of a `ValueMap`. A map of a part of the
-    picture also has its `box`, [x1, y1, x2, y2] in pixels. `maps` False leaves out what is large: `class_ids`,
-    `lengths` and `data`.
+    picture also has its `box`, [x1, y1, x2, y2] in pixels. If `maps` is False, the large fields are left out:
+    `class_ids`, `lengths` and `data`.
     """
     if isinstance(content, Classes):
         rows = zip(content.class_ids, content.scores, strict=True)

@@ -13,14 +13,14 @@ from edged.vision.detections import Detections, class_name
 from edged.vision.placement import Region, Roi
 from edged.vision.tilted import Corners, upright
 
-_MOST_PIXELS = 64 * 1024 * 1024  # `image.MAX_PIXELS`, which needs OpenCV
+_MOST_PIXELS = 64 * 1024 * 1024  # as `image.MAX_PIXELS`; importing `image` would load OpenCV
 
 
 class CropRule(msgspec.Struct, frozen=True):
     """Which detections get a crop: at most `most` of the `classes` (empty for all), the best scores first.
 
-    A crop is the box, enlarged on each side by `margin` times its width or height. With `is_upright`, it is the
-    oriented box instead, turned upright, if the detector gives corners.
+    A crop is the box, enlarged on each side by `margin` times its width or height. If `is_upright` is set and the
+    detector gives corners, the crop is the oriented box instead, turned upright.
     """
 
     classes: frozenset[str] = frozenset()
@@ -30,10 +30,10 @@ class CropRule(msgspec.Struct, frozen=True):
 
 
 class Crops(msgspec.Struct, frozen=True):
-    """The crops of one picture: the row of the detection for each, in decreasing order of scores, and its region.
+    """The crops of one picture, in decreasing order of scores: the `rows` of their detections, and their `regions`.
 
-    `left_out` counts the detections of the rule's classes that have no crop: they are too many, or have no area in the
-    picture.
+    `left_out` counts the detections of the rule's classes that have no crop, because there are too many of them, or
+    because they have no area in the picture.
     """
 
     rows: tuple[int, ...] = ()
@@ -44,8 +44,8 @@ class Crops(msgspec.Struct, frozen=True):
 def choose(
     found: Detections, names: Sequence[str], rule: CropRule, width: int, height: int, rotation: int = 0
 ) -> Crops:
-    """Choose the crops of a picture of width x height pixels. Models get it rotated clockwise by `rotation` degrees.
-    `names` are those of the detector's classes.
+    """Choose the crops of a picture of width x height pixels. `names` are the names of the detector's classes. Models
+    get the picture rotated clockwise by `rotation` degrees.
 
     Boxes and size come from a process that may be hostile. Boxes that are not finite get no crop. Raises ValueError if
     the size is impossible.
@@ -64,8 +64,8 @@ def choose(
 
 
 def _whole_pixels(boxes: npt.NDArray[np.float32], margin: float, width: int, height: int) -> npt.NDArray[np.float64]:
-    """Return the regions of whole pixels, xyxy [n, 4], that contain the enlarged boxes as far as they are in the
-    picture; NaN for a box that is not finite."""
+    """Enlarge boxes by `margin`, cut them to the picture, and round them outwards to whole pixels. Return xyxy [n, 4],
+    with NaN for a box that is not finite."""
     exact = boxes.astype(np.float64)
     exact[~np.isfinite(exact).all(axis=1)] = np.nan
     more, limit = (exact[:, 2:] - exact[:, :2]) * margin, (width, height)
@@ -92,7 +92,8 @@ def _region(
 
 
 def _tilted(corners: npt.NDArray[np.float32], margin: float, width: int, height: int, rotation: int) -> Corners | None:
-    """Return the corners of an oriented crop; None if it has no area, or far more than the picture."""
+    """Return the corners of an oriented crop. Return None if a corner is not finite, if its centre is outside the
+    picture, if a side is under one pixel, or if its area is more than twice that of the picture."""
     if not np.isfinite(corners).all():
         return None
     exact = corners.astype(np.float64)

@@ -55,9 +55,9 @@ def annotate(
     """Return a copy of a picture with `detections` drawn on it: masks, boxes or oriented boxes, keypoints, and labels
     "#7 name 87%" with the tracker's number. `notes` are texts below the boxes, one for each detection, or none at all.
 
-    A content is listed in the upper left corner, and its map is laid over the picture; the caption is in the lower
-    left. The better of two overlapping detections is on top. Raises ValueError if masks are of a picture of another
-    size.
+    A content is written as lines in the upper left corner, and its map is laid over the picture. The caption is in the
+    lower left corner. The better of two overlapping detections is on top. Raises ValueError if masks are of a picture
+    of another size.
     """
     canvas: Image = image.copy()
     if content is not None:
@@ -141,7 +141,7 @@ def _draw_map(canvas: Image, content: Content) -> None:
 
 
 def _draw_areas(canvas: Image, rows: Detections, boxes: Sequence[Box], colors: Sequence[Color]) -> None:
-    """Tint the masks of objects, or else their boxes. Oriented boxes and keypoints are left clear."""
+    """Tint the masks of objects. If there are no masks, no oriented boxes and no keypoints, tint the boxes."""
     if rows.masks is not None:
         height, width = canvas.shape[:2]
         for mask, color in zip(rows.masks, colors, strict=True):
@@ -175,7 +175,7 @@ def _draw_box(canvas: Image, box: Box, color: Color, style: _Style) -> None:
 
 
 def _draw_keypoints(canvas: Image, keypoints: npt.NDArray[np.float32], color: Color, style: _Style) -> None:
-    """Draw the keypoints of one object, [k, 3], as dots; if there are 17, draw lines as for a person."""
+    """Draw the keypoints of one object, [k, 3], as dots. If there are 17, join them like a person's skeleton."""
     seen = keypoints[:, 2] >= _VISIBLE
     points = [(x, y) for x, y in _drawable(keypoints[:, :2]).tolist()]
     if len(points) == _PERSON:
@@ -189,7 +189,8 @@ def _draw_keypoints(canvas: Image, keypoints: npt.NDArray[np.float32], color: Co
 
 
 def _draw_label(canvas: Image, box: Box, text: str, color: Color, style: _Style, *, is_below: bool = False) -> None:
-    """Draw a filled label on the box's upper edge, or on its lower one; inside the box if there is no space outside."""
+    """Draw a filled label above the box, or below it with `is_below`. It is inside the box if the picture has no space
+    outside."""
     text = _printable(text)
     width, height, depth = style.measure(text)
     label_w, label_h = width + 2 * style.gap, height + depth + style.gap
@@ -229,7 +230,7 @@ def _draw_list(canvas: Image, lines: Sequence[tuple[str, Color]], style: _Style)
 
 
 def _tint(canvas: Image, box: Box, color: Color, strength: float, inside: npt.NDArray[np.bool_] | None = None) -> None:
-    """Tint a box; with `inside` (bool, of the box's size), only where it is true."""
+    """Tint a box. If `inside` (bool, of the box's size) is given, tint only the pixels for which it is true."""
     x1, y1, x2, y2 = (max(0, v) for v in box)
     under = canvas[y1:y2, x1:x2]
     if not under.size:

@@ -108,7 +108,7 @@ class Recognition(msgspec.Struct, frozen=True):
 
     @property
     def other_family(self) -> str:
-        """A text that names the family and its package, if it is from another package; otherwise empty."""
+        """A text that names the family and its package if the family is from another package, otherwise empty."""
         return f"family {self.family} of package {self.package}" if self.package is not None else ""
 
     @property
@@ -259,10 +259,10 @@ def recognise(
     """Recognise a model by its tensors, metadata and settings (see `settings.KNOWN`). Raises ConfigError if a setting
     is invalid.
 
-    `operators` are the names of the graph's operators, `heads` is the operator that computes each output; None if
-    unknown. `settings` override those in the metadata (`settings.METADATA_PREFIX`). Other invalid metadata, and
-    settings of other modules, are ignored. `others` are families of other packages; if one of them fails, FamilyFailed
-    is raised.
+    `operators` are the names of the graph's operators, `heads` is the operator that computes each output; both are None
+    if unknown. `settings` override the settings in the metadata (`settings.METADATA_PREFIX`). Settings of other modules
+    are ignored, and so is metadata that is invalid but not a setting. `others` are families of other packages. Raises
+    FamilyFailed if one of them fails.
     """
     settings = {**keys.from_metadata(metadata), **settings}
     keys.check(settings)
@@ -303,8 +303,9 @@ def recognise(
 
 
 def _claim_sound(evidence: SoundEvidence) -> Claim | None:
-    """Return the claim of a family of sound; None if the setting names another family, or if no rule applies. Raises
-    ConfigError if the family that the setting names does not accept the model."""
+    """Return the claim of a family of sound, or None. If the setting `family` is set, only the family that it names is
+    tried. Without the setting, a model that takes pictures gets no claim. Raises ConfigError if the named family does
+    not accept the model."""
     wanted = evidence.settings.get("family")
     if wanted is None:
         if find_picture(evidence.inputs)[0] is not None:
@@ -342,8 +343,8 @@ def _of_sound(claim: Claim, settings: Mapping[str, str], exported: ExportMetadat
 
 
 def is_decoded_here(recognition: Recognition) -> bool:
-    """Whether `open_family` can open the model's family in this process. False if the model has no family, or if its
-    family is of another package and this process may not run such code, as the daemon."""
+    """Whether the model has a family whose code this process may run. A process such as the daemon may not run the code
+    of families of other packages."""
     return recognition.family is not None and (recognition.package is None or family_packages.is_permitted())
 
 
@@ -365,8 +366,8 @@ def evidence_of(
 
 
 def open_family(recognition: Recognition) -> Family | ContentFamily:
-    """Return the decoder of a recognised model. Raises Unsupported if it has no family, and the errors of
-    `ThirdParty.load` if the family is from another package."""
+    """Return the decoder of a recognised model. Raises Unsupported if the model has no family that takes pictures, and
+    the errors of `ThirdParty.load` if the family is from another package."""
     family, package, preprocess = recognition.family, recognition.package, recognition.preprocess
     if family is None or preprocess is None or (package is None and family not in FAMILIES):
         raise Unsupported(f"no family decodes this model: {recognition.reason}")
@@ -375,7 +376,7 @@ def open_family(recognition: Recognition) -> Family | ContentFamily:
 
 
 def open_sound(recognition: Recognition) -> SoundFamily:
-    """Return the decoder of a recognised model that takes sound. Raises Unsupported if it takes none."""
+    """Return the decoder of a recognised model that takes sound. Raises Unsupported if the model takes no sound."""
     if recognition.sound is None or recognition.family not in SOUND_FAMILIES:
         raise Unsupported(f"this model takes no sound: {recognition.reason}")
     return SOUND_FAMILIES[recognition.family](recognition.sound, recognition.names, recognition.reading)
@@ -409,7 +410,8 @@ def _claim(
 def _claim_by_setting(
     wanted: str, evidence: Evidence | None, outputs: tuple[TensorSpec, ...], others: Sequence[ThirdParty]
 ) -> Claim:
-    """Return the claim of the family that the setting names. Raises ConfigError if it does not accept the model."""
+    """Return the claim of the family `wanted`, which the setting names. Raises ConfigError if no family has this name,
+    or if the family does not accept the model."""
     other = next((each for each in others if each.name == wanted), None)
     family = FAMILIES.get(wanted) if other is None else other.kind
     if family is None:

@@ -1,7 +1,7 @@
-"""A gallery: named vectors of pictures, among which the nearest one of an embedding is found. Pure.
+"""A gallery: named vectors of pictures, in which the vector that is nearest to an embedding is found. Pure.
 
-Vectors can be compared only if the same model made them from pictures that were prepared in the same way: they have the
-same *space*. A gallery of another space is not used.
+Vectors can be compared only if the same model made them from pictures that were prepared in the same way. Such vectors
+have the same *space*. A gallery of another space is not used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEFAULTS = Preprocess(0, 0)
 
 @functools.lru_cache(maxsize=256)  # it is needed for every frame
 def space_of(digest: str, recognition: Recognition) -> str:
-    """Return the space of the vectors of a model, hexadecimal. `digest` is that of the model and its weights.
+    """Return the space of a model's vectors: a hexadecimal text. `digest` is the digest of the model and its weights.
 
     All engines of a model have the same space, because they are verified to agree. Names and thresholds do not change
     vectors. A field of `Preprocess` counts only if it differs from its default, so that a new field does not invalidate
@@ -49,7 +49,7 @@ def space_of(digest: str, recognition: Recognition) -> str:
 
 
 class Gallery(msgspec.Struct, frozen=True):
-    """The named vectors of one model. `names` has the name of each row; several rows may have the same.
+    """The named vectors of one model. `names` has the name of each row; several rows may have the same name.
 
     `vectors` are `size` little-endian float32 values of length 1 for each name, row by row.
     """
@@ -77,8 +77,8 @@ class Gallery(msgspec.Struct, frozen=True):
         """Return the name of the nearest picture and its similarity, -1..1. Return an empty name and 0 if no vector can
         be compared with the embedding.
 
-        The time is about 1 ms for 10,000 vectors of 512 values. This is not a matrix product: BLAS would share it among
-        threads, and on a busy box the event loop would wait long for these threads.
+        The time is about 1 ms for 10,000 vectors of 512 values. A matrix product is not used, because BLAS would share
+        it among threads, and on a busy box the event loop would wait long for these threads.
         """
         vector = embedding.vector()
         if not self.names or len(vector) != self.size or not vector.any():
@@ -88,7 +88,8 @@ class Gallery(msgspec.Struct, frozen=True):
         return self.names[best], float(np.clip(similarities[best], -1.0, 1.0))
 
     def with_pictures(self, name: str, embeddings: Sequence[Embedding]) -> Gallery:
-        """Return the gallery with more pictures of a name. Raises InvalidInput if they do not fit."""
+        """Return the gallery with more pictures of a name. Raises InvalidInput if an embedding has another size, or if
+        the gallery would be too large."""
         if any(len(each.vector()) != self.size for each in embeddings):
             raise InvalidInput(f"an embedding does not have {self.size} values, unlike those of the gallery")
         count = len(self.names) + len(embeddings)
@@ -99,7 +100,7 @@ class Gallery(msgspec.Struct, frozen=True):
         return Gallery(self.space, self.size, self.names + (name,) * len(embeddings), vectors)
 
     def without(self, name: str) -> Gallery:
-        """Return the gallery without a name."""
+        """Return the gallery without the pictures of a name."""
         kept = [row for row, each in enumerate(self.names) if each != name]
         vectors = self.rows()[kept].tobytes()
         return Gallery(self.space, self.size, tuple(self.names[row] for row in kept), vectors)

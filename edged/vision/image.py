@@ -138,13 +138,13 @@ def _check_encoded(encoded: Encoded, header: Header) -> None:
 
 
 def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, stride: int = 0) -> Image:
-    """Convert raw pixels to BGR uint8 [height, width, 3]; BGR input, padded or not, is a view of `data` (no copy).
+    """Convert raw pixels to BGR uint8 [height, width, 3]. For BGR, padded or not, the result is a view of `data`.
 
     `stride` is the number of bytes from one row of the first plane to the next, 0 for tightly packed rows. NV12's
     interleaved chroma rows have the same stride; the rows of I420's two chroma planes have half of it. YUV is
     interpreted as BT.601 limited range, like in OpenCV. The padding after the very last row may be missing.
 
-    Raises InvalidInput for an impossible size or stride, or if `data` is not exactly as long as the picture.
+    Raises InvalidInput for an impossible size or stride, or if the length of `data` does not fit.
     """
     what = f"a raw {pixel_format.value} picture of {width}x{height} pixels"
     depth, subsampled = (3 if pixel_format in (PixelFormat.BGR, PixelFormat.RGB) else 1), pixel_format in _SUBSAMPLED

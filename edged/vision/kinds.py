@@ -21,7 +21,7 @@ from edged.vision.signatures import Signature, patterns
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """One kind: a name for programs, and `text`, the end of "looks like ..."."""
+    """One kind of model. `name` is for programs; `text` is for people and completes "looks like ..."."""
 
     name: str
     text: str
@@ -29,7 +29,8 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def identify(tensors: Tensors) -> tuple[Kind, Comparison] | None:
-    """Return the kind with the most in common with a model, the first of equal ones; None if no kind matches."""
+    """Return the kind that has the most in common with a model, and the comparison. If several kinds have equally much
+    in common, return the first of them. Return None if no kind matches."""
     best: tuple[Kind, Comparison] | None = None
     for kind in KINDS:
         for known in kind.signatures:
@@ -40,7 +41,7 @@ def identify(tensors: Tensors) -> tuple[Kind, Comparison] | None:
 
 
 def _grids(*channels: str) -> str:
-    """Return the signature of raw heads with these numbers of channels for each of the grids of strides 8, 16, 32."""
+    """Return the signature of raw heads: for each grid of strides 8, 16, 32, a tensor for each number of channels."""
     return ", ".join(f"[N, {each}, H/{stride}, W/{stride}]" for stride in (8, 16, 32) for each in channels)
 
 

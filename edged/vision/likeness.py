@@ -17,8 +17,8 @@ _Cells: TypeAlias = npt.NDArray[np.float32]
 
 _CELLS = 8
 _CLEARLY = 2.0  # gray levels of 255
-_LEVELS = np.arange(1, 9) * 28.0  # mean brightness sets as many bits as it exceeds levels
-NEAR = 1  # bits: pictures whose hashes differ by no more look nearly the same
+_LEVELS = np.arange(1, 9) * 28.0  # one bit for each: it is set if the mean brightness is above the level
+NEAR = 1  # pictures look nearly the same if their hashes differ by at most this number of bits
 
 
 def likeness(gray: Gray) -> int:
@@ -34,7 +34,7 @@ def distance(one: int, other: int) -> int:
 
 
 def _averaged(values: _Cells, count: int) -> _Cells:
-    """Average the rows of a matrix to `count` rows; repeat rows if it has fewer."""
+    """Average the rows of a matrix to `count` rows; repeat rows if the matrix has fewer."""
     size = len(values)
     starts = np.arange(count) * size // count
     if size < count:

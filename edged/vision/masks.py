@@ -1,7 +1,7 @@
 """Masks in COCO's uncompressed run-length encoding over a whole picture.
 
 Pixels are counted down the columns, from left to right, in runs of off, on, off, ...; the first run may be empty, the
-last may not. Format: `rleEncode` of the COCO API, uint32 [runs] that add up to width * height.
+last run may not. Format: `rleEncode` of the COCO API, uint32 [runs] that add up to width * height.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def encode(inside: Inside, x: int, y: int, width: int, height: int) -> Counts:
 
 
 def encode_coarse(inside: Inside, step: int, box: tuple[int, int, int, int], width: int, height: int) -> Counts:
-    """Encode a mask of 1/step of the picture's resolution, which covers `box` (x1, y1, x2, y2) and is cut to it.
+    """Encode a mask that has 1/step of the picture's resolution. It covers `box` (x1, y1, x2, y2) and is cut to it.
 
     `inside` is bool [ceil(h / step), ceil(w / step)]. The cost depends on the coarse mask and the runs only.
     """
@@ -71,7 +71,7 @@ def _changes(inside: Inside) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 def _counts(edges: npt.NDArray[np.int64], total: int) -> Counts:
     """Return run lengths from edges that alternately begin and end a run of on pixels."""
-    joined = edges[2::2] == edges[1:-1:2]  # a run to the last row, and one that continues it in the next column
+    joined = edges[2::2] == edges[1:-1:2]  # a run ends at the last row, and the next one begins at the first row
     if joined.any():
         keep = np.ones(len(edges), np.bool_)
         keep[2::2] = keep[1:-1:2] = ~joined
@@ -89,9 +89,10 @@ def decode(counts: Counts, width: int, height: int) -> Inside:
 
 
 def crop(counts: Counts, width: int, height: int) -> tuple[Inside, int, int]:
-    """Decode the bounding box of a mask: bool [h, w], and the x, y of its corner; 0x0 for an empty mask.
+    """Decode only the bounding box of a mask. Return bool [h, w], and x and y of the box's upper left corner. For an
+    empty mask the array is 0x0.
 
-    The cost depends on the part, not on the picture. Raises ValueError like `decode`.
+    The cost depends on the size of the box, not on that of the picture. Raises ValueError like `decode`.
     """
     edges = np.cumsum(counts, dtype=np.int64)
     if not len(edges) or edges[-1] != width * height:

@@ -158,7 +158,7 @@ def _names(value: object) -> tuple[str, ...]:
     if isinstance(value, dict) and list(value) == list(range(len(value))):
         value = list(value.values())
     if isinstance(value, (list, tuple)) and all(isinstance(n, str) and len(n) <= MAX_NAME for n in value):
-        "".join(value).encode()  # raises ValueError: an escape such as \ud800 is no character, and no message takes it
+        "".join(value).encode()  # raises ValueError for an escape such as \ud800, which no message can contain
         return tuple(" ".join(name.split()) for name in value)  # names appear in log lines
     raise ValueError("not names")
 

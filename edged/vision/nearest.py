@@ -34,21 +34,23 @@ _UNKNOWN = "metadata, names and shapes match nothing that edged knows; raw tenso
 _LONGEST_REASON = 1000
 _MOST_GROUPS = 2  # groups of families that are named
 _MOST_DIFFERENCES = 3
-# With less in common the tensors may as well be those of another kind of model: one map or table is not enough.
+# The points that a named family needs at least. With fewer points the tensors may as well be those of another kind of
+# model: one map or table in common is not enough.
 _ENOUGH = 5
 
 Families = Mapping[str, type[Opened]]
 
 
 def explain(evidence: Evidence, families: Families) -> Claim:
-    """Return the claim, without a family, of a model that no rule claims."""
+    """Return a claim without a family for a model that no rule claims. Its reason says what the model looks like."""
     tensors = evidence.tensors
     compared = {name: best(family.signatures, tensors) for name, family in families.items()}
     near = sorted((name for name in compared if compared[name].is_near), key=lambda name: -compared[name].score)
     fitting = [name for name in near if compared[name].is_readable and compared[name].points >= _ENOUGH]
     found = identify(tensors)
     if found is not None and all(found[1].score >= compared[name].score for name in near):
-        fitting = [name for name in fitting if not compared[name].cost]  # the kind has the tensors that are different
+        # A family that differs from the model is less likely than the kind, which does not differ.
+        fitting = [name for name in fitting if not compared[name].cost]
         claim = msgspec.structs.replace(undecided(f"looks like {found[0].text}", *fitting), kind=found[0].name)
     elif near:
         claim = undecided(_likeness(near, compared), *fitting)
@@ -59,7 +61,7 @@ def explain(evidence: Evidence, families: Families) -> Claim:
 
 
 def explain_without_picture(tensors: Tensors) -> Claim:
-    """Return the claim, without a family, of a model that takes no picture."""
+    """Return a claim without a family for a model that takes no picture. Its reason says what the model looks like."""
     found = identify(tensors)
     if found is None:
         return Claim(None, _UNKNOWN)
@@ -67,9 +69,9 @@ def explain_without_picture(tensors: Tensors) -> Claim:
 
 
 def advise(claim: Claim, evidence: Evidence, families: Families) -> Claim:
-    """Return the claim of a rule. If the claim is undecided, keep in `between` only the families that accept the model,
-    the most likely first; add to the reason the settings that select them; and set the model's kind, if the kind is
-    nearer than all these families."""
+    """Return the claim of a rule, with advice if the claim is undecided. Then `between` keeps only the families that
+    accept the model, the most likely first, and the reason also names the settings that select them. If a kind is
+    nearer to the model than all these families, the claim also has this kind."""
     if not claim.between:
         return claim
     accepting = [families[name] for name in claim.between if accepts(families[name], evidence)]
@@ -81,8 +83,8 @@ def advise(claim: Claim, evidence: Evidence, families: Families) -> Claim:
 
 
 def accepts(family: type[Opened], evidence: Evidence) -> bool:
-    """Whether the setting `family` could select a family: its `claim` accepts the tensors, perhaps with a further
-    setting; their datatypes are decoded; and it fills all inputs besides the picture."""
+    """Whether the setting `family` could select a family. This needs three things: `claim` accepts the tensors, perhaps
+    with a further setting; their datatypes are decoded; and the family fills all inputs besides the picture."""
     try:
         claim = family.claim(evidence, "")
     except ConfigError:  # a setting for another family
@@ -93,7 +95,7 @@ def accepts(family: type[Opened], evidence: Evidence) -> bool:
 
 
 def cut(reason: str) -> str:
-    """Return a reason without its middle if it is too long: the advice is at the end."""
+    """Return a reason. If it is too long, leave out its middle, because the advice is at the end."""
     half = _LONGEST_REASON // 2
     return reason if len(reason) <= _LONGEST_REASON else f"{reason[: half - 5]} ... {reason[-half:]}"
 
@@ -112,7 +114,7 @@ def _with_advice(claim: Claim, evidence: Evidence, families: Families) -> Claim:
 
 
 def _is_tried(family: type[Opened], evidence: Evidence) -> bool:
-    """Whether `TRY_ALL` tries a family: it needs no further setting, or one of `VARIANTS`."""
+    """Whether the command `TRY_ALL` tries a family: the family needs no further setting, or one of `VARIANTS`."""
     if evidence.size is None and family.open_size is None:
         return False  # the size of the input must be set first
     for variant in ({}, *VARIANTS):

@@ -1,8 +1,8 @@
 """Non-maximum suppression in numpy, of upright and of oriented boxes.
 
 Unlike OpenCV's NMS its cost is bounded: it works block by block in order of score and stops at `max_detections`, so
-thousands of candidates that do not overlap (noise) cost a tenth of NMSBoxesBatched. Boxes stay xyxy. Classes are
-compared; to move the boxes of each class by an offset instead would cost float32 precision.
+thousands of candidates that do not overlap (noise) cost a tenth of NMSBoxesBatched. Boxes stay xyxy. Class ids are
+compared, because the usual alternative, an offset for the boxes of each class, would cost float32 precision.
 
 Oriented boxes are compared by their probabilistic IoU, as in the exporters' own tools, so that a threshold has the same
 meaning. Each box is replaced by the normal distribution with mean and covariance of a uniform rectangle; the IoU is 1
@@ -43,9 +43,10 @@ def nms(
     """Return the indices of the boxes to keep, best score first (equal scores: lower index first).
 
     Boxes are float32 in any unit: [n, 4] xyxy, or [n, 5] cx, cy, w, h, and the angle in radians, clockwise if y points
-    down. Scores are float32 [n], class_ids integers [n]. A box is dropped if a better one of its class (of any class,
-    if class_agnostic) overlaps it by more than `iou`. If boxes are upright, only better boxes that are kept count; if
-    they are oriented, dropped ones count too, as in Ultralytics' `TorchNMS.fast_nms`. NaN scores are dropped.
+    down. Scores are float32 [n], class_ids integers [n]. A box is dropped if a better box of its class (of any class,
+    if class_agnostic) overlaps it by more than `iou`. For upright boxes, only better boxes that are kept count. For
+    oriented boxes, better boxes that are dropped count too, as in Ultralytics' `TorchNMS.fast_nms`. NaN scores are
+    dropped.
     """
     order = best_first(scores, max_candidates)
     labels = np.zeros(len(order), np.int32) if class_agnostic else class_ids[order]
@@ -56,7 +57,7 @@ def nms(
 
 
 def best_first(scores: Scores, limit: int) -> Index:
-    """Return the indices of the `limit` best scores, best first, ties by index, without NaN."""
+    """Return the indices of the `limit` best scores, best first. Equal scores are ordered by index; NaN is left out."""
     index = np.flatnonzero(~np.isnan(scores))
     if len(index) > limit:
         index = np.sort(index[np.argpartition(-scores[index], limit - 1)[:limit]])

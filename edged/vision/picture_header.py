@@ -1,4 +1,4 @@
-"""Format and size of an encoded picture, read from its header. Nothing is decoded, and OpenCV is not needed.
+"""Reads format and size of an encoded picture from its header. Nothing is decoded, and OpenCV is not needed.
 
 Formats: JPEG (ITU T.81), PNG (RFC 2083), WebP (RFC 9649), BMP and GIF89a.
 """

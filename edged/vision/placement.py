@@ -1,13 +1,18 @@
-"""Which part of a picture a model is shown, how it is fitted into the input, and how boxes are mapped to the picture.
+"""Decides which part of a picture a model is shown and how it fits into the input, and maps boxes to the picture.
 
-The rounding is that of the exporters' own tools, so that answers agree with theirs to the pixel: `letterbox` follows
-Ultralytics' `LetterBox` (centred, Python's half-to-even `round`, the odd pixel of padding to the right and bottom),
-`top_left` follows YOLOX's `preproc` (picture in the corner, size truncated), `center_crop` follows torchvision's resize
-of the shorter side and center crop (edged crops first and then resizes, with the same result to within a pixel), `line`
-follows PaddleOCR's `resize_norm_img` (as high as the input, at the left, width rounded up, squeezed if it is too wide).
+The rounding is that of the exporters' own tools, so that answers agree with theirs to the pixel:
 
-Three frames of coordinates, all in pixels of the picture as sent: the picture; the *window* that is cut out of it; and
-the window *turned*, which the model is shown. All are continuous: 0 is the left edge of the first pixel.
+- `letterbox` follows Ultralytics' `LetterBox`: centred, Python's half-to-even `round`, the odd pixel of padding to the
+  right and bottom.
+- `top_left` follows YOLOX's `preproc`: the picture is in the corner, its size is truncated.
+- `center_crop` follows torchvision's resize of the shorter side and center crop. edged crops first and then resizes,
+  with the same result to within a pixel.
+- `line` follows PaddleOCR's `resize_norm_img`: the picture is as high as the input and at the left, its width is
+  rounded up. A picture that is too wide is squeezed.
+
+There are three coordinate systems, all in pixels of the picture as sent: that of the picture, that of the *window* cut
+out of the picture, and that of the *turned* window, which the model is shown. All are continuous: 0 is the left edge of
+the first pixel.
 """
 
 from __future__ import annotations
@@ -36,8 +41,8 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Roi(msgspec.Struct, frozen=True, array_like=True):
-    """Region of interest: a region, None for the whole picture, and its rotation in degrees clockwise: 0, 90, 180,
-    270. If `corners` are given, they are the region instead, and it is cut out upright: see `TiltedWindow`."""
+    """Region of interest. `region` is None for the whole picture. `rotation` is 0, 90, 180 or 270 degrees clockwise.
+    If `corners` are given, they replace `region`: this tilted rectangle is cut out upright (see `TiltedWindow`)."""
 
     region: Region | None = None
     rotation: int = 0
@@ -95,7 +100,7 @@ class CropWindow(msgspec.Struct, frozen=True):
 
     @property
     def _far(self) -> tuple[int, int]:
-        """Return the edges of the window from which x and y of the turned window count."""
+        """x and y, in the picture, of the two edges of the window at which the turned window's coordinates are 0."""
         sign_x, sign_y = _SIGNS[self.rotation]
         return self.left + (self.width if sign_x < 0 else 0), self.top + (self.height if sign_y < 0 else 0)
 
@@ -167,7 +172,7 @@ class Placement(msgspec.Struct, frozen=True):
     width: int
     height: int
     window: CropWindow | None = None
-    # Instead of `window`. It is a field of its own, because stored placements have no tags.
+    # Set instead of `window` for a tilted part. It is a field of its own, because stored placements have no tags.
     tilted: TiltedWindow | None = None
 
     @property

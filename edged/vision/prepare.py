@@ -1,9 +1,10 @@
 """Writes a picture into a slice of an input tensor, in as few passes over memory as OpenCV and numpy allow.
 
-Measured for a 1280x720 picture into FP32 [3, 640, 640] on one core: splitting uint8 planes and then converting each
-straight into the tensor takes a tenth of `cv2.dnn.blobFromImage` and half of a transposing numpy multiply, because the
-channels are reordered as bytes, not as floats of four bytes. Padding is filled, never converted. Neither library
-converts to FP16 fast, so a table of the 256 possible values does it in one pass.
+The picture is split into uint8 planes, and each plane is converted straight into the tensor. Measured for a 1280x720
+picture into FP32 [3, 640, 640] on one core, this takes a tenth of the time of `cv2.dnn.blobFromImage` and half of that
+of a transposing numpy multiply, because the channels are reordered as bytes, not as floats of four bytes. Padding is
+filled, never converted. Neither library converts to FP16 fast, so a table of the 256 possible values does it in one
+pass.
 
 `resize_center` resizes as Pillow and torchvision do: each pixel of the result is the weighted mean of all source pixels
 that it covers. OpenCV's linear interpolation reads four pixels at any scale, and its area interpolation weighs all
@@ -89,8 +90,8 @@ class Preparer:
 
     def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
         """Return the largest factor by which `decode_reduced` may reduce a picture of width x height, so that it need
-        not be enlarged afterwards. Always 1 unless the model's settings allow a reduction, because it moves boxes
-        slightly. Also 1 if the region is tilted: its sides would no longer have whole pixels.
+        not be enlarged afterwards. A reduction moves boxes slightly, so the factor is 1 if the model's settings do not
+        allow it. It is also 1 for a tilted region, whose sides would no longer have whole pixels.
 
         Safe to call from other threads. Raises InvalidInput like `prepare`.
         """
@@ -263,8 +264,8 @@ _ROWS = 16  # rows of the result per matrix product, few enough that most of its
 
 
 class _Band(NamedTuple):
-    """Weights for some rows of the result: rows `first` to `last` are `weights` times the source rows from `start`
-    on."""
+    """Weights for some rows of the result: the rows from `first` up to, without, `last` are `weights` times the source
+    rows from `start` on."""
 
     first: int
     last: int
@@ -289,7 +290,7 @@ def resize_center(picture: Image, width: int, height: int, zoom: float = 1.0) ->
 
 
 def _applied(bands: tuple[_Band, ...], source: Image, skipped: int = 0) -> _Floats:
-    """Resize the first axis; `source` lacks the first `skipped` rows."""
+    """Resize the first axis of `source`, in which the first `skipped` rows are left out."""
     flat = source.reshape(len(source), -1)
     found = np.empty((bands[-1].last, flat.shape[1]), np.float32)
     for first, last, start, weights in bands:

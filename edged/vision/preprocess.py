@@ -80,7 +80,7 @@ class PictureInput(msgspec.Struct, frozen=True):
 
 
 def find_picture(inputs: tuple[TensorSpec, ...]) -> tuple[PictureInput | None, str]:
-    """Return the input that takes pictures, or None; and the reason."""
+    """Return the input that takes pictures and the reason. The input is None if not exactly one takes pictures."""
     found = [p for p in map(_as_picture, inputs) if p is not None]
     if len(found) == 1:
         return found[0], f"{found[0].name} takes a picture"
@@ -95,7 +95,7 @@ def _as_picture(spec: TensorSpec) -> PictureInput | None:
         return None
     datatype = cast(Datatype, spec.datatype)
     _, second, third, fourth = spec.shape
-    # TensorFlow models take pixels as INT32; in other layouts it is rather a mask or indices.
+    # TensorFlow models take pixels as INT32 [N, H, W, 3]. An INT32 input of another layout is rather a mask or indices.
     if datatype == "INT32" and (second in (1, 3) or fourth != 3):
         return None
     # Channels first is checked first: no model has an input 1 or 3 pixels wide.
@@ -115,8 +115,8 @@ def _size(dim: Dim) -> int | None:
 def input_size(
     picture: PictureInput, settings: Mapping[str, str], exported: tuple[int, int] | None = None
 ) -> tuple[int, int] | None:
-    """Return (width, height): the model's fixed size, else the size in the settings, else the size in the exporter's
-    metadata, else None. Raises ConfigError if a setting contradicts the model."""
+    """Return (width, height), each from the first that has it: the model's fixed size, the settings, the exporter's
+    metadata. Return None if a side is unknown. Raises ConfigError if a setting contradicts the model."""
     width = keys.integer(settings, "preprocess.width", 1, MAX_SIDE)
     height = keys.integer(settings, "preprocess.height", 1, MAX_SIDE)
     for key, wanted, fixed in (
@@ -136,7 +136,7 @@ def preprocess_for(
     exported: tuple[int, int] | None = None,
     feed: Mapping[str, object] = {},
 ) -> tuple[Preprocess | None, str]:
-    """Return the preprocessing of a model with these inputs, or None if it takes no pictures; and the reason.
+    """Return the preprocessing of a model with these inputs, None if edged cannot feed it pictures; and the reason.
 
     `exported` is the (width, height) in the exporter's metadata. `feed` has the fields that the model's family sets.
     The defaults: pictures are stretched; RGB, or gray for one channel; 0..1, or 0..255 for integers. Raises ConfigError

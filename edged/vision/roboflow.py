@@ -1,5 +1,5 @@
-"""Roboflow's inference JSON, which `supervision` reads with `Detections.from_inference` and, if there are keypoints,
-`KeyPoints.from_inference`."""
+"""Converts detections to Roboflow's inference JSON. `supervision` reads it with `Detections.from_inference`, and
+keypoints with `KeyPoints.from_inference`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _Prediction = TypedDict(
 
 
 class RoboflowPrediction(_Prediction, total=False):
-    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners. `nested` is edged's:
-    the fields of a pipeline's second model about this prediction."""
+    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners. `nested` is not
+    Roboflow's but edged's: what a pipeline's second model says about this prediction."""
 
     points: list[RoboflowPoint]
     keypoints: list[RoboflowKeypoint]
@@ -62,10 +62,10 @@ def roboflow(
     width: int,
     height: int,
 ) -> RoboflowResult:
-    """Convert detections in a picture of width x height.
+    """Convert detections in a picture of width x height pixels to the fields of the JSON.
 
-    x and y are the box's centre; lengths are pixels of the original picture. Detection ids are new uuid4s. A keypoint
-    is named by its number. Raises ValueError if masks are of a picture of another size.
+    x and y are the box's centre; lengths are in pixels of the original picture. Detection ids are new uuid4s. The name
+    of a keypoint is its number. Raises ValueError if masks are of a picture of another size.
     """
     trackers = detections.tracker_ids
     predictions: list[RoboflowPrediction] = []

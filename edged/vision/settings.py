@@ -50,7 +50,8 @@ def from_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the closest known key, or all known keys."""
+    """Return the end of an error message: the known key that is closest to a word, or all known keys if no key is
+    close."""
     offered = tuple(known)
     return _close(word, offered) or f"known: {', '.join(offered)}"
 

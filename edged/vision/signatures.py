@@ -1,4 +1,4 @@
-"""Signatures: patterns for the names and shapes of a model's tensors, and what differs between a model and a pattern.
+"""Signatures: patterns for the names and shapes of a model's tensors, and the points that a tensor gets for a match.
 
 A signature is written as documentation writes it, with the inputs only if they matter:
 
@@ -6,13 +6,13 @@ A signature is written as documentation writes it, with the inputs only if they 
     images, orig_target_sizes [N, 2] -> labels [N, Q], boxes [N, Q, 4], scores [N, Q]
     input_ids, ... -> logits [N, L, V], present*, ...
 
-- A tensor without a name has any name, one without brackets any shape; `[]` is a scalar. `a|b` is one of two names,
-  `a?` is the usual name, but others will do, and `a*` stands for one or more tensors whose names begin with `a`. `...`
-  at the end allows further tensors.
+- Without a name, a tensor may have any name; without brackets, any shape. `[]` is a scalar. `a|b` is one of two names.
+  `a?` is the usual name, but any other name is possible, too. `a*` stands for one or more tensors whose names begin
+  with `a`. `...` at the end allows further tensors.
 - `N` is the batch, which is not compared. `H` and `W` are the sides of the picture, `H/8` is a side of a grid, rounded
   up. `cells` is the number of cells of the grids of strides 8, 16 and 32 together; `cells64` and `cells128` also count
   the grids of larger strides, up to 64 and 128; `cells/8` counts only the grid of stride 8.
-- Other words stand for a number of at least 1, the same one in the whole signature: `5+classes`, `3*cells`,
+- Other words stand for a number of at least 1, the same number in the whole signature: `5+classes`, `3*cells`,
   `classes+32`. `scale*H` is a multiple of at least 2.
 """
 
@@ -42,8 +42,8 @@ Values: TypeAlias = dict[str, int]  # the numbers that words stand for
 
 
 class DimPattern(msgspec.Struct, frozen=True):
-    """One dimension: `add + times * symbol / over`. Without a symbol it is the number `add`; `scale` is a word that
-    stands for the factor."""
+    """One dimension: `add + times * symbol / over`. Without a symbol it is the number `add`. If `scale` is set, it is
+    the word that replaces the factor `times`."""
 
     add: int = 0
     times: int = 1
@@ -60,8 +60,8 @@ class DimPattern(msgspec.Struct, frozen=True):
         return None if base is None or scale is None else self.add + scale * base
 
     def points(self, actual: Dim, values: Values) -> int | None:
-        """Return the points for an equal dimension; None if it differs. Records the number that a new word stands
-        for."""
+        """Return the points for the dimension `actual` if it matches, otherwise None. Record in `values` the number
+        that a new word stands for."""
         if isinstance(actual, str) or self.symbol == _BATCH:
             return 0
         known = self.value(values)
@@ -84,9 +84,9 @@ class DimPattern(msgspec.Struct, frozen=True):
 
 
 class TensorPattern(msgspec.Struct, frozen=True):
-    """One tensor of a signature. `names` are the names that it can have, empty for any name; `is_usual`: other names
-    are possible; `is_start`: it stands for all tensors whose names begin with the name. `dims` is None if the shape
-    does not matter."""
+    """One tensor of a signature. `names` are the names that it can have, empty for any name. `is_usual`: other names
+    are possible, too. `is_start`: the pattern stands for all tensors whose names begin with the name. `dims` is None if
+    the shape does not matter."""
 
     names: tuple[str, ...] = ()
     dims: tuple[DimPattern, ...] | None = None
@@ -102,7 +102,7 @@ class TensorPattern(msgspec.Struct, frozen=True):
         return any(map(name.startswith, self.names)) if self.is_start else name in self.names
 
     def points(self, spec: TensorSpec, values: Values) -> int | None:
-        """Return the points for an equal shape, without the name; None if the shape differs."""
+        """Return the points for the shape of a tensor if it matches, otherwise None. The name does not count."""
         if self.dims is None:
             return 0
         if len(self.dims) != len(spec.shape):
@@ -117,7 +117,8 @@ class TensorPattern(msgspec.Struct, frozen=True):
         return total
 
     def shape(self, values: Mapping[str, int]) -> str:
-        """Return the shape with the numbers that follow from the size of the picture."""
+        """Return the shape as text. Dimensions that follow from the size of the picture are numbers, others are as
+        written."""
         shown = []
         for written, dim in zip(self.text.split(","), self.dims or (), strict=False):
             value = dim.value(values) if dim.symbol in _STRIDES or dim.symbol in ("H", "W") else None
@@ -155,7 +156,8 @@ def needs(known: Signature) -> str:
 
 
 def _geometry(symbol: str, over: int, values: Mapping[str, int]) -> int | None:
-    """Return a side of the picture or of a grid, or a number of cells; or the number that another word stands for."""
+    """Return the number for a symbol: a side of the picture or of a grid, a number of cells, or the number that another
+    word stands for. Return None if the number is not known."""
     if symbol not in _STRIDES:
         value = values.get(symbol)
         return None if value is None else -(-value // over)

@@ -1,4 +1,4 @@
-"""Sound as models take it: what a model is fed, samples from bytes, and windows cut from a stream of samples. Pure.
+"""Prepares sound for models: how a model is fed, samples from bytes, and windows from a stream of samples. Pure.
 
 Samples are mono. In memory they are float32 in -1..1. On the wire they are float32, too, or 16-bit integers, which are
 divided by 32768.
@@ -22,7 +22,8 @@ _MOST_SECONDS = 600  # of one frame; a longer recording is sent as a stream
 
 
 class State(msgspec.Struct, frozen=True):
-    """A tensor that a model passes from one window to the next: zeros in the first window, then the output."""
+    """A tensor that a model passes from one window to the next. The input gets zeros in the first window, then the
+    output of the window before."""
 
     input: str
     output: str
@@ -32,9 +33,9 @@ class State(msgspec.Struct, frozen=True):
 class Sound(msgspec.Struct, frozen=True):
     """How a model is fed with sound, as plain data.
 
-    A run gets `window` samples, after the last `context` samples before them (zeros at the start). The next window
-    begins `hop` samples later. The tensor `input` is FP32 [samples] if `is_flat`, else [1, samples]. `rate_input` gets
-    the rate, INT64 of the shape `rate_shape`; empty if the model has no such input.
+    A run gets the `context` samples before the window (zeros at the start), then the `window` samples. The next window
+    begins `hop` samples later. The tensor `input` is FP32 [samples] if `is_flat`, otherwise [1, samples]. `rate_input`
+    is the name of the input that gets the rate, INT64 of the shape `rate_shape`; empty if the model has no such input.
     """
 
     input: str
@@ -93,7 +94,7 @@ def samples_of(data: bytes | memoryview, form: str, rate: int) -> Floats:
 
 
 class Windows:
-    """Cuts windows from the samples of one source, and keeps what the next window needs."""
+    """Cuts windows from the samples of one source, and keeps the samples that the next window needs."""
 
     def __init__(self, sound: Sound) -> None:
         self._sound = sound
@@ -101,7 +102,7 @@ class Windows:
         self._new = 0  # samples in `_held` that no window has had
 
     def feed(self, samples: Floats) -> list[Floats]:
-        """Return the windows that are full now, each [context + window], in order."""
+        """Add samples. Return the windows that are full now, each [context + window], in order."""
         self._held = np.concatenate((self._held, samples))
         self._new += len(samples)
         size, hop, start = self._sound.context + self._sound.window, self._sound.hop, 0
@@ -114,6 +115,7 @@ class Windows:
         return found
 
     def rest(self) -> list[Floats]:
-        """Return the last window of a source that has ended, filled up with zeros; empty if no sample is left."""
+        """Return the last window of a source that has ended, filled up with zeros; empty if every sample was in a
+        window."""
         missing = self._sound.context + self._sound.window - len(self._held)
         return self.feed(np.zeros(missing, np.float32)) if self._new else []

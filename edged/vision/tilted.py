@@ -22,9 +22,9 @@ _Points: TypeAlias = npt.NDArray[np.float32]
 class TiltedWindow(msgspec.Struct, frozen=True):
     """A tilted rectangle of a picture. The model gets it upright.
 
-    `left` and `top` are its upper left corner in the picture, `right` and `down` the steps in the picture for one pixel
-    to the right and one pixel down in the upright window of `width` x `height` pixels. `picture` is the width and
-    height of the picture, to which answers are clipped.
+    `left` and `top` are its upper left corner in the picture. `right` and `down` are the steps (x, y) in the picture
+    for one pixel to the right and one pixel down in the upright window of `width` x `height` pixels. `picture` is the
+    width and height of the picture, to which answers are clipped.
     """
 
     left: float

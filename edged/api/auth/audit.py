@@ -1,7 +1,7 @@
-"""The audit log: commands and refused calls, a line of JSON each, in rotated files.
+"""The audit log: one line of JSON for each command and each refused call, in rotated files.
 
-A thread writes it, so that no call waits for a disk; lines that cannot be written are counted. Lines are not synced to
-the disk: after a power cut the last ones may be missing.
+A thread writes the lines, so that no call waits for the disk. Lines that cannot be written are counted. Lines are not
+synced to the disk: after a power cut the last lines may be missing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _HOSTS = 1024
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record. `time` is in UTC. `who` is the caller, with its `roles` and its address `peer`. `about` has the names
-    in the request. `outcome` is OK or a gRPC status, with its `message`. `milliseconds` is the duration."""
+    """One record. `time` is in UTC. `who` is the caller's name, `peer` its address. `about` has the names in the
+    request. `outcome` is OK or another gRPC status, `message` is the error. `milliseconds` is the duration."""
 
     time: str
     who: str
@@ -54,8 +54,8 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AuditLog:
-    """The audit log. `lost` counts lines that could not be written; `problem`: why the last line could not be written;
-    empty if it was written."""
+    """The audit log. `lost` counts lines that could not be written. `problem` says why the last line could not be
+    written, and is empty if that line was written."""
 
     def __init__(
         self, folder: Path, size: int, *, waiting: int = _WAITING, clock: Callable[[], float] = time.monotonic
@@ -93,7 +93,7 @@ class AuditLog:
         self.write(line)
 
     def close(self) -> None:
-        """Write the waiting lines, within two seconds."""
+        """Write the waiting lines; wait at most two seconds for this."""
         if self._thread is not None:
             with contextlib.suppress(queue.Full):
                 self._lines.put_nowait(None)
@@ -130,14 +130,15 @@ class AuditLog:
                 os.replace(before, self._path.with_name(f"{FILE}.{number}"))
 
 
-# Fields with names, in the messages of all methods for operators. Only these are recorded.
+# The fields of operators' requests that the log records. It records no other field.
 _NAMES = ("name", "model_name", "model", "engine", "everything", "force", "repository_name", "settings")
 _INNER = ("selector", "header")
 _LONGEST = 200
 
 
 def about(message: Message) -> dict[str, str]:
-    """Return the names in a request, by field, and the keys of its settings; nothing else of the request."""
+    """Return what the log records of a request: the values of the fields in `_NAMES`, by field; of settings only the
+    keys."""
     found: dict[str, str] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -29,10 +29,10 @@ _NO_TLS = Tls()
 
 
 class Guard:
-    """The guard of one daemon. Tokens, certificates and configuration may change while calls run."""
+    """Checks who may call one daemon. Tokens, certificates and configuration may change while calls run."""
 
     def __init__(self, access: Access, tls: Tls, state: Path, defaults: tuple[str, str] | None = None) -> None:
-        """`state` is the daemon's state folder, `defaults` its two default sockets; None unless both are served.
+        """`state` is the daemon's state folder. `defaults` are its two default sockets; None if it does not serve both.
 
         Raises ConfigError if the files of tokens or certificates are unusable.
         """
@@ -50,8 +50,8 @@ class Guard:
         self._without_tls = set[str]()  # addresses that have no TLS, whatever the configuration says
 
     def register(self, requests: Mapping[str, type[Message]]) -> None:
-        """Add request types by the path of their method: `record` needs them to decode requests that it gets as
-        bytes."""
+        """Add the request type of each method, by the method's path. `record` needs the types to decode requests that
+        it gets as bytes."""
         self._requests.update(requests)
 
     def require_known(self, addresses: Iterable[str], without_roles: Iterable[str] = ()) -> None:
@@ -60,8 +60,8 @@ class Guard:
         policy.require_known(self.access, self.tls, addresses, without_roles)
 
     def listener(self, address: str, *, has_tls: bool = True) -> ListenerPolicy:
-        """Return the policy of an address; with `has_tls` False the address has no TLS. Raises ConfigError if it is not
-        allowed."""
+        """Return the policy of an address; with `has_tls` False the address has no TLS. Raises ConfigError if the
+        address is not allowed."""
         if not has_tls:
             self._without_tls.add(address)
         return policy.listener_policy(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
@@ -87,14 +87,14 @@ class Guard:
         self._changed()
 
     def split(self, defaults: tuple[str, str] | None) -> None:
-        """Set the two default sockets; None unless both are served."""
+        """Set the two default sockets; None means that the daemon does not serve both."""
         if defaults != self._defaults:
             self._defaults = defaults
             self._changed()
 
     async def reconfigure_tls(self, tls: Tls) -> None:
-        """Use other TLS files. Raises ConfigError if they are unusable, or if the change needs addresses to be opened
-        again."""
+        """Use other TLS files. Raises ConfigError if the files are unusable, or if the change needs listeners to be
+        opened again."""
         if self.certificate is None or _at_opening(tls) != _at_opening(self.tls):
             raise ConfigError("which addresses use TLS and ask for certificates is fixed at start; restart the daemon")
         await asyncio.to_thread(self.certificate.reconfigure, tls)
@@ -110,7 +110,7 @@ class Guard:
             self._see(changed and book is self._book, renewed)
 
     def look(self) -> None:
-        """Apply changes on disk now."""
+        """Apply changes of tokens and certificates on disk now."""
         self._see(self._book.look(), self.certificate is not None and self.certificate.look())
 
     def _see(self, changed: bool, renewed: bool) -> None:
@@ -178,8 +178,8 @@ class Guard:
 
     @contextlib.contextmanager
     def under_way(self, who: Caller, stream: str = "") -> Iterator[None]:
-        """Cancel the call in this context when its caller may no longer make it; the context then raises the error that
-        `lost` returns. `stream`: the method, if the call may last long."""
+        """Cancel the call in this context when its caller may no longer make the call; the context then raises the
+        error that `lost` returns. `stream` is the method of a call that may last long, and empty for short calls."""
         task = asyncio.current_task()
         if task is None:
             yield
@@ -198,8 +198,8 @@ class Guard:
                 self._open.pop((who, stream), None)
 
     def lost(self, who: Caller, stream: str = "") -> EdgedError | None:
-        """Return why the calls of a caller must end; None while its credentials are valid, and while it has a role for
-        the method `stream`. Short calls need no role to their end: one of them may be the reload that removes it."""
+        """Return why a caller's calls must end; None if its credentials are valid and it has a role for the method
+        `stream`. If `stream` is empty, no role is needed: a short call may be the reload that removes the role."""
         if who.key.startswith("token "):
             # By its digest: another token may have the same name by now.
             token = next((token for token in self._book.tokens if token.sha256 in who.proof), None)

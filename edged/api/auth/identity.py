@@ -1,8 +1,8 @@
 """Finds the user of this machine that makes a call: the daemon opens files for a client only if that user could open
 them.
 
-Clients of a unix socket count as those who can connect to it: the owner of the socket's file, or the group that may
-open it. The user of a connection over loopback is in the kernel's table of connections.
+For a call over a unix socket, the user is the owner of the socket's file, or any member of the group that may open that
+file. For a call over loopback, the kernel's table of connections has the user.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 ANYONE = Identity("anyone")
-# Returns the identity; called only if a call refers to a file.
+# Returns the caller's identity. It is called only if a request refers to a file.
 Identify: TypeAlias = Callable[[], Identity]
 
 
@@ -103,8 +103,8 @@ def of_socket(path: Path) -> Identity:
 
 @functools.lru_cache(maxsize=64)
 def _members(gid: int, period: int) -> frozenset[int]:
-    """Return the users in a group: those whose primary group it is, and those that it lists. A new `period` makes the
-    cached result invalid."""
+    """Return the users in a group: users with this primary group, and users that the group lists. A new `period` makes
+    the cached result invalid."""
     with contextlib.suppress(KeyError):
         named = set(grp.getgrgid(gid).gr_mem)
         return frozenset(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid or user.pw_name in named)

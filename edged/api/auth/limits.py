@@ -1,11 +1,11 @@
 """Limits of one client: its running streams, requests and their bytes, and requests per second.
 
-Beyond them, requests are refused with a time to retry after, and streams are read more slowly.
+Beyond these limits, requests are refused with the time after which to retry, and streams are read more slowly.
 
 Large messages take turns, so that small ones are answered meanwhile: a message of many megabytes is copied several
 times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are not
-answered yet, for each client and for all together. A message that does not fit waits, and its stream is not read
-meanwhile. If too many bytes wait, requests are refused.
+answered yet, for each client and for all clients together. A message that does not fit waits, and its stream is not
+read meanwhile. If too many bytes wait, further requests are refused.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct):
-    """The current usage of one client. `allowance` is how many requests it could make at once at the time `seen`, in
-    monotonic seconds."""
+    """The current usage of one client. `allowance` is how many requests the client could make at once at the time
+    `seen`, in monotonic seconds."""
 
     name: str
     allowance: float
@@ -148,15 +148,15 @@ class ClientLimits:
         return ClientLimited(f"{what}; try again in {seconds:.3g} s, or send less at once", seconds)
 
     def _forget(self) -> None:
-        """Forget the oldest idle clients. Only they need a limit: other clients are connected, and connections are
-        limited."""
+        """Forget the oldest idle clients. Only idle clients need a limit: other clients are connected, and the number
+        of connections is limited."""
         for key in [key for key, usage in self._clients.items() if usage.is_idle][: self._most // 4]:
             del self._clients[key]
 
 
 LARGE = 1 << 20  # bytes; smaller messages do not count
 _TOTAL, _EACH = 32 << 20, 16 << 20  # bytes of large messages in progress, of all clients and of one
-_PER_SECOND = 384 << 20  # bytes; even if answered sooner, a message counts for size / this seconds: others get turns
+_PER_SECOND = 384 << 20  # bytes; a message counts for at least size / _PER_SECOND seconds, so that others get turns
 _REFUSAL_SECONDS = 0.5  # seconds after which a refused client may retry
 
 
@@ -170,8 +170,8 @@ class LargeMessage:
     """The large message of one call, if any; its bytes count from `begin` to `end`."""
 
     def __init__(self, budget: Budget, peer: str, who: Caller) -> None:
-        """`peer` is the connection as gRPC names it. Bytes count for the connection; over a unix socket, where
-        connections have no name, for the caller."""
+        """`peer` is the connection as gRPC names it. Bytes count for the connection. Connections over a unix socket
+        have no name of their own: their bytes count for the caller `who`."""
         self._budget, self._client = budget, who.key if peer.startswith("unix:") else peer
         self._size, self._began = 0, 0.0
 
@@ -198,8 +198,8 @@ class Budget:
         self._waiting: deque[_Waiter] = deque()
 
     async def take(self, client: str, size: int, *, is_patient: bool = True) -> None:
-        """Wait until `size` bytes of a client fit; call `give_back` afterwards. Raises ClientLimited if too many bytes
-        wait and the request is not patient."""
+        """Wait until `size` bytes of a client fit; call `give_back` afterwards. Raises ClientLimited if `is_patient` is
+        False and too many bytes wait."""
         if not self._waiting and self._fits(client, size):
             self._add(client, size)
             return
@@ -222,7 +222,8 @@ class Budget:
             raise
 
     def give_back(self, client: str, size: int, seconds: float) -> None:
-        """Release the bytes of a message that was in progress for `seconds`."""
+        """Release the bytes of a message that was in progress for `seconds`; if this was too short (`_PER_SECOND`),
+        release them later."""
         rest = size / _PER_SECOND - seconds
         if rest > 0:
             asyncio.get_running_loop().call_later(rest, self._end, client, size)
@@ -234,7 +235,7 @@ class Budget:
         self._wake()
 
     def _wake(self) -> None:
-        """Give waiting messages their turns in order of arrival; skip those of clients at their limit."""
+        """Give waiting messages their turns in order of arrival; skip messages of clients that are at their limit."""
         later: deque[_Waiter] = deque()
         while self._waiting:
             waiter = self._waiting.popleft()

@@ -44,12 +44,11 @@ INFER_GROUP, OPERATE_GROUP = "edged", "edged-operate"
 
 
 class ListenerPolicy(msgspec.Struct, frozen=True):
-    """An address of the daemon.
+    """The access rules of one address of the daemon.
 
     `roles` are granted to every client that reaches it. `is_local`: only clients on this machine reach it, by unix
     socket or loopback without TLS. `asks_certificates`: clients must show a certificate. `group`: the group that may
-    open a default socket; empty for other addresses. `operators` is the address where operators should call instead,
-    for the remedy of a refusal.
+    open a default socket; empty for other addresses. `operators` is the address that a refusal recommends to operators.
     """
 
     name: str
@@ -104,8 +103,9 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
 
 
 def require_known(access: Access, tls: Tls, addresses: Iterable[str], without_roles: Iterable[str] = ()) -> None:
-    """Raise ConfigError if the access rules name an address that is not listened on: a typo could leave another address
-    more open than intended. `without_roles` are addresses whose callers need no role: grants must not name them."""
+    """Raise ConfigError if the access rules name an address at which the daemon does not listen: a typo could leave
+    another address more open than intended. `without_roles` are addresses whose callers need no role, so grants must
+    not name them."""
     guarded, others = list(addresses), list(without_roles)
     for key, named, known in (
         ("access.grants", access.grants, guarded),
@@ -133,10 +133,10 @@ _BEARER = "bearer "
 class Caller(msgspec.Struct, frozen=True):
     """A caller and its roles.
 
-    `key`: the client for which usage counts. `is_known`: the caller is identified; `has_shown`: by a token or
-    certificate that it sent. `proof` has the digest of the token, or the names in the certificate; `given` are the
-    roles that token and certificate grant. `address`: the daemon's address that the caller used. `problem`: what is
-    wrong with the caller's credentials; `remedy`: how to call with more roles.
+    `key`: the client for which usage counts. `is_known`: the caller is identified. `has_shown`: the caller is
+    identified by a token or certificate that it sent. `proof` has the digest of the token, or the names in the
+    certificate; `given` are the roles that token and certificate grant. `address`: the daemon's address that the caller
+    used. `problem`: what is wrong with the caller's credentials. `remedy`: how to call with more roles.
     """
 
     name: str
@@ -185,7 +185,8 @@ def malformed_token(caller: Caller) -> Caller:
 def with_certificate(
     caller: Caller, names: Iterable[str], known: Mapping[str, tuple[Role, ...]], expires: float, now: float
 ) -> Caller:
-    """Return the caller with a certificate of these names, the common name last, that expires at `expires`."""
+    """Return the caller with a certificate that has these names (the common name last) and expires at `expires`, in
+    seconds since the epoch. `known` are the roles of names."""
     shown = list(names)
     if not shown:
         return caller
@@ -233,7 +234,7 @@ def host_of(peer: str) -> str:
     return unquote(rest).rpartition(":")[0].strip("[]")
 
 
-# For methods of probes, which have no secret: any client that reaches the address may ask if the daemon answers.
+# For health checks, which have no token: any client that reaches the address may ask if the daemon answers.
 PUBLIC: Final[Roles | None] = None
 OPERATE: Final[Roles] = frozenset({"operate"})
 READ: Final[Roles] = frozenset({"read", "operate"})
@@ -302,8 +303,8 @@ def refusal(method: str, caller: Caller) -> EdgedError | None:
 
 
 def least_role(method: str) -> str:
-    """Return the least role that may call a method, or "infer or read" if each of them may; empty if no role is
-    needed."""
+    """Return the least role that may call a method, or "infer or read" if either role may; empty if the method needs no
+    role."""
     needed = METHODS.get(method, DENY_ALL)
     if needed is None:
         return ""

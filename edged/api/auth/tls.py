@@ -1,10 +1,10 @@
-"""The daemon's certificate, checked at start and reloaded when its files change; dates and names of any certificate.
+"""Checks the daemon's certificate at start and reloads it when its files change; reads dates and names of certificates.
 
 At start, wrong files are an error. Later, the previous certificate stays in use, and `problem` says what is wrong with
 the new files. A box without a clock may start in 1970, so a certificate that is not valid yet is reported and used.
 
 The standard library reads a certificate's dates only for peers of its own sockets. A library that parses certificates
-would be a dependency for two dates, so they are read here (RFC 5280, X.690).
+would be a dependency for two dates, so this module reads the dates itself (RFC 5280, X.690).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def ends_of(certificate: PeerCertificate) -> float:
 
 
 def validity(pem: str) -> Validity:
-    """Return the validity of the first certificate in a PEM text. Raises ValueError if there is no valid one."""
+    """Return the validity of the first certificate in a PEM text. Raises ValueError if it cannot be parsed."""
     begin, end = pem.find(_BEGIN), pem.find(_END)
     if begin < 0 or end < begin:
         raise ValueError("it contains no certificate")
@@ -241,7 +241,8 @@ def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
 
 
 def _context(material: Material, asks_certificates: bool) -> ssl.SSLContext:
-    """Return a context of checked material, through a memfd: the ssl module reads certificates and keys from files."""
+    """Return a context with checked material. The material goes through a memfd, because the ssl module reads
+    certificates and keys from files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])

@@ -1,7 +1,7 @@
 """Bearer tokens: 256 random bits, stored as their SHA-256 in a file that only its owner can read.
 
-A slow hash such as scrypt is for secrets that people choose, which can be guessed. 256 random bits cannot be guessed
-with any hash, and a slow one would cost time in every call.
+A slow hash such as scrypt is for secrets that people choose, because such secrets can be guessed. 256 random bits
+cannot be guessed with any hash, and a slow hash would cost time in every call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stored token: `sha256` in hexadecimal; `created` and `expires` in seconds since the epoch, 0 for never."""
+    """A stored token: `sha256` in hexadecimal; `created` and `expires` in seconds since the epoch, `expires` 0 for
+    never."""
 
     name: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -149,8 +150,8 @@ class TokenFile:
 
 
 class TokenBook:
-    """The tokens in the file, as of the last look at it. If the file becomes unusable, the previous tokens stay valid,
-    and `problem` is the reason; otherwise it is empty."""
+    """The tokens that were in the file at the last `look`. If the file becomes unusable, the previous tokens stay
+    valid, and `problem` is the reason; otherwise `problem` is empty."""
 
     def __init__(self, file: TokenFile) -> None:
         """Read the file. Raises ConfigError."""
@@ -161,8 +162,8 @@ class TokenBook:
         self.problem = ""
 
     def find(self, secret: str) -> Token | None:
-        """Return the token of a secret as of the last look. The file is not read: a caller that guesses secrets must
-        not cause reads of the disk."""
+        """Return the token of a secret, as of the last `look`. This does not read the file: a caller that guesses
+        secrets must not cause reads of the disk."""
         return find(self.tokens, secret)
 
     def look(self) -> bool:

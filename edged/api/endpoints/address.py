@@ -18,7 +18,7 @@ _TAKEN = "the port is taken; choose another"
 
 
 def unix_path(address: str) -> Path:
-    """Return the path of `unix:PATH`. Raises ConfigError if it is too long for a socket."""
+    """Return the path of `unix:PATH`. Raises ConfigError if the path is too long for a socket."""
     path = Path(address.removeprefix("unix:").removeprefix("//"))
     if len(os.fsencode(path)) > 107:
         raise ConfigError(f"socket path {path} is longer than the 107 bytes that Linux allows; choose a shorter one")
@@ -26,8 +26,8 @@ def unix_path(address: str) -> Path:
 
 
 def tcp_address(address: str, allow_remote: bool = False) -> tuple[str, int]:
-    """Return host (IPv6 without brackets) and port of `HOST:PORT`. Raises ConfigError if the address is invalid, or is
-    not loopback and `allow_remote` is not set."""
+    """Return host (IPv6 without brackets) and port of `HOST:PORT`. Raises ConfigError if the address is invalid, or if
+    `allow_remote` is False and the address is not loopback."""
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()):
         raise ConfigError(f"listen address {address!r} is neither unix:PATH nor HOST:PORT")
@@ -103,8 +103,8 @@ def listening_unix(path: Path, backlog: int, group: str = "", setting: str = "")
 def listening_sockets(host: str, port: int, backlog: int, setting: str = "") -> list[socket.socket]:
     """Listen on each address of a host, all with the same port; port 0 means any free one.
 
-    Addresses that this box lacks, such as IPv6 ones, are skipped. A taken address is an error: clients could send their
-    tokens to another process. Raises ConfigError, whose message begins with `setting`.
+    Addresses that this box lacks, such as IPv6 ones, are skipped. An address that another process uses is an error:
+    clients could send their tokens to that process. Raises ConfigError, whose message begins with `setting`.
     """
     cannot = f"{setting} cannot listen on {host}:{port}".strip()
     try:
@@ -146,7 +146,7 @@ _GROUP, _OWNER = 0o660, 0o600
 
 
 def settle(path: Path, group: str = "") -> None:
-    """Let the owner and a group open a socket: the named group, otherwise the daemon's own.
+    """Let the owner and a group open a socket: the group `group`, or the daemon's own group if `group` is empty.
 
     If the group does not exist, or the daemon is not in it, only the owner may open the socket. Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""The endpoint for Frigate's ZMQ detector, whose plugin connects unchanged.
+"""The endpoint for Frigate's ZMQ detector. Frigate's own plugin connects to it, without changes.
 
 Two properties of the plugin determine the answers. The plugin asks for its model only once, and never detects anything
 if the model is missing. So edged reports every model of the daemon as loaded, and answers without objects until an
@@ -43,7 +43,7 @@ class FrigateEndpoint:
     def __init__(self, controller: Controller, settings: Frigate, publisher: Publisher) -> None:
         self._controller, self._settings, self._publisher = controller, settings, publisher
         self._tasks: set[asyncio.Task[None]] = set()
-        self._models: OrderedDict[bytes, str] = OrderedDict()  # the model of each peer, the latest last
+        self._models: OrderedDict[bytes, str] = OrderedDict()  # each peer's model, in the order of the last choice
         self._readers: dict[str, tuple[Model, str, Reader]] = {}
         self._missing: set[str] = set()
         self._uploading = asyncio.Lock()
@@ -73,7 +73,7 @@ class FrigateEndpoint:
             self._socket.close()
 
     def _received(self, frames: list[zmq.Frame]) -> None:
-        """Handle a message: the peer, an empty frame, and its content."""
+        """Handle a message. Its frames are the peer's identity, an empty frame, and the content."""
         received = time.monotonic()
         if len(frames) < 3 or len(frames[1]):
             self.warnings.warn("garbage", "a message without the empty frame of a REQ socket; is the sender Frigate?")
@@ -117,8 +117,8 @@ class FrigateEndpoint:
             self._models.popitem(last=False)
 
     def _which(self, file: str) -> str:
-        """Return the name of the configured model, or else of the model that is named like the file, or else of the
-        only model. Raises NotFound."""
+        """Return the name of the model for a file that Frigate names: the configured model, otherwise the model with
+        the file's name, otherwise the only model. Raises NotFound."""
         if self._settings.model:
             return self._controller.find(self._settings.model).entry.name
         try:
@@ -147,8 +147,9 @@ class FrigateEndpoint:
             self._reply(peer, answer)
 
     def _planned(self, peer: bytes) -> PlannedModel | None:
-        """Return the model that a peer named since the daemon's start, or else the configured model, or else the only
-        model; None if the daemon has no model or several. Raises NotFound if the model was removed."""
+        """Return a peer's model: the model that the peer named since the daemon's start, otherwise the configured
+        model, otherwise the daemon's only model. None if no model is named and the daemon has no model or several.
+        Raises NotFound if the model was removed."""
         name = self._models.get(peer) or self._settings.model
         if name:
             return self._controller.find(name)

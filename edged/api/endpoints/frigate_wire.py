@@ -1,9 +1,10 @@
 """Messages of Frigate's ZMQ detector, as of Frigate 0.18, and their answers. Pure.
 
-A request for a model: one JSON frame `{"model_request": true, "model_name": FILE}`; the answer is JSON. A model's file:
-`{"model_data": true, "model_name": FILE}` and its bytes. A picture: `{"shape": [...], "dtype": ..., "model_type": ...}`
-and the tensor's bytes in C order; the answer is a float32 tensor [20, 6] of rows
-class, score, y_min, x_min, y_max, x_max, 0..1, best first, padded with zeros.
+A request for a model is one JSON frame, `{"model_request": true, "model_name": FILE}`. An upload of a model is two
+frames, `{"model_data": true, "model_name": FILE}` and the file's bytes. The answer to both is JSON. A picture is two
+frames, `{"shape": [...], "dtype": ..., "model_type": ...}` and the tensor's bytes in C order. Its answer is a float32
+tensor [20, 6] with a row for each object: class, score, y_min, x_min, y_max, x_max, with coordinates 0..1. The best row
+is first, and unused rows at the end are zeros.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_packed(self) -> bool:
-        """Whether the pixels are bytes, one pixel after the other, as cameras send them."""
+        """Whether the tensor is uint8 and has the channels of each pixel together, as cameras send pictures."""
         return self.pixels.dtype == np.uint8 and not self.is_planar
 
     @property
@@ -176,8 +177,8 @@ _ALWAYS_LABELLED = 91
 
 
 class Form(msgspec.Struct, frozen=True, eq=False):
-    """A tensor as the model gets it: as a picture to be preprocessed, or unchanged (`spec` is set). `placement` is the
-    picture's."""
+    """A tensor in the form that the model gets: as a picture to be preprocessed, or unchanged (then `spec` is set).
+    `placement` is the place of the picture in the model's input."""
 
     data: bytes | memoryview
     pixel_format: str
@@ -197,9 +198,9 @@ class Form(msgspec.Struct, frozen=True, eq=False):
 
 
 class Reader:
-    """Converts pictures and answers for one model, used as one of Frigate's model types. `pixel_format` is Frigate's
-    order of colours. `score`: the least score; None for the model's. `labels`: the number of classes that Frigate
-    knows; 0 for the model's."""
+    """Converts pictures and answers for one model, which Frigate uses as one of its model types. `pixel_format` is
+    Frigate's order of colours. `score` is the least score, None for the model's own. `labels` is the number of classes
+    that Frigate knows, 0 for the model's own."""
 
     def __init__(self, model: Model, model_type: str, pixel_format: str, score: float | None, labels: int) -> None:
         self._model, self._colors = model, pixel_format
@@ -274,7 +275,7 @@ def _bytes(pixels: Pixels | npt.NDArray[np.float32]) -> Pixels:
 
 
 def _shapes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tensor's shape, and its shape with the axes in the other order."""
+    """Return the tensor's shape in its own order of axes, and in the other order (NHWC or NCHW)."""
     batch, a, b, c = tensor.pixels.shape
     return (batch, a, b, c), (batch, b, c, a) if tensor.is_planar else (batch, c, a, b)
 

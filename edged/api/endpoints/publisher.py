@@ -63,8 +63,8 @@ class Publisher:
         self._topics.clear()
 
     def wants(self, topic: str) -> bool:
-        """Whether the topic has a subscriber. With too many subscribed topics to record, every topic counts as
-        subscribed."""
+        """Whether the topic has a subscriber. If clients subscribe to more topics than are recorded, every topic counts
+        as subscribed."""
         if not self._topics:
             return False
         name = topic.encode()
@@ -89,7 +89,7 @@ class Publisher:
             self._topics.discard(word[1:])
 
     async def _publish_events(self) -> None:
-        """Publish events as they happen, without those from before the start."""
+        """Publish events as they happen, without events from before the start."""
         epoch = self._events.epoch
         async with aclosing(self._events.follow(self._events.last)) as events:
             async for event in events:

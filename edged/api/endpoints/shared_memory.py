@@ -1,7 +1,7 @@
 """Shared memory of clients, as the daemon reads and writes it; `edged.shared_layout` describes the ring of pictures.
 
-Nothing that a client does to its memory can hurt the daemon: an object is opened once, by a name that cannot leave the
-folder, and never mapped. A client can spoil only its own pictures and tensors.
+Nothing that a client does to its memory can hurt the daemon: the daemon opens an object once, by a name that cannot
+lead outside the folder, and never maps it. A client can spoil only its own pictures and tensors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SharedObject:
         return os.fstat(self._descriptor).st_size
 
     def read(self, place: memoryview, offset: int) -> str:
-        """Fill `place` from the object; return why that failed, or an empty text."""
+        """Fill `place` from byte `offset` of the object. Return an empty text, or why reading failed."""
         position = 0
         while position < len(place):
             try:
@@ -62,7 +62,7 @@ class SharedObject:
         return ""
 
     def write(self, contents: memoryview, offset: int) -> str:
-        """Write `contents` to the object; return why that failed, or an empty text."""
+        """Write `contents` at byte `offset` of the object. Return an empty text, or why writing failed."""
         done = 0
         while done < len(contents):
             try:
@@ -150,7 +150,7 @@ class SharedPicture:
     def __init__(self, segment: SharedObject, offset: int, stamp: int, size: int) -> None:
         self._offset, self._stamp, self.size = offset, stamp, size
         self._segment: SharedObject | None = segment
-        self._failure: tuple[type[EdgedError], str] = (SegmentUnusable, "")  # of a read that failed
+        self._failure: tuple[type[EdgedError], str] = (SegmentUnusable, "")  # the error of a read that failed
 
     def read_into(self, place: memoryview) -> None:
         """Copy the picture into `place`, of `size` bytes: the only copy on its way to the engine. Raises Overwritten if

@@ -120,7 +120,7 @@ class Header(_Strict, frozen=True):
     shared: Shared | None = None
 
     def work(self, picture: Blob, thresholds: Thresholds | None) -> FrameWork:
-        """Return the work for the frame; with None as `thresholds`, the model's are used."""
+        """Return the work for the frame. If `thresholds` is None, the model's own thresholds apply."""
         area = self.region
         region = None if area is None else Region(area.x, area.y, area.width, area.height)
         roi = Roi(region, self.rotation) if region is not None or self.rotation else None
@@ -128,7 +128,7 @@ class Header(_Strict, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message: the header, and the bytes after it, None for a picture in shared memory."""
+    """One message: the header, and the picture's bytes after it. `data` is None for a picture in shared memory."""
 
     header: Header
     data: memoryview | None
@@ -203,7 +203,7 @@ class FrameEndpoint:
 
     def _received(self, frames: list[zmq.Frame]) -> None:
         identity = frames[0].bytes
-        # A REQ socket sends an empty part before its message, and expects it back.
+        # A REQ socket sends an empty part before its message, and expects one before the answer.
         envelope = (identity, b"") if len(frames) > 1 and not len(frames[1]) else (identity,)
         parts = [frame.buffer for frame in frames[len(envelope) :]]
         try:

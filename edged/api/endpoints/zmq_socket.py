@@ -159,7 +159,7 @@ def place(address: str, setting: str, allow_remote: bool | None = None) -> tuple
     """Return the address for ZeroMQ, and the path if it is a socket file. Raises ConfigError for an invalid address.
 
     `allow_remote`: True accepts addresses that other machines can reach, False and None refuse them. With False the
-    error names the setting that allows them; None: no such setting exists.
+    error names the setting that allows such addresses; with None no such setting exists.
     """
     kind, _, rest = address.partition("://")
     if kind == "ipc" and rest.startswith("/"):

@@ -75,7 +75,7 @@ class Activation:
             self._served.discard(_true(unix_path(address)))
 
     def start(self) -> None:
-        """Log remarks and close stray connections, once every address is served."""
+        """Log the remarks, and close connections to paths that are not served. Call it once every address is served."""
         for remark in self._remarks:
             _LOG.warning("%s", remark)
         self.turn_away()
@@ -134,5 +134,5 @@ def _path_of(each: socket.socket) -> Path | None:
 
 
 def _true(path: Path) -> Path:
-    """Return the path with its folder resolved: /var/run is a link."""
+    """Return the path with its folder resolved, because folders such as /var/run are links."""
     return Path(os.path.realpath(path.parent)) / path.name

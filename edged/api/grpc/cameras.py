@@ -207,8 +207,8 @@ _FORMS = {pb.Samples.S16: "s16", pb.Samples.F32: "f32"}
 
 
 def _source(controller: Controller, sources: SoundSources, frame: pb.Frame, slot: FrameSlot) -> SoundSource:
-    """Return the source of sound that a frame continues: it keeps the model's state for the frame's camera. Raises
-    InvalidInput if each such frame would fail, and NotReady while the model is read."""
+    """Return the source of sound that a frame belongs to: the source keeps the model's state for the frame's camera.
+    Raises InvalidInput if every such frame would fail, and NotReady while the daemon reads the model."""
     if isinstance(slot, PipelineSlot):
         raise InvalidInput(f"pipeline {slot.model!r} takes pictures, not sound")
     answering = controller.find(slot.model).answering

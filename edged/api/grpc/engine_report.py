@@ -24,7 +24,7 @@ from edged.proto import operations_pb2 as pb
 from edged.store.judgement import Judgement
 from edged.verification.standard import tolerance_of
 
-_SHORTEST = 6  # characters of a key
+_SHORTEST = 6  # fewest characters of a key that a request must give
 _PICTURES = Limits(seconds=60.0, memory_mb=1024, stall_seconds=60.0)
 _MOST_BYTES = 3 << 19  # of all pictures; as text they take a third more, and a message takes at most 4 MiB
 
@@ -80,8 +80,8 @@ class EngineReportHandlers:
     async def _pictures(
         self, judgement: Judgement, models: tuple[str, ...]
     ) -> tuple[dict[str, tuple[bytes, bytes]], str]:
-        """Return two JPEGs for each frame, by its name: with the detections of the reference and of the engine. The
-        text says why frames have no pictures; empty if all have."""
+        """Return two JPEGs for each frame, by the frame's name: one with the reference's detections, one with the
+        engine's. Also return why some frames have no pictures; empty if all frames have pictures."""
         worst, paths = judgement.worst, self._paths(judgement.collection, models)
         frames = [frame for frame in worst if frame.name in paths]
         drawn: dict[str, tuple[bytes, bytes]] = {}

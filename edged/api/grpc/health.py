@@ -53,7 +53,7 @@ class HealthService:
     async def watch(
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """Yield the status of a name and each change. A name that does not exist yet is SERVICE_UNKNOWN."""
+        """Yield the status of a name, now and after each change. A name that does not exist yet is SERVICE_UNKNOWN."""
         sent = None
         while True:
             news = self._news

@@ -24,13 +24,13 @@ from edged.files import NO_DESCRIPTORS
 _LOG = logging.getLogger("edged.api")
 _BACKLOG = 512
 _AT_ONCE = 16  # connections that are accepted before other tasks get their turn
-_AGAIN_SECONDS = 0.2  # until the next try if no descriptors are left
+_AGAIN_SECONDS = 0.2  # seconds until the next try if no descriptors are left
 _CLOSE_SECONDS = 1.0  # seconds in which cancelled calls must end
 _DESCRIPTORS = 8192  # most descriptors of the daemon
 _MOST_CONNECTIONS = 1024  # most connections at one address
 _FEWEST_CONNECTIONS = 16
 _OTHERS = 128  # descriptors for everything else: hosts, children, engines, HTTP, ZeroMQ
-_ADDRESSES = 4  # the remaining descriptors suffice for so many addresses
+_ADDRESSES = 4  # the remaining descriptors are divided among so many addresses
 
 
 def most_connections(descriptors: int) -> int:
@@ -64,11 +64,11 @@ class Listener:
         group: str = "",
         activation: Activation | None = None,
     ) -> None:
-        """`address` is `unix:PATH` or `HOST:PORT` (port 0: any free one); an address that is not loopback needs
-        `secure`, which returns the TLS context of the next handshake, or `is_open`. Raises ConfigError.
+        """`address` is `unix:PATH` or `HOST:PORT` (port 0: any free one). `secure` returns the TLS context of the next
+        handshake. An address that is not loopback needs `secure` or `is_open`. Raises ConfigError.
 
-        `handle` answers a call. `group` may open the socket, by default the daemon's own group. `activation` may have a
-        socket that systemd already listens on.
+        `handle` answers a call. `group` is the group that may open a unix socket, by default the daemon's own group.
+        `activation` may have a socket that systemd already listens on.
         """
         self._limits, self._handle, self._secure, self._is_open = limits, handle, secure, is_open
         self._most = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

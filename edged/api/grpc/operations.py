@@ -230,8 +230,8 @@ class OperationsService:
             return await self.try_file(model, dict(header.settings), next(iter(upload.samples.values()), None))
 
     async def try_file(self, model: Path, settings: Mapping[str, str], picture: Path | None) -> pb.TryModelResponse:
-        """Examine a file, and run it on `picture`; with None, on a picture that edged draws. Raises InvalidInput if the
-        picture is unusable."""
+        """Examine a model file, and run it on `picture`, or on a picture that edged draws if `picture` is None. Raises
+        InvalidInput if the picture is unusable."""
         builder = self._controller.builder
         installed = registry.usable(self._controller.fingerprint.facts)
         try:
@@ -302,7 +302,7 @@ class OperationsService:
         return pb.SelectedEngines(keys=await self._commands.evict(_selection(request.selector)))
 
     async def _progress(self, ordered: tuple[Ordered, ...], follow: bool) -> AsyncGenerator[pb.EngineProgress, None]:
-        """Yield every engine once, then, with `follow`, every change until all have their outcome.
+        """Yield the progress of every engine once. With `follow`, then yield changes until all engines have an outcome.
 
         If a client ends its call, only this generator ends; the work continues.
         """
@@ -379,8 +379,8 @@ def _selection(selector: pb.Selector) -> Selection:
 
 
 def event_message(event: Event, epoch: str) -> pb.Event:
-    """Return an event as a message. The name of the field that is set is the event's kind; that field has the event's
-    own fields."""
+    """Return an event as a message. The message's field that is named like the event's kind has the fields of that
+    kind."""
     what = msgspec.to_builtins(event.what)
     kind = what.pop("type")
     return pb.Event(
@@ -433,7 +433,8 @@ def ensemble_load(name: str, planned: PlannedEnsemble, alarms: Iterable[Alarm], 
 
 
 def host_loads(links: Iterable[HostLink], counts: EventCounts) -> Iterator[pb.HostLoad]:
-    """Yield the running hosts; then those that were lost and not started again yet, without a process id."""
+    """Yield the load of each running host. Then yield each host that was lost and is not started again yet, without a
+    process id."""
     alive = sorted(links, key=lambda link: (link.backend, link.pid))
     for link in alive:
         yield pb.HostLoad(

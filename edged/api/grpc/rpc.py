@@ -53,7 +53,7 @@ class Method(NamedTuple):
 
 class Service:
     """The methods of a gRPC service that `handlers` answer. `methods` are by path, such as `/edged.v1.Cameras/Detect`;
-    `requests` are the request types by path, without those of streams of requests.
+    `requests` are the request types by path, except those of methods that take a stream.
 
     As with gRPC's own servicers, a handler is found by name: `model_infer` of one of the objects answers ModelInfer. If
     an object has `model_infer_bytes`, that handler answers calls by gRPC instead; it gets and returns bytes.

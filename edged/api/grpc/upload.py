@@ -83,9 +83,9 @@ async def receive_upload(
     taken: Mapping[str, PlannedModel],
     pipelines: Collection[str] = (),
 ) -> tuple[pb.ModelHeader, Upload]:
-    """Write an upload into `folder`; its first file is the model. Raises AlreadyExists if a pipeline has its name, or a
-    model in `taken` that the header does not replace; InvalidInput if the parts are out of order; another EdgedError if
-    they cannot be written."""
+    """Write an upload into `folder`; the upload's first file is the model. Raises AlreadyExists if a pipeline has the
+    model's name, or if `taken` has that name and the header does not ask to replace the model. Raises InvalidInput if
+    the parts are out of order, and another EdgedError if they cannot be written."""
     header = pb.ModelHeader()
     try:
         async with contextlib.aclosing(Upload(folder)) as upload:

@@ -27,10 +27,10 @@ from edged.proto import operations_pb2 as operations
 Received = TypeVar("Received", bound=Message)
 SMALL = 128 << 10  # bytes; a larger message is measured first, and may have at most this many besides its contents
 _MOST_PARSED_FIELDS = 4096  # most fields directly in one message
-_VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # wire types, with _DELIMITED
+_VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # wire types, as is _DELIMITED
 
 # The fields of a message that hold contents, by field number. The value is the share (0 to 1) of the field's bytes that
-# counts towards the limit `SMALL`, or, for a field that is a message, its own fields that hold contents.
+# counts towards the limit `SMALL`. For a field that is itself a message, the value is the mapping of that message.
 ContentFields: TypeAlias = "Mapping[int, float | ContentFields]"
 
 _FREE, _PARSED = 0.0, 1 / 32  # for fields that protobuf copies, and for fields that it parses number by number

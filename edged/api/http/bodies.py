@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, with limits of size and time for each body and of size for all together.
+"""Reads the bodies of requests, with limits: of size and time for each body, and of size for all bodies together.
 
 Only bytes that were received count, not the announced size. When no room is left, the slowest body is refused:
 otherwise a few clients that stop in the middle of a body could block all others.
@@ -33,7 +33,7 @@ class TooSlow(DeadlineExceeded):
 
 
 class Bodies:
-    """Limits bodies: at most `limit` bytes of one and `room` of all; a body counts while its context `held` is open."""
+    """Limits bodies to `limit` bytes each and `room` bytes together. A body counts while its context `held` is open."""
 
     idle_seconds = 20.0  # time in which the next piece of a body must arrive
 
@@ -52,8 +52,8 @@ class Bodies:
             self.used -= held.size
 
     def take(self, held: Held, size: int) -> None:
-        """Take room for `size` more bytes of a body. If no room is left, end the slowest other body and take its room;
-        raise Overloaded if that body is fast enough or its room does not suffice."""
+        """Take room for `size` more bytes of a body. If no room is left, end the slowest body and take its room. Raises
+        Overloaded if the slowest body is this one, if it is fast enough, or if its room is not enough."""
         if self.used + size > self._room:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
@@ -180,7 +180,8 @@ _FAST = 1  # higher levels hardly make tensors smaller
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack a body. Raises TooLarge above `limit` bytes, InvalidInput if it is damaged, or Unsupported."""
+    """Unpack a body. Raises TooLarge above `limit` bytes, InvalidInput for a damaged body, Unsupported for an unknown
+    encoding."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return body

@@ -20,8 +20,8 @@ async def call_scope(
     """Run a call of `rpc`, a gRPC path, with a body of `size` bytes. If the call is a command, record it with `about`.
     `is_stream`: the call may last long.
 
-    Raises ClientLimited. Cancels the call when its client's credentials become invalid; a stream also when its address
-    loses the role.
+    Raises ClientLimited. Cancels the call when its client's credentials become invalid. Cancels a stream also when its
+    client no longer has the role.
     """
     identity.CURRENT.set(who)
     usage = guard.limits.usage(who.key, who.name, time.monotonic())

@@ -41,8 +41,8 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
-    """A response. Its body is the parts joined; the sender adds content-length. With a `stream`, the body is the pieces
-    that the stream yields instead; the sender closes the stream."""
+    """A response. Its body is the joined `parts`; the sender adds content-length. If `stream` is set, the body is what
+    the stream yields instead, and the sender closes the stream."""
 
     status: HTTPStatus = HTTPStatus.OK
     parts: tuple[Part, ...] = ()

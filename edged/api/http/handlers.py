@@ -50,7 +50,7 @@ class Calls:
         self.service, self._inference, self.cameras, self.language = service, inference, cameras, language
 
     async def __call__(self, http: HttpRequest, request: Message, response: type[Response]) -> Response:
-        """Call the method that the request's type is named after, without a deadline, which HTTP does not have."""
+        """Call the method that the request's type is named after. The call has no deadline, because HTTP has none."""
         method = request.DESCRIPTOR.name.removesuffix("Request")
         return await self.service.call(method, request, response, Context(http.peer, tuple(http.headers.items())))
 
@@ -169,8 +169,8 @@ def _regions(request: Any, response: Any) -> HttpResponse:
 
 
 def _fill_trace(request: pb.TraceSettingRequest, http: HttpRequest) -> None:
-    """Set the trace settings. A setting of null is reset: for one model to the value for all models, for all models to
-    the default."""
+    """Set the trace settings. A setting of null is reset: for one model it then has the value for all models, for all
+    models it has the default."""
     if http.method == "POST":
         for name, value in parse_json(http.body, dict[str, list[str] | str | int | None], "the trace settings").items():
             words = [] if value is None else value if isinstance(value, list) else [str(value)]

@@ -86,7 +86,7 @@ _PATTERNS = (
 
 
 class Route(NamedTuple):
-    """The method that a request calls. `method` is gRPC's; `names` are the variable parts of the path."""
+    """The method that a request calls. `method` is its name in gRPC; `names` are the variable parts of the path."""
 
     method: str
     names: dict[str, str]
@@ -197,8 +197,8 @@ class Dispatcher:
 
 
 def _authorization(request: HttpRequest) -> str | None:
-    """Return the header `authorization`; None if it is missing. Clients of OpenAI's protocol always send a key, even a
-    dummy: on their paths, a header without a token of edged counts as missing."""
+    """Return the header `authorization`; None if it is missing. Clients of OpenAI's protocol always send a key, perhaps
+    a dummy. So on the paths of that protocol, a header without a token of edged counts as missing."""
     found = request.headers.get("authorization")
     if found is None or not request.path.startswith(_OPENAI):
         return found
@@ -206,13 +206,13 @@ def _authorization(request: HttpRequest) -> str | None:
     return found if secret is not None and secret.startswith(TOKEN_PREFIX) else None
 
 
-_OPENAI = "/v1/"  # where clients of OpenAI's protocol call
+_OPENAI = "/v1/"  # the beginning of the paths of OpenAI's protocol
 _KINDS: Mapping[str, openai_requests.Kind] = {"Chat": "chat", "Complete": "completion"}
 
 
 def _settings(route: Route, body: bytes) -> dict[str, str]:
-    """Return the names of the settings in a request, without their values, in the form in which calls by gRPC are
-    recorded."""
+    """Return the names of the settings in a request, without their values, in the form that the audit log has for
+    calls by gRPC."""
     if route.method not in ("TraceSetting", "LogSettings") or not body:
         return {}
     try:

@@ -10,15 +10,15 @@ from edged.api.grpc.status import describe, error_code
 
 Send: TypeAlias = "Callable[[bytes], Awaitable[None]]"
 
-_MOST_WAITING = 32  # chunks that the client has not read; then the work waits
+_MOST_WAITING = 32  # most chunks that the client has not read; at this limit the work waits
 
 
 class Streamed:
     """An iterator over the chunks that a task makes. Call `begin` first, and `close` in any case."""
 
     def __init__(self, work: Callable[[Send], Awaitable[None]], failed: Callable[[str, str], bytes]) -> None:
-        """`work` calls its argument with each chunk. `failed` makes the last chunk if the work fails after its first
-        chunk, from the message and the code of the error."""
+        """`work` calls its argument with each chunk. If the work fails after its first chunk, `failed` makes the last
+        chunk from the error's message and code."""
         self._failed = failed
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
         self._first: bytes | None = None
@@ -26,7 +26,7 @@ class Streamed:
         self._task = asyncio.ensure_future(self._run(work))
 
     async def begin(self) -> None:
-        """Wait for the first chunk. Raises the error of the work if it fails before."""
+        """Wait for the first chunk. Raises the error of the work if the work fails before that."""
         first = asyncio.ensure_future(self._chunks.get())
         try:
             await asyncio.wait((first, self._task), return_when=asyncio.FIRST_COMPLETED)

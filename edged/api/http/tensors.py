@@ -1,7 +1,7 @@
 """Converts bodies of inference over HTTP to the protocol's messages and back. Pure.
 
-A body is JSON. The header `Inference-Header-Content-Length` gives the size of the JSON in bytes, if the raw contents of
-the tensors with the parameter `binary_data_size` follow it, in their order.
+A body is JSON. Tensors with the parameter `binary_data_size` have their raw contents after the JSON, in their order;
+then the header `Inference-Header-Content-Length` gives the size of the JSON in bytes.
 Format: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
 """
 
@@ -84,8 +84,8 @@ _encoder = msgspec.json.Encoder()
 
 
 def read(model: str, version: str, body: bytes, header_length: int | None) -> InferRequest:
-    """Return the request in a body. Raises InvalidInput, naming the tensor. Shapes are not compared with the model's
-    here."""
+    """Return the request in a body. Raises InvalidInput, naming the tensor. This does not compare the shapes with the
+    model's shapes."""
     if header_length is not None and header_length > len(body):
         raise InvalidInput(f"{HEADER_LENGTH} is {header_length}, but the body has only {len(body)} bytes")
     request, lists = _decode(body if header_length is None else body[:header_length])

@@ -23,7 +23,7 @@ from edged.files import NOT_JSON
 from edged.tensors import Array, numpy_dtype, to_array
 
 _NAME = secrets.token_hex(8).encode()  # random, so that no request contains it
-_LONG = 1 << 16  # bytes between two quotes above which the list between them is set aside
+_LONG = 1 << 16  # bytes; if more are between two quotes, the list between these quotes is set aside
 _COLON = 64  # bytes after a key within which its list must begin
 
 
@@ -40,8 +40,8 @@ class Piece:
 
 
 def set_aside(text: bytes) -> tuple[bytes, dict[bytes, Piece]]:
-    """Return the text with a unique string in place of each long list, and a table from these strings, with their
-    quotes, to the lists."""
+    """Return the text with a unique string in place of each long list, and the lists by these strings, which include
+    their quotes."""
     kept: list[bytes] = []
     lists: dict[bytes, Piece] = {}
     done, quote = 0, text.find(b'"')
@@ -58,7 +58,7 @@ def set_aside(text: bytes) -> tuple[bytes, dict[bytes, Piece]]:
 
 
 def _list(text: bytes, start: int, end: int) -> Piece | None:
-    """Return the list after a colon at `start`, which ends before the object that contains it. None if no list
+    """Return the list that follows a colon at `start`, up to the last `]` before the next `}` or `end`. None if no list
     follows."""
     first = text.find(b"[", start, start + _COLON)
     if first < 0 or text[start:first].strip() != b":":
@@ -121,7 +121,7 @@ def _numbers(name: str, datatype: str, shape: list[int], piece: Piece) -> bytes 
 
 
 def write(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> bytes:
-    """Return the JSON text of an output's raw contents, one flat list. Raises InvalidInput if JSON cannot hold it."""
+    """Return an output's raw contents as JSON text, one flat list. Raises InvalidInput if JSON cannot hold a value."""
     _require_json(f"output {name!r}", datatype)
     if datatype == "BYTES":
         elements = to_array(name, datatype, shape, data).reshape(-1).tolist()

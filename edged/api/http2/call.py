@@ -107,7 +107,7 @@ class Call:
 
     async def read(self) -> Message | None:
         """Return the next message; None if no further message comes. If the message is large, first let the client send
-        the rest."""
+        the rest of it."""
         self._at_once += 1
         if self._at_once >= _AT_ONCE:
             self._at_once = 0
@@ -308,7 +308,7 @@ class Call:
         self._cancel()
 
     def _drop(self) -> None:
-        """Drop all messages: a task or an error's traceback may keep the call for long."""
+        """Drop all messages: a task or an error's traceback may keep the call in memory for long."""
         self._messages.clear()
         self._partial, self._expected = None, -1
         if self._expiry is not None:

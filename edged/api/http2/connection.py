@@ -2,7 +2,7 @@
 
 Memory and work for a client are limited: by flow-control windows, which grow only for messages that the daemon wants
 to read; by the size of headers; by the number of calls; and by an allowance for frames that carry no message. A client
-that exceeds them loses only its own connection.
+that exceeds a limit loses only its own connection.
 """
 
 from __future__ import annotations
@@ -382,7 +382,7 @@ class Connection(asyncio.BufferedProtocol):
             self._headers(self._block_stream, self._block_flags, block)
 
     def _headers(self, stream: int, flags: int, block: bytes) -> None:
-        """Begin a call. For a stream that has begun before, these are trailers: end the messages of its call, and
+        """Begin a call. If the stream has begun before, the headers are trailers: end the messages of its call, and
         ignore the fields."""
         self._work += _HEADERS_WORK + len(block) // _BLOCK_WORK
         if cost := len(block) // costs.BLOCK_BYTES:
@@ -439,8 +439,8 @@ class Connection(asyncio.BufferedProtocol):
             self.allow(call)
 
     def _widen_for(self, call: Call, size: int) -> None:
-        """Enlarge the window of a call with large messages, so that it holds several of them; the connection's pool
-        limits this."""
+        """Enlarge the window of a call with large messages, so that the window holds several messages. The connection's
+        pool limits this."""
         wanted = min(size * _ON_THEIR_WAY, _WIDEST) - self._limits.stream_window - call.widened
         if (more := min(wanted, self._pool)) > 0:
             self._pool -= more

@@ -33,7 +33,7 @@ class Code(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The other end broke the protocol or a limit; the connection ends with this code."""
+    """The other end broke the protocol or a limit; the connection ends with `code`."""
 
     def __init__(self, code: Code, why: str) -> None:
         super().__init__(why)

@@ -76,7 +76,7 @@ class HeadDecoder:
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=_MOST_LIST)
-        self._known: dict[bytes, Head] = {}  # of blocks that only refer to the HPACK table, until the table changes
+        self._known: dict[bytes, Head] = {}  # heads of blocks that only refer to the HPACK table, until it changes
 
     def decode(self, block: bytes) -> Head:
         """Return the headers of a call. Raises MalformedHead, or ConnectionFault if HPACK decoding fails."""

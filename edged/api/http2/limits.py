@@ -22,10 +22,10 @@ class Limits(msgspec.Struct, frozen=True):
     """Limits of one connection. Sizes in bytes, times in seconds.
 
     `stream_window`: bytes of one call that a client may send before the daemon has read them. The connection's window
-    is the sum for all its calls, so that unread calls do not block others. A frame that carries no message costs one
-    unit of `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive` is
-    pinged; the connection is closed if the client does not answer within `answer`. After GOAWAY and the last call the
-    client has `linger` seconds to close first.
+    is the sum of the windows of all its calls, so that unread calls do not block others. A frame without a message
+    costs one unit of `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive`
+    is pinged; the connection is closed if the client does not answer within `answer`. After GOAWAY and the last call
+    the client has `linger` seconds to close first.
     """
 
     max_message: int = 32 << 20

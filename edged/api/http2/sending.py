@@ -83,7 +83,7 @@ class Sender:
         return size <= self._window and size <= self.max_frame and size <= _COPIED and self._is_writable
 
     def send_data(self, data: bytes, size: int) -> None:
-        """Send frames with `size` bytes of a message, for which `takes` was true."""
+        """Send frames with `size` bytes of a message. `takes(size)` must have returned True."""
         self._window -= size
         self._allowance.answered()
         self.send(data)

@@ -27,7 +27,7 @@ _UNLOAD = "unload_dependents"
 
 
 class AdministrationHandlers:
-    """The repository, the statistics and the trace settings of the models in a controller."""
+    """Answers calls about the repository, the statistics and the trace settings of the models in a controller."""
 
     def __init__(self, controller: Controller, tracing: Tracing) -> None:
         self._controller, self._tracing = controller, tracing
@@ -100,7 +100,8 @@ class AdministrationHandlers:
 
 
 def overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> tuple[str | None, dict[str, bytes]]:
-    """Return the configuration, None if not given, and the files by path. Raises InvalidInput for other parameters."""
+    """Return the configuration (None if it is not given), and the files by path, from the parameters of loading a
+    model. Raises InvalidInput for other parameters."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for name, parameter in parameters.items():

@@ -108,8 +108,8 @@ class _Steps:
     async def __call__(
         self, step: int, tensors: tuple[InputTensor, ...], outputs: Collection[str], sink: RowsSink
     ) -> Answered:
-        """Answer a step. If the queue of its model is full, refuse only a step that needs no other step: later, a
-        refusal would waste the work of the earlier steps."""
+        """Answer a step. If its model's queue is full, a step that needs outputs of other steps waits, because a
+        refusal would waste the work of these steps. Any other step is refused, unless the caller is patient."""
         bound, planned = self._bound.steps[step], self._bound.steps[step].planned
         is_first = self._bound.inputs.issuperset(bound.step.inputs.values())
         patient = self._caller.patient or not is_first

@@ -86,8 +86,8 @@ class Inference:
         """Answer a request: call `write` for each response while the response's contents are valid, and return the
         results of these calls.
 
-        There is exactly one response, unless the call is streamed and the model is decoupled. Raises if the request
-        fails.
+        A streamed call of a decoupled model has any number of responses, every other call exactly one. Raises if the
+        request fails.
         """
         asked = options(request.message.parameters)
         planned = find(self._controller, request.message.model_name, request.message.model_version)
@@ -288,7 +288,8 @@ def _names(form: Form) -> tuple[str, ...] | None:
 
 
 def _rows_and_alone(served: _Served, inputs: tuple[InputTensor, ...]) -> tuple[int | None, bool]:
-    """Return the rows of a request, as `requests.rows`, and whether it must not be in a batch with others."""
+    """Return the rows of a request, as `requests.rows` does, and whether the request must not share a batch with
+    others."""
     required = tuple(tensor for tensor in inputs if tensor.name not in served.defaults) if served.defaults else inputs
     rows = requests.rows(served.model.name, served.most_rows, served.configured_rows, required)
     return rows, not served.is_batched or len(required) < len(inputs)

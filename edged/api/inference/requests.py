@@ -49,7 +49,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """A request's parameters. `sequence` is 0 or empty if the request belongs to none; `timeout_s` 0 means no limit.
+    """A request's parameters. `sequence` is 0 or empty for a request outside sequences; `timeout_s` 0 means no limit.
 
     `priority`: 1 goes first, 0 is the model's default. `empty_final`: a response without outputs follows the responses
     of a decoupled model.
@@ -284,11 +284,12 @@ def require_fitting(
 
 
 def rows(model: str, most: int, configured: int, inputs: Sequence[InputTensor]) -> int | None:
-    """Return the number of rows of a request; None for a model without batches, or if the inputs have no rows. The
-    model takes at most `most` rows, 0 for no batches. `configured` is max_batch_size of its configuration, 0 for none.
+    """Return the number of rows of a request; None for a model without batches, or if the inputs have no rows. `most`
+    is the most rows that the model takes, 0 for no batches. `configured` is max_batch_size of its configuration, 0 for
+    none.
 
-    With `configured`, raises InvalidTensor for too many rows, or for inputs with unequal numbers of rows. Otherwise
-    unequal numbers give None, and any number is returned."""
+    If `configured` is not 0, raises InvalidTensor for more than `most` rows, and for inputs with unequal numbers of
+    rows. If it is 0, any number of rows is returned, and unequal numbers give None."""
     counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
     if not most or not counts or (len(counts) != 1 and not configured):
         return None

@@ -33,7 +33,7 @@ class Form(msgspec.Struct, frozen=True):
     gets the output as its state in the next request. `regions` are shared memory by output. `labels` are names of
     classes by output; `default_labels` apply to other outputs. `by_row`: every output has a batch dimension. `rows`:
     each row of the outputs becomes a response; with `empty_final` an empty response follows. `streamed`: each response
-    has a parameter that is true in the last one.
+    has the parameter `FINAL`, which is true only in the last response.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Collector(Generic[Written]):
-    """Collects the responses of one request and the state of its sequence. It is a `work.Sink`: it is called with the
-    outputs. With `copies` it also keeps copies of the outputs."""
+    """Collects the responses of one request and the state of its sequence. It is a `work.Sink`, a callable that gets
+    the outputs. With `copies` it also keeps copies of the outputs."""
 
     def __init__(self, form: Form, write: Write[Written], copies: bool = False) -> None:
         self._form, self._write, self._copies = form, write, copies

@@ -1,4 +1,4 @@
-"""inference.GRPCInferenceService: the Open Inference Protocol, with which clients of Triton work unchanged."""
+"""inference.GRPCInferenceService: the Open Inference Protocol. Triton's clients work with it without changes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class InferHandlers:
             reader.cancel()
 
     async def model_infer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        """Return the response as a message, for calls of other protocols than gRPC."""
+        """Return the response as a message, for calls that do not come by gRPC."""
         (response,) = await self._inference.answer(Request.of(request), _caller(context), _message)
         return response
 
@@ -158,10 +158,10 @@ class InferHandlers:
 
 
 class _Answers:
-    """The responses of one request, which a task makes while those of earlier requests are sent."""
+    """The responses of one request. A task makes them while the responses of earlier requests are sent."""
 
     def __init__(self, responses: AsyncGenerator[bytes, None]) -> None:
-        self._made: asyncio.Queue[bytes | None] = asyncio.Queue()  # bounded by the model's limits of an answer
+        self._made: asyncio.Queue[bytes | None] = asyncio.Queue()  # needs no limit: answers of models have one
         self._task = asyncio.create_task(self._make(responses))
 
     async def next(self) -> bytes | None:

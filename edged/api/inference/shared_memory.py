@@ -123,7 +123,7 @@ class Regions:
 
 
 class SharedMemoryAccess:
-    """The regions of all clients: those on a unix socket of the daemon, and with `over_tcp` also those on loopback.
+    """The regions of all clients on a unix socket of the daemon, and with `over_tcp` also of clients on loopback.
 
     `identity.namespace` distinguishes clients, so that a client can use its regions on any of its connections.
     """

@@ -1,4 +1,4 @@
-"""Checks of JSON schemas and regular expressions before a runtime gets them: a runtime may end if one is invalid. Pure.
+"""Checks JSON schemas and regular expressions before a runtime gets them: an invalid one may end the runtime. Pure.
 
 Only what all runtimes understand is accepted.
 """

@@ -26,7 +26,7 @@ _EVENTS = (("content-type", "text/event-stream"), ("cache-control", "no-cache"))
 
 
 def models(service: LanguageService, model: str = "") -> HttpResponse:
-    """Return the language models by name, without those that were refused; or only `model`. Raises ModelNotFound."""
+    """Return all language models by name except refused ones, or only `model` if it is given. Raises ModelNotFound."""
     rows = [
         {
             "id": each.name,
@@ -59,7 +59,8 @@ async def answer(service: LanguageService, http: HttpRequest, kind: Kind) -> Htt
 
 
 def begin(service: LanguageService, http: HttpRequest, kind: Kind) -> _Work:
-    """Return the work of a streamed request: it calls its argument with each event. Raises InvalidInput."""
+    """Return the work of a streamed request: a function that calls its argument with each event. Raises
+    InvalidInput."""
     wanted = read(http, kind)
     planned = service.find(wanted.model)
 
@@ -109,7 +110,7 @@ class _Answer:
         is_first, tokens, last = True, 0, Text(0, "", 0)
         async with aclosing(texts):
             async for last in texts:
-                if is_first and self._is_chat:  # not before the first text: until then, a status can refuse the request
+                if is_first and self._is_chat:  # only with the first text: before it, a status can report an error
                     yield self._chunk({"role": "assistant", "content": ""})
                 is_first = False
                 tokens += last.tokens
@@ -163,5 +164,5 @@ def failure(message: str, code: str, kind: str = "invalid_request_error") -> dic
 
 
 def _failed(message: str, code: str) -> bytes:
-    """Return the event of an error after the first event was sent."""
+    """Return the event that reports an error after the first event was sent."""
     return _event(failure(message, code, "server_error"))

@@ -116,7 +116,7 @@ class CompletionBody(_Body, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A request. `names` are those of its tools."""
+    """A request. `names` are the names of its tools."""
 
     model: str
     kind: Kind

@@ -21,7 +21,7 @@ _LARGEST_PICTURE, _LARGEST_PICTURES = 32 << 20, 64 << 20
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """A message; `pictures` are before its text. `more` are the fields of calls of tools and their results."""
+    """A message; its `pictures` come before its text. `more` are the fields of calls of tools and their results."""
 
     role: str
     content: str
@@ -30,8 +30,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """A request: messages, or a prompt that is used as it is. `most_tokens` 0, and None, stand for the model's own
-    values."""
+    """A request: messages, or a prompt that is used as it is. `most_tokens` 0 stands for the model's own value, as does
+    None in other fields."""
 
     messages: tuple[ChatMessage, ...] = ()
     prompt: str = ""

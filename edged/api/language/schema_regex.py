@@ -1,7 +1,8 @@
-"""JSON schemas as regular expressions, so that answers are compact and numbers end. Pure.
+"""Converts JSON schemas to regular expressions, so that answers are compact and numbers have few digits. Pure.
 
-A runtime that follows a schema itself allows any number of spaces between the parts, and of digits. A small model may
-write these until its tokens are used up. The runtime still gets the schemas that no regular expression can describe.
+A runtime that follows a schema itself allows any number of spaces between the parts, and any number of digits. A small
+model may write spaces or digits until its tokens are used up. A runtime still gets a schema as it is if no regular
+expression can describe that schema.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NATURAL: Final = "(0|[1-9][0-9]{0,9})"
 _INTEGER: Final = "(0|-?[1-9][0-9]{0,9})"
 _NUMBER: Final = rf"-?{_NATURAL}(\.[0-9]{{1,6}})?"
 _DEEPEST: Final = 8
-_MOST_NUMBERS: Final = 200  # of a range that is written out
+_MOST_NUMBERS: Final = 200  # most numbers of a range that becomes a list of alternatives
 _MOST_WORK: Final = 30_000  # characters that are made, and parts that are visited
 _MOST_REPEATED: Final = 256  # larger counts make expressions that take long to prepare
 # Keywords of schemas that change which values are valid, and that are not translated.
@@ -31,7 +32,7 @@ _OTHERS: Final = frozenset(
 
 
 class _Unknown(Exception):
-    """The schema cannot be described."""
+    """No regular expression can describe the schema."""
 
 
 def regex_of(schema: Mapping[str, Any]) -> str | None:

@@ -40,8 +40,8 @@ class LanguageService:
     async def answer(
         self, planned: PlannedLanguageModel, request: ChatRequest, peer: str
     ) -> AsyncGenerator[Text, None]:
-        """Yield the texts of an answer; the last one has the reason for its end. Clients take turns by their
-        credentials or their address."""
+        """Yield the texts of an answer; the last text has the reason for the end. Clients take turns; their credentials
+        or addresses distinguish them."""
         texts = planned.generate(generation(request, planned), request.stop, identity.namespace(peer))
         async with aclosing(texts):
             async for text in texts:

@@ -210,9 +210,9 @@ class PageApp:
     async def _stream(
         self, receive: Receive, send: Send, kind: str, parts: AsyncGenerator[bytes, None]
     ) -> HttpResponse | None:
-        """Send parts until they end or the client disconnects, also before the first part. Return a response if there
-        are no parts. Raises the error of `parts` if it comes before the first part: then a response can still report
-        it."""
+        """Send parts until they end, or until the client disconnects, which may be before the first part. Return a
+        response if there are no parts. Raises an error that `parts` raises before the first part: a response can still
+        report that error."""
         headers = ((b"content-type", kind.encode()), (b"cache-control", b"no-store"), *_encoded(_ALWAYS))
         has_begun = False
 
@@ -254,7 +254,7 @@ class PageApp:
         raise NotFound(f"path {request.path[:100]!r} does not exist; open /")
 
     def _sign_in(self, request: HttpRequest) -> HttpResponse:
-        """Store a token in a cookie of the browser; an empty one signs out. Raises Unauthenticated."""
+        """Store a token in a cookie of the browser; an empty token signs out. Raises Unauthenticated."""
         token = parse_json(request.body, dict[str, str], "the request").get("token", "").strip()
         if token:
             who = self._guard.caller(self._guard.listener(self._address), f"Bearer {token}", request.peer)
@@ -358,7 +358,7 @@ def _message(body: bytes, kind: type[Message]) -> Message:
 
 
 def _bearer(cookies: str) -> str | None:
-    """Return the cookie's token in the form of the header `authorization`; None without one."""
+    """Return the cookie's token in the form of the header `authorization`; None if the cookies have no token."""
     try:
         found = SimpleCookie(cookies).get(COOKIE)
     except CookieError:

@@ -32,7 +32,7 @@ class Feed:
         self._rows: list[view.ModelRow] = []
 
     async def follow(self) -> AsyncGenerator[dict[str, bytes], None]:
-        """Yield all parts by name; then, once per update, the parts that changed, perhaps none."""
+        """Yield all parts by name. Then yield, once per update, the parts that changed, which may be none."""
         self._viewers += 1
         try:
             if not self._parts:

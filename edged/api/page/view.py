@@ -28,7 +28,7 @@ Level: TypeAlias = Literal["good", "busy", "bad"]
 
 _GONE = ("lost", "failed")
 _DONE = ("ready", "serving")
-_MOST_REPORTS = 20  # links of a model
+_MOST_REPORTS = 20  # most links of a model to reports
 _LOADED = 0.25  # a timing counts as made under load if other processes use this share of the processors
 
 
@@ -84,8 +84,8 @@ class ReportLink(msgspec.Struct, frozen=True):
 class ModelRow(msgspec.Struct, frozen=True):
     """A model. `serves` names the engine that answers, or the models of an ensemble; `speed` is the engine's speed as a
     multiple of unoptimised ONNX Runtime's, None if not measured; `loaded`: the box was busy during the measurement.
-    `stale` are the engines that the model should have, but that are missing or not usable, each with the reason;
-    `reports` are those that were compared with the reference."""
+    `stale` are the engines that the model should have, but that are missing or not usable, each with the reason.
+    `reports` are the engines that were compared with the reference."""
 
     name: str
     state: str

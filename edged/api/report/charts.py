@@ -13,7 +13,7 @@ _MOST_DOTS = 60
 
 
 def score_curves(points: Sequence[Point]) -> str:
-    """Return a chart of precision and recall by the score threshold for detections of the engine; empty without
+    """Return a chart of the precision and recall of an engine's detections over the score threshold; empty without
     points."""
     if not points:
         return ""

@@ -54,7 +54,7 @@ ul { margin: .3rem 0; padding-left: 1.2rem; }
 class Report(msgspec.Struct, frozen=True):
     """The facts about an engine. `bounds` are the limits of the figures in its verdict, by name.
 
-    `no_pictures` says why the worst frames have no pictures; empty if they have.
+    `no_pictures` says why the worst frames have no pictures; empty if they have pictures.
     """
 
     engine: EngineInfo
@@ -66,8 +66,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def page(report: Report, pictures: Mapping[str, tuple[bytes, bytes]]) -> str:
-    """Return the page. `pictures` has two JPEGs for each worst frame that has pictures, by the frame's name: with the
-    detections of the reference and of the engine. The second is empty if only the frame itself is shown."""
+    """Return the page. `pictures` has two JPEGs for each worst frame that has pictures, by the frame's name: the first
+    with the reference's detections, the second with the engine's. The second is empty if only the frame is shown."""
     engine = report.engine
     title = f"Engine {engine.key[:12]} of {', '.join(report.models)}"
     parts = [f"<h1>{escape(title)}</h1>", _verdict(report), _facts(report), *_frames(report), *_figures(report)]
@@ -129,8 +129,8 @@ def _figures(report: Report) -> Iterable[str]:
 
 
 def _deciding(verdict: Verdict, bounds: Mapping[str, float]) -> dict[str, float]:
-    """Return the bounds that decided the verdict. A bound that is not kept, although the reason does not name its
-    figure, did not count: `top1` is recorded for every model, but decides only for classifiers."""
+    """Return the bounds that decided the verdict. If a figure is outside its bound, and the reason does not name that
+    figure, the bound did not count: `top1` is recorded for every model, but decides only for classifiers."""
     figures, reason = verdict.figures, verdict.reason
     return {
         name: bound

@@ -1,4 +1,4 @@
-"""CUDA. Importing this imports no CUDA package; `driver.py` needs cuda-bindings."""
+"""Opens CUDA devices. Importing this module imports no CUDA package; only `driver.py` needs cuda-bindings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def open_device(number: int = 0) -> Device:
     """Open a GPU by its number: GPUs are counted from 0 in the order of their PCI addresses, as in the device's facts.
 
     Raises Unsupported if cuda-bindings cannot be imported, EngineUnusable if no driver or no such device exists, or if
-    another device has this number in this process.
+    CUDA numbers the devices differently in this process (see `require_number`).
     """
     nvidia.use_pci_order()
     try:
@@ -37,8 +37,9 @@ def open_device(number: int = 0) -> Device:
 def require_number(number: int, address: str) -> None:
     """Raise EngineUnusable unless CUDA's device N is the GPU that the facts call `cuda:N`, which engine keys refer to.
 
-    `edged.device.nvidia` sets that order. It can differ if CUDA was initialised before, or if a container has only some
-    of the GPUs that /proc lists. A GPU of a SoC is not checked, because it has no PCI address in /proc.
+    `use_pci_order` of `edged.device.nvidia` gives CUDA the order of the facts, except if CUDA was initialised before
+    that call, or if a container has only some of the GPUs that /proc lists. A GPU of a SoC is not checked, because it
+    has no PCI address in /proc.
     """
     known = nvidia.addresses(Root())
     if address in known and known.index(address) != number:

@@ -7,7 +7,7 @@
         event.synchronize()                       # sleeps, with the interpreter's lock released
 
 A call that the driver refuses raises EngineUnusable, which names the call and CUDA's error. If submitted work fails, a
-later call reports the error, often `synchronize`; after some errors (an illegal address) every later call of the
+later call, often `synchronize`, reports the error. After some errors (an illegal address) every later call of the
 process fails. Sizes are in bytes; addresses are like those from `cudaMalloc`.
 """
 
@@ -68,8 +68,8 @@ class DeviceMemory:
 class HostMemory:
     """Page-locked memory of the host.
 
-    `array` is a view of all bytes, uint8 [size]; after `free`, access to such a view crashes the process.
-    `device_address` is the memory's address on the device, 0 unless it was allocated `mapped`.
+    `array` is a view of all bytes, uint8 [size]; after `free`, access to this or a derived view crashes the process.
+    `device_address` is the memory's address on the device; 0 if the memory is not `mapped`.
     """
 
     def __init__(self, size: int, mapped: bool) -> None:
@@ -145,7 +145,8 @@ class Stream:
         _call(driver.cuEventRecord, event.raw, self._raw)
 
     def wait(self, event: Event) -> None:
-        """Delay all work that is submitted later until the event, as recorded now, has passed."""
+        """Delay all work that is submitted later until the event has passed. Only a `record` before this call
+        counts."""
         _call(driver.cuStreamWaitEvent, self._raw, event.raw, 0)
 
     def capture(self, work: Callable[[], None]) -> Graph:
@@ -184,8 +185,8 @@ class Stream:
 
 
 class _Current:
-    """Pushes the context on the thread's stack and pops it. It has no state of its own, so several threads may use it
-    at once."""
+    """A context manager: pushes CUDA's context on the thread's stack at the start, and pops it at the end. It has no
+    state of its own, so several threads may use it at once."""
 
     def __init__(self, context: object) -> None:
         self._context = context

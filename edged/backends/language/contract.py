@@ -14,7 +14,7 @@ Reason: TypeAlias = Literal["", "stop", "length"]
 
 class Sampling(msgspec.Struct, frozen=True):
     """How tokens are chosen. `temperature` 0 takes the most probable token. `seed` makes an answer repeatable; None for
-    a random seed. The text must follow `grammar`, a JSON schema or a regular expression, as `guidance` says."""
+    a random seed. If `guidance` is not empty, it names the kind of `grammar`, which the text must follow."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -37,7 +37,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class Prompt(NamedTuple):
-    """The prompt of a request, in tokens; `cached` of them are known from an earlier request."""
+    """The number of tokens in a request's prompt; `cached` of these tokens are known from an earlier request."""
 
     tokens: int
     cached: int = 0
@@ -56,8 +56,9 @@ class Step(NamedTuple):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """How to open a model: `file` is the path of its form (see `edged.models.language`), `threads` the number of CPU
-    threads, `context` the most tokens of a prompt and its answer, `most` the most requests at once."""
+    """How to open a model: `file` is the path of the file that the runtime opens (a form in `edged.models.language`),
+    `threads` the number of CPU threads, `context` the most tokens of a prompt and its answer together, `most` the most
+    requests at once."""
 
     file: str
     threads: int = 1
@@ -78,7 +79,8 @@ class LanguageModel(Protocol):
     """Why it does not run on the devices of its configuration; empty if it does."""
 
     def begin(self, number: int, wanted: Generation) -> int:
-        """Add a request and return the tokens of its prompt. Raises InvalidInput if it cannot be generated."""
+        """Add a request and return the number of tokens in its prompt. Raises InvalidInput if the model cannot answer
+        the request."""
 
     def cancel(self, number: int) -> None:
         """Remove a request; nothing happens if it has ended."""
@@ -93,7 +95,7 @@ class LanguageModel(Protocol):
 
 
 class LanguageRuntime(Protocol):
-    """A runtime; its module has one as `RUNTIME`."""
+    """A runtime of language models; its module exports it as `RUNTIME`."""
 
     def open(self, how: Opening) -> LanguageModel:
         """Open a model. Raises EngineUnusable if the runtime refuses it."""

@@ -1,5 +1,5 @@
-"""OpenVINO GenAI: folders with openvino_model.xml, and GGUF files. It batches requests by itself at each step, and
-keeps the beginnings of prompts that several requests share."""
+"""Language models on OpenVINO GenAI: folders with openvino_model.xml, and GGUF files. This runtime batches requests by
+itself at each step, and keeps the beginnings of prompts that several requests share."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class OpenvinoLanguageModel:
         scheduler = ov.SchedulerConfig()
         scheduler.max_num_seqs = how.most
         scheduler.enable_prefix_caching = True
-        # One request more, for the beginnings that are kept.
+        # Blocks for one more request, for the beginnings of prompts that are kept.
         scheduler.num_kv_blocks = -(-how.context // _BLOCK) * (how.most + 1)
         path = how.file if how.file.endswith(".gguf") else how.file.rpartition("/")[0]
         properties: dict[str, int | str] = {"INFERENCE_NUM_THREADS": how.threads}
         if min(how.threads, len(os.sched_getaffinity(0))) == 1:
-            # Otherwise it uses bfloat16 if the processor has AMX, and divides by zero (openvinotoolkit/openvino#33300).
+            # Otherwise OpenVINO uses bfloat16 with AMX, and divides by zero (openvinotoolkit/openvino#33300).
             properties["INFERENCE_PRECISION_HINT"] = "f32"
         self._open: Callable[[], Any] = lambda: ov.ContinuousBatchingPipeline(path, scheduler, "CPU", properties)
         self._pipeline = self._open()
@@ -105,7 +105,7 @@ class OpenvinoLanguageModel:
         return len(ids)
 
     def _add(self, request: _Request) -> None:
-        """Give a request to the pipeline, with the tokens that it has made."""
+        """Give a request to the pipeline, with the tokens that were generated for it so far."""
         ids = np.array([[*request.ids, *request.made]], np.int64)
         config = self._config(request.wanted, self.context - len(request.ids), len(request.made))
         request.handle = self._pipeline.add_request(request.number, ov_core.Tensor(ids), config)
@@ -172,8 +172,9 @@ class OpenvinoLanguageModel:
         return steps
 
     def _without_suspects(self, error: RuntimeError) -> list[Step]:
-        """Open the pipeline again after an error, because it no longer works. Requests without tokens whose grammar has
-        probably caused the error end; the others continue. Raises EngineUnusable if there is no such request."""
+        """Open the pipeline again, because it no longer works after an error. The requests that probably caused the
+        error end: those with a grammar and without a generated token. All other requests continue. Raises
+        EngineUnusable if no request is suspect."""
         suspects = [each for each in self._requests.values() if each.wanted.sampling.guidance and not each.made]
         if not suspects:
             raise EngineUnusable(f"OpenVINO GenAI failed: {one_line(error)}") from error

@@ -1,11 +1,12 @@
-"""ONNX Runtime GenAI. A folder with genai_config.json is a model.
+"""Language models on ONNX Runtime GenAI. A model is a folder with genai_config.json.
 
-On a CPU its engine computes a batch that cannot change: a request that comes later would wait for the whole batch.
-Therefore edged makes the batches: requests that run are moved into a new batch together with those that wait, if
-reading their tokens again costs less than the batch saves. Requests that cannot be in a batch (a seed, guidance,
-pictures, a long prompt) have a generator each, and all groups take turns, a token at a time.
+On a CPU the library's engine computes a batch that cannot change: a request that comes later would wait for the whole
+batch. Therefore edged makes the batches. It moves running requests into a new batch with waiting ones, if reading their
+tokens again costs less than the batch saves. A request that cannot be in a batch (a seed, guidance, pictures, a long
+prompt) has its own generator. All batches and generators take turns, a token at a time.
 
-A generator that has ended is kept. The next request with the same beginning, such as a system prompt, continues it.
+The generator of an ended request is kept. A later request with the same beginning, such as a system prompt, continues
+with it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from edged.backends.language.contract import Generation, Opening, Step
 from edged.backends.language.ort_groups import Alone, Batch, Group, Kept, Request, set_sampling
 from edged.errors import EngineUnusable, InvalidInput
 
-_LEAST_SHARE = 0.5  # of a prompt that a kept generator must know; otherwise it waits for a request that fits better
+_LEAST_SHARE = 0.5  # a kept generator continues with a new prompt only if it knows this share of the prompt
 _KEPT = 2  # most generators of ended requests that are kept
 _PROBE = json.dumps([{"role": "user", "content": "x"}])
 # What stands for a picture in a prompt, by the model's type. {} is the picture's number.
@@ -102,7 +103,7 @@ class OrtLanguageModel:
                 " or raise the model's setting language.context"
             )
         request = Request(number, ids, wanted, self._tokenizer.create_stream(), inputs)
-        if wanted.sampling.guidance:  # an invalid grammar must be refused now
+        if wanted.sampling.guidance:  # not waiting, so that an invalid grammar is refused now
             self._groups.append(self._alone(request))
         else:
             self._waiting.append(request)
@@ -163,7 +164,7 @@ class OrtLanguageModel:
         return steps
 
     def _start(self) -> list[Step]:
-        """Start waiting requests: as a batch if there are several, or if running ones can join; otherwise one alone."""
+        """Start waiting requests: several in a batch, or one in a batch with running requests, or else one alone."""
         joining = [each for each in self._waiting if each.may_share][: self._most]
         movable = [
             each
@@ -202,7 +203,7 @@ class OrtLanguageModel:
                 self._kept.remove(found)
                 try:
                     return Alone(found.generator, request, self._ends, found.rewound(request))
-                except RuntimeError:  # not every model can go back
+                except RuntimeError:  # not every model's generator can be rewound
                     pass
         parameters = og.GeneratorParams(self._model)
         set_sampling(parameters, request.wanted.sampling, self.context)
@@ -216,7 +217,7 @@ class OrtLanguageModel:
             raise
 
     def _keep(self, group: Group, ended: set[int]) -> None:
-        """Keep the generator of an ended request, and drop the oldest kept ones if there are too many: memory is
+        """Keep the generator of an ended request, and drop the oldest kept generators if there are too many. Memory is
         planned for `_most` running requests and kept generators together, but one generator may always be kept."""
         if not isinstance(group, Alone) or not any(each.number in ended for each in group.requests):
             return
@@ -228,8 +229,8 @@ class OrtLanguageModel:
 
 
 def _opened(folder: str, overlay: str) -> tuple[Any, str]:
-    """Open a model on the devices of its configuration, or on the CPU if that fails. Return it, and why it is not on
-    those devices."""
+    """Open a model on the devices of its configuration, or on the CPU if that fails. Return the model, and why it does
+    not run on those devices (empty if it does)."""
     config = og.Config(folder)
     config.overlay(overlay)
     try:
@@ -252,8 +253,8 @@ def _templates(folder: Path) -> list[str]:
 
 
 def _whole(picture: bytes) -> bytes:
-    """Decode a picture and return it as a complete JPEG: the runtime's decoder ends the process at a damaged one.
-    Raises InvalidImage."""
+    """Decode a picture and encode it again as a complete JPEG, because the runtime's decoder ends the process at a
+    damaged file. Raises InvalidImage."""
     from edged.vision import draw, image  # OpenCV, which few models need
 
     return draw.encode_jpeg(image.decode(picture), quality=95)

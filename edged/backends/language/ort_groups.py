@@ -1,4 +1,4 @@
-"""Groups of requests of ONNX Runtime GenAI: a request alone with its generator, or a batch in its engine."""
+"""Groups of requests for ONNX Runtime GenAI: a single request with a generator, or a batch in the library's engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from edged.backends.language.contract import Generation, Prompt, Reason, Samplin
 
 _CHUNK = 128  # tokens of a prompt that are read at once, so that other requests continue in between
 _SHORT_PROMPT = 512  # tokens; a longer prompt is not read in a batch
-_WORTH = 4  # a request is moved if it has read at most this many times the tokens that it may still generate
-_FAR = 256  # tokens that a request is expected to generate at most
+_WORTH = 4  # a request is moved if its tokens so far are at most this many times the tokens still to be generated
+_FAR = 256  # the most tokens that a request is expected to generate
 
 
 class Request:
-    """A request: the tokens of its prompt (`ids`), and the tokens that were generated so far (`made`)."""
+    """A request, with the tokens of its prompt (`ids`) and the tokens that were generated so far (`made`)."""
 
     def __init__(self, number: int, ids: list[int], wanted: Generation, stream: Any, inputs: Any = None) -> None:
         self.number, self.ids, self.wanted, self.inputs = number, ids, wanted, inputs
@@ -40,7 +40,7 @@ class Request:
         return len(self.ids) + len(self.made) <= _WORTH * min(self.left, _FAR)
 
     def took(self, token: int, ends: Sequence[int], reason: Reason = "") -> Step:
-        """Return the step for a new token; `ends` are the tokens that end a text."""
+        """Add a generated token and return its step; `ends` are the tokens that end a text."""
         self.made.append(token)
         reason = "stop" if token in ends else reason or ("length" if self.left <= 0 else "")
         text = "" if token in ends else self._stream.decode(token)
@@ -56,14 +56,14 @@ class Group(Protocol):
 
 
 class Kept:
-    """The generator of an ended request, and the tokens that it knows."""
+    """The generator of an ended request, and the tokens that this generator has read."""
 
     def __init__(self, generator: Any, ids: list[int], sampling: Sampling) -> None:
         self.generator, self._ids, self._sampling = generator, ids, sampling
 
     def shared(self, request: Request) -> int:
-        """Return how many of a request's first tokens the generator knows; 0 if the sampling differs. The last token
-        does not count: it is always read again, which gives the scores of the next one."""
+        """Return how many of a request's first tokens the generator knows; 0 if the sampling differs. The last token of
+        the prompt does not count: it must be read again to get the scores of the next token."""
         if request.wanted.sampling != self._sampling:
             return 0
         most = min(len(self._ids), len(request.ids) - 1)
@@ -104,7 +104,7 @@ class Alone:
         return [request.took(token, self._ends, "length" if self.generator.is_done() else "")]
 
     def cancel(self, request: Request) -> None:
-        """Do nothing: a generator works only when it is asked to."""
+        """Do nothing: a generator works only during `step`."""
 
 
 class Batch:

@@ -57,7 +57,7 @@ def options(index: int, precision: str) -> dict[str, str]:
 @functools.cache
 def _preload() -> None:
     """Load CUDA's and cuDNN's libraries from NVIDIA's wheels, if these are installed."""
-    # `preload_dlls` prints what it does not find, but standard output may carry messages.
+    # `preload_dlls` prints what it does not find. This is dropped, because standard output may carry messages.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
         ort.preload_dlls(directory="")
 
@@ -79,14 +79,14 @@ def prepare(device: str) -> None:
 
 
 def missing_library() -> str | None:
-    """Return the first library that the provider needs and the loader does not find; None if none is missing. ONNX
-    Runtime reports it only in its log."""
+    """Return the first library that the provider needs and the loader does not find; None if the loader finds all. ONNX
+    Runtime reports a missing library only in its log."""
     return _not_loadable(str(Path(ort.__file__).parent / "capi" / _LIBRARY))
 
 
 def refusal(device: str, text: str) -> EngineUnusable:
     """Return the error to raise when the runtime refused a session with message `text`: Unsuitable if a library is
-    missing, else EngineUnusable."""
+    missing, otherwise EngineUnusable."""
     library = missing_library()
     if library is not None:
         return _missing(device, library)
@@ -113,7 +113,7 @@ def _missing(device: str, library: str) -> Unsuitable:
 
 
 def _not_loadable(library: str) -> str | None:
-    """Return the library that the loader does not find: this one or one that it depends on; None if it loads."""
+    """Return the library that the loader does not find: `library` or one of its dependencies; None if it loads."""
     try:
         ctypes.CDLL(library)
     except OSError as error:

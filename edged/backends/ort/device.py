@@ -2,8 +2,8 @@
 
 An engine is the model's graph, which is optimised at every opening, and a file that lists the nodes that the CPU ran
 when the engine was built. The optimised graph is not saved, because it is already partitioned: it contains nodes that
-copy between the two memories. In the next session, these may collide with new ones or have no kernel
-(microsoft/onnxruntime issue 11348). Above level `basic` it also contains fused nodes that only one provider knows.
+copy between host and device. In the next session, these nodes may collide with newly inserted ones or have no kernel
+(microsoft/onnxruntime issue 11348). Above level `basic` the graph also has fused nodes that only one provider knows.
 Optimising at opening gives the same graph and placement as in the build, and takes little time compared with loading
 CUDA.
 """
@@ -33,9 +33,10 @@ _PLACED = "placement.json"
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A file of an engine: the nodes that the CPU ran when the engine was built, counted by operator.
+    """The content of an engine's file placement.json. `on_cpu` counts the nodes that the CPU ran when the engine was
+    built, by operator.
 
-    `is_whole`: the CPU ran none; ONNX Runtime then enforces this at each opening.
+    `is_whole`: the CPU ran no nodes. Then each opening forbids the CPU, which ONNX Runtime enforces.
     """
 
     provider: str
@@ -113,7 +114,7 @@ def _parted(
     source: str, recipe: Recipe, where: Provider, out: Path, graph: Graph, graphs: Graphs
 ) -> tuple[Placement, Graph]:
     """Return where the nodes run, and the graph that contains them: the optimiser adds and renames nodes before it
-    partitions the graph. A provider that compiles its part cannot save it; the original graph is returned instead."""
+    partitions the graph. If the provider compiles its part, that graph cannot be saved; then return `graph`."""
     with tempfile.TemporaryDirectory(prefix=".placed-", dir=out) as folder:
         save = Path(folder) / _GRAPH
         with contextlib.suppress(EngineUnusable):

@@ -1,8 +1,8 @@
 """Which execution provider runs which node, as ONNX Runtime reports it when a session is created.
 
 Since 1.24 a session can record this (`session.record_ep_graph_assignment_info`). Older versions only write it to the
-verbose log on standard error; of these, edged supports 1.23, the last version for Python 3.10. The report shows how the
-graph was partitioned: nodes that a provider fuses later are counted separately.
+verbose log on standard error. edged supports one of them, 1.23, which is the last version for Python 3.10. The report
+shows how the graph was partitioned: nodes that a provider fuses later are counted separately.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ Placement: TypeAlias = tuple[PlacedNode, ...]
 def made(
     options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession], *, matters: bool = True
 ) -> tuple[ort.InferenceSession, Placement]:
-    """Create a session, changing `options`; return it with the placement of its nodes, including those of subgraphs.
+    """Create a session with `make`, after changing `options`; return it with the placement of its nodes, including
+    those of subgraphs.
 
     Before 1.24, standard error of the whole process is captured meanwhile; lines of other writers are passed on
-    afterwards. Without `matters` those versions capture nothing, and the placement is empty.
+    afterwards. If `matters` is false, these versions capture nothing and return an empty placement.
     """
     if _KEPT:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -86,12 +87,12 @@ def opened(
 
 
 def everywhere(graph: Graph, provider: str) -> Placement:
-    """Return the placement of a graph of which one provider runs all nodes."""
+    """Return the placement of a graph in which `provider` runs all nodes."""
     return tuple(PlacedNode(provider, name, operator) for name, operator in graph.nodes())
 
 
 def counts(placement: Placement) -> Nodes:
-    """Return how many nodes each provider runs, by operator, in the form that a Composition has."""
+    """Return how many nodes each provider runs, by operator, as in `Composition.nodes`."""
     providers = sorted({node.provider for node in placement})
     return {provider: dict(sorted(on(placement, provider).items())) for provider in providers}
 

@@ -40,7 +40,8 @@ class Runner:
         self.outputs = [output.name for output in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Return these outputs by name; all if None. Raises EngineUnusable with the runtime's reason."""
+        """Run the graph and return `outputs` by name, all outputs if None. Raises EngineUnusable with the runtime's
+        reason."""
         names = list(self.outputs if outputs is None else outputs)
         try:
             return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))

@@ -75,7 +75,8 @@ def version() -> str:
 
 
 def provider(recipe: Recipe) -> Provider:
-    """Return the provider for the recipe's device and precision. Raises Unsuitable if ONNX Runtime has none."""
+    """Return the provider for the recipe's device and precision. Raises Unsuitable if edged uses no provider for this
+    device."""
     kind, _, index = recipe.device.partition(":")
     if kind == "cpu":
         return CPU
@@ -116,9 +117,10 @@ def forbid_cpu(options: ort.SessionOptions) -> None:
 
 
 def create(source: str | bytes, options: ort.SessionOptions, where: Provider = CPU) -> ort.InferenceSession:
-    """Create a session of a model (a path or its bytes) that really has the provider; else raise EngineUnusable.
+    """Create a session of a model (a path or its bytes) that really uses the provider `where`.
 
-    Raises Unsuitable if the provider or its libraries are not installed.
+    Raises Unsuitable if the provider or its libraries are not installed, CpuForbidden as `forbid_cpu` says, or another
+    EngineUnusable if the runtime refuses the model or the device.
     """
     is_cuda = where.name == cuda.PROVIDER
     if is_cuda:
@@ -168,7 +170,7 @@ def _is_arena_shared() -> bool:
 def available_providers() -> tuple[str, ...]:
     """Return the providers that the package was built with, except the one that calls a network service.
 
-    They are listed even if their libraries cannot be loaded: only a session shows that (`try_provider`).
+    A provider is included even if its libraries cannot be loaded: only a session shows that (`try_provider`).
     """
     return tuple(name for name in ort.get_available_providers() if name != _AZURE)
 

@@ -103,8 +103,8 @@ class DeviceSession(OrtSession):
 
     Inputs are copied to the device once. Requested outputs are copied directly into the returned arrays. Memory on the
     device comes from the session's arena and is reused. Inputs are bound again for each run instead of being
-    overwritten on the device: the runtime copies an input when it is bound, to where its first node runs, so a node on
-    the CPU would keep seeing the first frame.
+    overwritten on the device: the runtime copies an input when it is bound, to the place where its first consumer runs.
+    So a consumer on the CPU would keep reading the first frame.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class DeviceSession(OrtSession):
             self._session.run_with_iobinding(binding, self._options)
             answer: list[Array] = binding.copy_outputs_to_cpu()
             return answer
-        finally:  # after the call nothing may refer to the caller's memory or keep the device's
+        finally:  # after the call, the binding must not refer to the caller's memory or keep device memory
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
 
@@ -154,8 +154,8 @@ def _from_value(value: ort.OrtValue) -> Array:
 
 
 def _to_text(name: str, array: Array) -> Array:
-    """Convert an array of bytes to one that the runtime reads as the same bytes: of `str` if all elements are UTF-8,
-    else of numpy's bytes types.
+    """Convert an array of `bytes` objects to an array that the runtime reads as the same bytes. Its elements are `str`
+    if all are UTF-8, otherwise of a numpy type for bytes (V or S).
 
     The runtime reads elements of dtype V in full. It reads elements of dtype S up to the first zero byte, and past the
     element's end if there is none. It reads `bytes` in an array of objects as their repr().

@@ -14,4 +14,5 @@ backend.py   implements the contract
 
 from edged.device import nvidia
 
-nvidia.use_pci_order()  # CUDA reads its environment once, when it is initialised; a builder initialises it, too
+# CUDA reads its environment variables only once, when it is initialised; creating a builder initialises it.
+nvidia.use_pci_order()

@@ -1,7 +1,7 @@
-"""The parts of TensorRT's Python modules that are used, as types; importing the module; the version that was loaded.
+"""Imports a TensorRT module and finds its version. Declares types for the parts of the module that edged uses.
 
-TensorRT's generations and TensorRT-RTX have one interface with some parts missing in each. The protocols declare what
-all of them have; other parts are looked up by name with `find`, and never derived from a version.
+TensorRT's generations and TensorRT-RTX have the same interface, but each lacks some parts. The protocols declare the
+common parts. All other parts are looked up by name with `find`; edged never derives from a version what exists.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Runtime(Protocol):
 
 
 class Trt(Protocol):
-    """The module."""
+    """TensorRT's Python module."""
 
     __version__: str
     ILogger: type
@@ -204,8 +204,8 @@ def find(owner: object, path: str) -> object | None:
 def version(trt: Trt, library: str) -> str:
     """Return the four-part version of the shared library that this process has loaded.
 
-    `library` is the start of its file name. The Python package's version is only a fallback: it may have three parts,
-    and the package may be installed with another library.
+    `library` is the start of the library's file name. The Python package's version is only a fallback: it may have
+    three parts, and the package may be installed with another library.
     """
     path = _loaded(library)
     if path is None:

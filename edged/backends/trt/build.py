@@ -147,7 +147,7 @@ def _write(path: Path, plan: memoryview) -> None:
 
 
 def configure(trt: Trt, builder: Builder, config: Config, network: Network, order: Order, options: Options) -> None:
-    """Configure a build, except for precision, monitor and timings. Raises Unsuitable if this runtime lacks an
+    """Configure a build, except for precision, target, monitor and timings. Raises Unsuitable if this runtime lacks an
     option."""
     config.set_memory_pool_limit(find(trt, "MemoryPoolType.WORKSPACE"), options.workspace_mb << 20)
     config.builder_optimization_level = options.builder_level
@@ -289,13 +289,13 @@ def of_engine(trt: Trt, engine: Engine) -> Composition:
 
 
 def _precision(layer: _Layer) -> str:
-    """Return the precision of a layer by its first input: an int8 convolution may write a wider type."""
+    """Return the precision of a layer's first input, because an int8 convolution may write a wider type."""
     formats = (end.format for end in (*layer.inputs, *layer.outputs))
     return next((name for text in formats for name, words in _WORDS.items() if words.search(text)), "other")
 
 
 def of_network(network: Network) -> Composition:
-    """Return the precisions that the network asks for, for builds without a device to load the engine on."""
+    """Return the precisions that the network asks for. This is the report if the built engine cannot be loaded here."""
     layers = list(_layers(network))
     makers = {tensor.name: layer.type.name for layer in layers for tensor in _outputs(layer)}
     counts = Counter(_asked(layer, makers) for layer in layers if not _MOVERS.search(layer.type.name))
@@ -321,7 +321,7 @@ def _layers(network: Network) -> Iterator[Layer]:
 
 def left_to_gpu(config: Config, network: Network, log: Log, core: int) -> tuple[str, ...]:
     """Return one line about the layers that a build for DLA leaves to the GPU; empty if there are no such layers."""
-    # The builder's messages say which layers it left; without messages, ask the configuration what DLA cannot run.
+    # The builder's messages name the layers that it left to the GPU; without messages, ask what DLA cannot run.
     left = list(log.on_gpu) or [layer.name for layer in _layers(network) if not config.can_run_on_DLA(layer)]
     if not left:
         return ()

@@ -46,7 +46,7 @@ _LONGEST_JSON = 1 << 20
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """An engine, and the objects that must live as long as it."""
+    """An engine, and the objects that must live as long as the engine."""
 
     engine: Engine
     log: Log
@@ -81,7 +81,7 @@ def deserialise(trt: Trt, data: bytes | memoryview, kind: str, dla_core: int | N
     logger = listen(trt, log)
     plugins = find(trt, "init_libnvinfer_plugins")
     if callable(plugins):
-        plugins(logger, "")  # the runtime's own
+        plugins(logger, "")  # registers the runtime's own plugins
     try:
         runtime = trt.Runtime(logger)
         runtime.engine_host_code_allowed = False

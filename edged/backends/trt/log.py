@@ -82,7 +82,7 @@ def listen(trt: Trt, log: Log) -> object:
 
 def _keep(messages: list[str], text: str) -> None:
     if len(messages) >= _KEPT:
-        del messages[0]  # the last messages are about the failure
+        del messages[0]  # the oldest, because the last messages are about the failure
     messages.append(text)
 
 

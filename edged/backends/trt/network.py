@@ -28,7 +28,7 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """A network, and the objects that must live as long as it."""
+    """A network, and the objects that must live as long as the network."""
 
     network: Network
     is_strongly_typed: bool
@@ -156,8 +156,8 @@ def _field(error: ParserError, what: str) -> str:
 
 
 def _in_words(reason: str) -> str:
-    """Return a parser's reason for people. Reasons are conditions in its source, often followed by a sentence; return
-    only the sentence if there is one."""
+    """Return a parser's reason for people. A reason is a condition from the parser's source code, often with a sentence
+    after it. If there is a sentence, return only the sentence."""
     if "Plugin not found" in reason or "No importer registered" in reason:
         return "no such operator"
     if "convertDtype" in reason:

@@ -1,7 +1,7 @@
 """Options of a TensorRT build from a model's settings, except precision and shapes. Pure.
 
-The builder's level is `Recipe.optimization`. The others are in `Recipe.options`: `workspace_mb=2048` and, if they are
-not the default, `dla_core=0`, `hardware_compatible` and `version_compatible`; sorted, and joined by ";".
+The builder's level is `Recipe.optimization`. All other options are in `Recipe.options`: `workspace_mb=2048` and, if
+they are not the default, `dla_core=0`, `hardware_compatible` and `version_compatible`; sorted, and joined by ";".
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Options(msgspec.Struct, frozen=True):
         return str(self.builder_level)
 
     def __str__(self) -> str:
-        """Return the other options in the form of `Recipe.options`."""
+        """Return all options except the builder's level, in the form of `Recipe.options`."""
         words = [f"dla_core={self.dla_core}"] if self.dla_core is not None else []
         words += ["hardware_compatible"] if self.hardware_compatible else []
         words += ["version_compatible"] if self.version_compatible else []
@@ -64,8 +64,8 @@ class Options(msgspec.Struct, frozen=True):
         return found
 
     def eased(self, effort: Effort) -> Options:
-        """Return the options for a build with this effort, which is reduced after a build failed for lack of memory or
-        time."""
+        """Return the options for a build with this effort. The effort is reduced after a build failed for lack of
+        memory or time."""
         less, divisor = _EASED[effort]
         return msgspec.structs.replace(
             self,
@@ -100,7 +100,7 @@ def of(settings: Mapping[str, str], memory_mb: int | None) -> Options:
 
 def _default_workspace(memory_mb: int | None) -> int:
     """Return the default workspace in MiB: at most a quarter of the memory, because cameras and decoders need memory,
-    too, and on a Jetson so does the whole system.
+    too, and on a Jetson the whole system uses the same memory.
 
     It is a power of two because it is part of the engine's key, which should not change if another kernel reserves a
     few MiB more.

@@ -1,7 +1,7 @@
 """Computes the progress of a build from the runtime's nested phases.
 
-A phase has a number of steps; its inner phases are part of its current step. The progress counts steps, whatever time
-each takes. The largest progress so far is reported, because phases overlap and progress that decreases looks like a
+A phase has a number of steps; its inner phases are part of its current step. The progress counts steps, as if all took
+equally long. The largest progress so far is reported, because phases overlap and progress that decreases looks like a
 fault.
 """
 

@@ -283,7 +283,7 @@ class TensorRtSession:
 
 
 def _silence(context: Context) -> None:
-    """Turn off NVTX annotations: engines are built with detailed layers, which would be emitted at every inference."""
+    """Turn off NVTX annotations: engines have detailed profiling, so each inference would annotate every layer."""
     none = find(type(getattr(context, "nvtx_verbosity", None)), "NONE")
     if none is not None:
         context.nvtx_verbosity = none  # type: ignore[attr-defined]  # newer ones have it

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a TensorRT engine: checks that they match the model's, and manages their memory."""
+"""The inputs and outputs of a TensorRT engine: compares them with the model's, and manages their memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Tensors(msgspec.Struct, frozen=True):
         return all(low == high for low, high in (i.bounds[profile] for i in self.inputs))
 
     def profile_of(self, inputs: Mapping[str, Array]) -> int:
-        """Return the first profile that accepts these inputs. Raises InvalidTensor if none does, or a dtype differs."""
+        """Return the first profile that accepts these inputs. Raises InvalidTensor if no profile accepts them, or if a
+        dtype differs from the engine's."""
         for tensor in self.inputs:
             found = inputs[tensor.name].dtype
             if found != tensor.dtype:
@@ -190,7 +191,8 @@ class Place:
 
 
 class BufferSet:
-    """Memory for every tensor, and two events: `copied` when the inputs are copied, `done` when the outputs are."""
+    """Memory for every tensor, and two events: `copied` passes after the inputs are copied, `done` after the
+    outputs."""
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 The file is only a hint: if it is invalid, the build continues without it and adds a note; if it cannot be written, only
 the next build takes longer. It has a line with the runtime's version, a digest, and the timings in the runtime's own
-format. The runtime would not notice damage. TensorRT-RTX measures nothing when it builds, so it has no such file.
+format. The digest is needed because the runtime does not notice damage. TensorRT-RTX measures nothing when it builds,
+so it has no such file.
 
 The name of a file begins with the backend and a hyphen. There is a file for each device, driver and runtime that a box
 has had; the newest `_MOST_FILES` of a backend are kept.
@@ -48,7 +49,7 @@ class Timings:
         self._cache = cache  # the cache must live until the engine is built
 
     def keep(self) -> None:
-        """Replace the file atomically; call it after a successful build."""
+        """Save the timings: replace the file atomically. Call this after a successful build."""
         if self._path is None or self._cache is None:
             return
         data = bytes(self._cache.serialize())

@@ -43,7 +43,7 @@ class Change(Protocol):
 
 
 class AddModel:
-    """A model file, which replaces a model of this name if there is one."""
+    """The change that adds a model file, and replaces a model of this name if there is one."""
 
     def __init__(self, order: Order) -> None:
         from edged.client.upload import Package
@@ -89,7 +89,7 @@ class AddModel:
 
 
 class SetModel:
-    """Settings of a model."""
+    """The change of a model's settings."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -116,7 +116,7 @@ class SetModel:
 
 
 class Rebuild:
-    """Engines that are built again, such as after a change of drivers."""
+    """The change that builds engines again, such as after an update of drivers."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -139,7 +139,7 @@ class Rebuild:
 
 
 class Reload:
-    """The configuration, whose file is already on the boxes."""
+    """The change that reads the configuration file again. The new file must already be on the boxes."""
 
     def plan(self) -> str:
         return "read the configuration file again, which must be on the box already"
@@ -171,7 +171,7 @@ def of(order: Order) -> Change:
 
 
 def measure(client: Client, model: str) -> Figures:
-    """Return the figures of a model on a box; of all models if the name is empty."""
+    """Return the figures of a model on a box. If the name is empty, return only alarms: those of all models."""
     load = client.load()
     own = [each for each in load.models if each.name == model]
     ages = [each.age_p99_ms for each in load.cameras if each.model == model and each.age_p99_ms is not None]
@@ -197,8 +197,8 @@ def digest_of(file: Path) -> str:
 
 
 def _identity(model: ModelInfo | None) -> dict[str, str]:
-    """Return the digest and the settings of a model on the box's disk, which may not serve yet; empty without a
-    model."""
+    """Return the digest and the settings that a model has on the box's disk; the box may not serve them yet. Empty
+    without a model."""
     if model is None:
         return {}
     return {"digest": model.digest, "settings": msgspec.json.encode(model.settings, order="sorted").decode()}

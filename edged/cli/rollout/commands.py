@@ -55,8 +55,8 @@ def models(
 ) -> None:
     """Add or replace a model on many boxes, in waves.
 
-    Each box verifies the engine before it serves. Then its figures are compared with those before. If a box fails or
-    breaks a rule, all boxes get the model before back.
+    Each box verifies the new engine before the engine serves. Then the box's figures are compared with its figures
+    before the change. If a box fails or breaks a rule, all changed boxes get their previous model back.
     """
     from edged.models.settings import parse_assignments
 
@@ -81,7 +81,7 @@ def settings(
 ) -> None:
     """Change settings of a model on many boxes, in waves.
 
-    If a box fails or breaks a rule, all boxes get the settings before back.
+    If a box fails or breaks a rule, all changed boxes get their previous settings back.
     """
     from edged.models.settings import parse_assignments
 

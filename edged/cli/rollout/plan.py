@@ -16,9 +16,9 @@ _WORDS = ("alarms", "failures")
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A box's figures about a model: the engine that serves; the median of one inference and the highest 99th
-    percentile of its cameras' ages, in ms, None if unknown; failed requests so far; messages of alarms. Alarms are
-    identified by kind, model and camera, since the numbers in a message change."""
+    """A box's figures about a model. `engine` is the engine that serves. `infer_ms` is the median of one inference, and
+    `p99_ms` the highest 99th percentile of the ages of its cameras; None if unknown. `failed` counts failed requests.
+    `alarms` are messages by kind, model and camera of the alarm, since the numbers in a message change."""
 
     engine: str = ""
     backend: str = ""
@@ -29,8 +29,8 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The rules that end a rollout: a new alarm, a failed request, or a figure (p99, infer) that exceeds its value
-    before the change by more than its factor in `factors`. A box on which the change fails always ends the rollout."""
+    """The rules that end a rollout: a new alarm, a failed request, or a figure (p99, infer) that is greater than its
+    value before the change times its factor in `factors`. A box on which the change fails always ends the rollout."""
 
     alarms: bool = False
     failures: bool = False

@@ -23,15 +23,15 @@ from edged.store import atomic
 _FOLDER = "rollouts"
 _ID = re.compile(r"[\w.-]{1,80}", re.ASCII)
 
-# started: the change may or may not be in force there, as after a power cut.
+# started: the change may or may not be in force on the box, for example after a power cut.
 BoxState: TypeAlias = Literal["waiting", "started", "done", "failed", "rolled back", "not rolled back"]
 # aborting: boxes are being changed back.
 State: TypeAlias = Literal["running", "aborting", "done", "aborted"]
 
 
 class Order(msgspec.Struct, frozen=True):
-    """The change that is rolled out. `kind` is one of `changes.KINDS`; `digest` is that of a model with its external
-    data."""
+    """The change that is rolled out. `kind` is one of `changes.KINDS`. `digest` is the digest of the model in `file`,
+    with its external data."""
 
     kind: str
     model: str = ""
@@ -42,8 +42,8 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class BoxRecord(msgspec.Struct):
-    """One box: its state, figures before and after the change, `had` (its state before the change, to take the change
-    back), and its problem."""
+    """The progress of one box. `before` and `after` are its figures before and after the change. `had` is what the box
+    had before the change; it is needed to take the change back. `seconds` is how long the change took."""
 
     state: BoxState = "waiting"
     before: Figures | None = None
@@ -104,7 +104,8 @@ def new_id(order: Order) -> str:
 
 @contextlib.contextmanager
 def alone(name: str) -> Iterator[None]:
-    """A context in which no other command carries out this rollout. Raises Refused if one does."""
+    """Lock a rollout, so that no other command carries it out. Raises Refused if another command has the lock, or if
+    the lock file cannot be written."""
     place = _place(name).with_suffix(".lock")
     try:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -128,7 +129,8 @@ def user() -> str:
 
 
 def load(name: str) -> Record:
-    """Read a record. Raises NotFound, InvalidInput, or Refused if it is damaged."""
+    """Read a record. Raises InvalidInput for an invalid name, NotFound if there is no such rollout, Refused if the
+    record is damaged."""
     if not _ID.fullmatch(name):
         raise InvalidInput(f"{name[:40]!r} is not the name of a rollout; see: edged fleet rollout list")
     try:

@@ -60,8 +60,8 @@ class _Rollout:
         return True
 
     def _wave(self, number: int, wave: Sequence[str]) -> str:
-        """Change and watch the boxes of a wave, as far as that is not done; return why the rollout must end, or an
-        empty text."""
+        """Change the boxes of a wave that are not changed yet, and watch the wave unless that is already done. Return
+        why the rollout must end, or an empty text."""
         left = [name for name in wave if self._record.boxes[name].state in ("waiting", "started")]
         if left or number > self._record.watched:
             self._note(f"wave {number} of {len(self._record.waves)}: {', '.join(left or wave)}")
@@ -116,7 +116,7 @@ class _Rollout:
 
     def _each(self, names: Iterable[str], work: Callable[[str, Client], None], *, is_silent: bool = False) -> str:
         """Call `work` for several boxes at the same time; note the failures, and return them as one text, empty if all
-        succeeded. With `is_silent` the record is not saved."""
+        succeeded. With `is_silent` the record is saved only after a failure."""
         failed = self._call(names, work)
         for name, why in failed.items():
             box = self._record.boxes[name]
@@ -139,7 +139,7 @@ class _Rollout:
         return {each.box: each.error for each in outcomes if isinstance(each, remote.BoxOutcome) and not each.answer}
 
     def _abort(self, why: str) -> None:
-        """Change back all boxes that were changed, as far as that is not done."""
+        """Change back all changed boxes that are not changed back yet."""
         record = self._record
         record.state, record.why = "aborting", why
         self._note(f"aborted: {why}")

@@ -16,7 +16,7 @@ from edged.errors import NotReady
 if TYPE_CHECKING:
     from edged.cli.top.watch import BoxState, Watch
 
-_APART_S = 1.0  # seconds between the two calls from which a single picture has its rates
+_APART_S = 1.0  # seconds between the two calls from which the rates of a single picture are computed
 _PATIENCE_S = 10.0
 _UNFOLDED = 1 << 20  # columns without a terminal
 
@@ -31,9 +31,9 @@ def top(
 ) -> None:
     """Show live what a box does; several boxes together.
 
-    Models and their engines, cameras, engine hosts, the device, builds and alarms. INFER is the recent median time of
-    one inference, BEST the lowest so far; ages are from capture to answer. Keys: q quits; s sorts by name, load or
-    slowness; j, k and the arrows scroll.
+    It shows models and their engines, cameras, engine hosts, the device, builds and alarms. INFER is the recent median
+    time of one inference, BEST the lowest so far; ages are from capture to answer. Keys: q quits; s sorts by name, load
+    or slowness; j, k and the arrows scroll.
 
     If a box does not answer, the command keeps trying. --json prints a line for each box and update. With --once the
     exit status is 1 if a box does not answer.
@@ -55,7 +55,7 @@ def top(
         elif json:
             _print_again(watch, interval)
         else:
-            from edged.cli.top.screen import Screen  # needs a terminal's system
+            from edged.cli.top.screen import Screen  # imports termios, which not every system has
 
             Screen(common.out, watch).run()
 

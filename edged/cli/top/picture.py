@@ -20,8 +20,8 @@ _LEAST = 10  # fewest cells of a column whose texts are cut
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. If the width does not suffice, the columns that matter least are left out; texts of a column
-    with `is_cut` may be cut."""
+    """A column of a table. If the width does not suffice, the columns with the lowest `matters` are left out, and texts
+    of columns with `is_cut` may be cut."""
 
     title: str
     matters: int
@@ -49,8 +49,8 @@ def cut(text: str, width: int) -> str:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row], width: int, style: str = "") -> list[Text]:
-    """Return a heading and a line for each row, none wider than `width`. Empty columns are left out, and columns that
-    do not fit."""
+    """Return a heading and a line for each row, none wider than `width`. Empty columns and columns that do not fit are
+    left out."""
     texts = [[plain(cell.text) for cell in row] for row in rows]
     natural = [max([cell_len(column.title), *(cell_len(row[i]) for row in texts)]) for i, column in enumerate(columns)]
     shown = [i for i in range(len(columns)) if any(row[i] for row in texts)]
@@ -76,7 +76,7 @@ def _needed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[i
 
 
 def _widths(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int], width: int) -> dict[int, int]:
-    """Give spare cells to the columns that would be cut, in the order in which they matter."""
+    """Return the width of each shown column. Columns that would be cut get spare cells, the most important first."""
     found = {i: min(natural[i], _LEAST) if columns[i].is_cut else natural[i] for i in shown}
     spare = width - _GAP * (len(shown) - 1) - sum(found.values())
     for i in sorted(shown, key=lambda i: -columns[i].matters):
@@ -248,7 +248,7 @@ def _silent(box: BoxState, now: float) -> str:
 
 
 def _news(load: LoadInfo) -> Iterator[tuple[str, str]]:
-    """Yield alarms, then builds, a line each with its style."""
+    """Yield a line and its style for each alarm, for a pause of builds, and for each build."""
     for alarm in load.status.alarms:
         yield f"alarm {alarm.kind} since {formatting.clock(alarm.since_unix_s)}: {alarm.message}", _BAD
     if load.status.paused:

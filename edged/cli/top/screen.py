@@ -86,7 +86,7 @@ def _keyboard() -> Iterator[int | None]:
 
 
 def _pressed(handle: int | None, seconds: float) -> list[str]:
-    """Return the keys pressed within `seconds`; arrows as the letters with the same effect."""
+    """Return the keys pressed within `seconds`. Arrow keys are returned as the letters with the same effect."""
     if handle is None:
         time.sleep(seconds)
         return []

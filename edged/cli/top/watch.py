@@ -48,8 +48,8 @@ class BoxState(msgspec.Struct, frozen=True):
 
 
 def rates(before: LoadInfo | None, after: LoadInfo) -> dict[str, float]:
-    """Return requests and frames a second by model: empty after a restart of the daemon, without models that were
-    reloaded."""
+    """Return requests and frames a second by model. After a restart of the daemon the result is empty. Models that were
+    reloaded between the answers are left out."""
     if before is None or before.status.epoch != after.status.epoch or after.mono_s <= before.mono_s:
         return {}
     seconds = after.mono_s - before.mono_s
@@ -62,8 +62,8 @@ _PATIENCE_S = 5.0  # seconds to wait for one answer; a later answer would be out
 
 
 class Watch:
-    """Polls boxes from its creation until `close`. `changed` is set whenever a state changes; clear it before
-    reading."""
+    """Polls boxes from its creation until `close`. `changed` is set whenever a state changes; clear it before you call
+    `seen`."""
 
     def __init__(self, boxes: Sequence[Box], interval: float) -> None:
         self.changed = threading.Event()
@@ -95,7 +95,7 @@ class Watch:
         self._over.set()
 
     def _watch(self, box: Box) -> None:
-        """Poll a box. Bad credentials or a missing daemon may be temporary: try again."""
+        """Poll a box until `close`. After an error try again: bad credentials or a missing daemon may be temporary."""
         while not self._over.is_set():
             try:
                 with client_of(box) as client:

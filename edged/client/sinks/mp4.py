@@ -103,8 +103,8 @@ class Mp4(Sink):
 
 
 class _File:
-    """The file that PyAV writes. Write errors are kept in `failure` and hidden from PyAV: FFmpeg's MP4 writer crashed
-    in tests when it finished a file that it could not write."""
+    """The file that PyAV writes. Write errors are kept in `failure` and hidden from PyAV, because FFmpeg's MP4 writer
+    crashed in tests when it finished a file that it could not write."""
 
     def __init__(self, path: str) -> None:
         self.name = path

@@ -71,7 +71,7 @@ class Mqtt(Sink):
         self._known: dict[str, None] = {}  # classes that have an entity, in order of appearance
         self._counts: Counter[str] | None = None
         self._published: Counter[str] | None = None
-        self._readings: dict[str, Reading] = {}  # the last of each name, in order of appearance
+        self._readings: dict[str, Reading] = {}  # the first of each name, in order of appearance
         self._published_readings: tuple[Reading, ...] = ()
         self._text: Text | None = None
         self._published_text: Text | None = None
@@ -168,7 +168,7 @@ class Mqtt(Sink):
         self._published_readings = found
 
     def _publish_text(self) -> None:
-        """Publish the text if it changed, and its entity with the first one."""
+        """Publish the text if it changed. Publish the text's entity before the first text."""
         if self._text is None or (self._published_text is not None and self._text.text == self._published_text.text):
             return
         if not self._has_text_entity:
@@ -221,7 +221,8 @@ class Mqtt(Sink):
 
 
 def _labels(result: Result) -> Iterator[str]:
-    """Yield the labels to count: of detections, the name of an embedding, and "anomaly" for an anomalous picture."""
+    """Yield the labels to count: the labels of detections, the name of an embedding, and "anomaly" for an anomalous
+    picture."""
     yield from (found.label for found in result.detections)
     if isinstance(result.content, Embedding) and result.content.label:
         yield result.content.label

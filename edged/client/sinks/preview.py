@@ -38,8 +38,8 @@ class Preview(Sink):
     """Serves a page with the live picture at `url`, the live picture alone at `/stream.mjpg`, and a single picture at
     `/still.jpg`.
 
-    Listens on loopback unless `host` is given: anyone who can connect sees the camera. Port 0 selects a free port.
-    Pictures are annotated on demand; slow viewers skip pictures. Raises InvalidInput if it cannot listen there.
+    Listens on loopback if no `host` is given, because anyone who can connect sees the camera. Port 0 selects a free
+    port. Pictures are annotated on demand; slow viewers skip pictures. Raises InvalidInput if it cannot listen there.
     """
 
     wants_pictures = True

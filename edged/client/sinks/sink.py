@@ -164,7 +164,8 @@ class Sinks(AbstractContextManager["Sinks"]):
         return sink
 
     def tap(self, frames: Iterable[Picture | Captured]) -> Iterable[Picture | Captured]:
-        """Return an iterable to stream instead of `frames`: it keeps pictures until their results arrive."""
+        """Return an iterable to stream instead of `frames`. It yields the same frames, and keeps the pictures until
+        their results arrive."""
         if not any(sink.wants_pictures for sink in self._sinks):
             return frames
         self._pending = PendingFrames(frames)
@@ -287,8 +288,8 @@ def encode(result: Result, maps: bool = True) -> bytes:
 
 def line(result: Result, maps: bool = True) -> dict[str, object]:
     """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. A result with a content
-    also has the fields of `content_fields`, with or without `maps`; a classifier's replace `predictions`. A result of a
-    recording also has `position_s`, and a result of a pipeline has `second`."""
+    also has the fields of `content_fields`, with or without `maps`; for a classifier they replace `predictions`. A
+    result of a recording also has `position_s`, and a result of a pipeline has `second`."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}

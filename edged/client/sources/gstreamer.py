@@ -67,8 +67,8 @@ def pixels(data: Pixels, layout: str, width: int, height: int) -> Pixels:
 
 
 def _from_nv12(data: Pixels, width: int, height: int) -> Pixels:
-    """Convert NV12 to BGR. OpenCV needs even sizes; the planes have even sizes, and the result is cut to the picture's
-    size."""
+    """Convert NV12 to BGR. OpenCV needs even sizes. The planes are padded to even sizes, so the result is cut to the
+    picture's size."""
     import cv2
 
     across, down = width + width % 2, height + height % 2

@@ -21,7 +21,7 @@ _log = logging.getLogger("edged.client")
 
 
 class RateLimit:
-    """Decides by their times which frames exceed a rate; `fps` 0 means no limit.
+    """Decides which frames exceed a rate, from the times of the frames; `fps` 0 means no limit.
 
     With 30 frames a second and a limit of 10, every third frame is kept despite jitter, since a slightly early frame is
     kept too. A pause does not lead to a burst.

@@ -24,8 +24,8 @@ class Request:
     """The user's request. `source` is a path or a name; for `timm:NAME` it is NAME.
 
     `weights`: a file with the weights, empty for none. `imgsz`: height and width of pictures in pixels, None if not
-    given. `dynamic`: "batch" or "size" for dimensions that shall be open. `half`: in float16. `trust`: whether a file
-    that contains code may be loaded. `scratch`: a folder for files.
+    given. `dynamic`: "batch" and "size" name the dimensions to leave open. `half`: whether to export float16. `trust`:
+    whether a file that contains code may be loaded. `scratch`: a folder for files.
     """
 
     source: str

@@ -1,4 +1,5 @@
-"""Models of Hugging Face's transformers in a local folder: config.json and safetensors. Its code is not run."""
+"""Models of Hugging Face's transformers in a local folder: config.json and safetensors. Code in the folder is not
+run."""
 
 from __future__ import annotations
 

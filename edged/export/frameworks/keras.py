@@ -81,7 +81,7 @@ class _Model:
 
 
 def _shape(spec: Any, request: Request) -> list:
-    """Return the shape for one picture or row. Open sizes of pictures become --imgsz."""
+    """Return the shape for one picture or row. Open sizes of pictures become those of --imgsz, or 224."""
     shape = [1 if axis == 0 and size is None else size for axis, size in enumerate(spec.shape)]
     height, width = request.imgsz or (224, 224)
     if len(shape) == 4:  # pictures [N, height, width, channels]

@@ -1,4 +1,5 @@
-"""The user's Python: loads a model, exports it, and answers with the framework. See `edged/export/child.py`.
+"""Runs in the user's Python: loads a model, exports it, and computes the framework's answers. `edged/export/child.py`
+starts it.
 
 Each line of standard input is a request, and each line of the answer channel is the answer to a request; both are JSON
 objects. The answer channel is the original standard output. Because frameworks print to standard output, file

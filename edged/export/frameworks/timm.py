@@ -1,4 +1,4 @@
-"""Classifiers of timm by name. Size, mean and deviation are those of its configuration (`timm.data`)."""
+"""Classifiers of timm by name. Size, mean and deviation are those of the model's configuration (`timm.data`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports a torch module with torch's own exporters, and answers with it. Used by the exporters of torch's frameworks.
+"""Exports a torch module with torch's own exporters, and computes its answers, for all frameworks based on torch.
 
 torch 2.5 and newer have two exporters. The newer one ("dynamo") may write another opset than the requested one, and
 only log this; the older one ("torchscript") writes the requested opset. Both are tried.
@@ -97,7 +97,7 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
 
 
 def fill(module: torch.nn.Module, path: str) -> torch.nn.Module:
-    """Load weights into a module. Raises Refused if they are another model's."""
+    """Load the weights of a file into a module. Raises Refused if they belong to another model."""
     try:
         module.load_state_dict(read_weights(path))
     except RuntimeError as error:
@@ -106,13 +106,15 @@ def fill(module: torch.nn.Module, path: str) -> torch.nn.Module:
 
 
 def classes_in(path: str, usual: int) -> int:
-    """Return the number of classes of a classifier's weights: the rows of its last layer; `usual` without layers."""
+    """Return the number of classes of a classifier's weights, which is the number of rows of the last layer; `usual` if
+    the file has no layers."""
     rows = [value.shape[0] for value in read_weights(path).values() if value.ndim >= 2]
     return int(rows[-1]) if rows else usual
 
 
 class Flat(torch.nn.Module):
-    """Returns a module's tensors as a tuple, since ONNX files have no mappings. `names` has their names after a run."""
+    """Returns a module's tensors as a tuple, since ONNX files have no mappings. After a run, `names` has their
+    names."""
 
     def __init__(self, model: torch.nn.Module, keep: Sequence[str]) -> None:
         super().__init__()
@@ -169,7 +171,7 @@ class _Model:
             if way == DYNAMO:
                 shapes = None
                 if any(self._opened.values()):
-                    # An example of size 1 would be taken for a constant.
+                    # The exporter would make an open dimension constant if its size in the example is 1.
                     arguments = tuple(_doubled(value, 0 in self._opened[name]) for name, value in self._example.items())
                     dims = {word: torch.export.Dim(word) for each in self._opened.values() for word in each.values()}
                     opened = (self._opened[name] for name in self._example)
@@ -195,7 +197,8 @@ class _Model:
                 torch.onnx.export(self._flat, arguments, out, dynamic_axes=axes or None, **options)
         own = os.path.abspath(sys.path[0])
         for each in warned:
-            # A trace has only the branches that its example took. In libraries, such lines are mostly checks of sizes.
+            # A trace has only the branches that its example took. Only the user's own files count: in libraries, such
+            # branches mostly check sizes.
             if "Python boolean" in str(each.message) and os.path.abspath(each.filename).startswith(own + os.sep):
                 raise Refused(
                     f"{os.path.basename(each.filename)}:{each.lineno} has a branch that depends on a tensor's value,"

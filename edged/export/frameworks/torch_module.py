@@ -1,5 +1,6 @@
-"""Any torch module: `package.module:factory`, a function or class that takes no arguments. The attribute
-`example_inputs` of the module has its inputs: tensors by name or in order; without it, the module takes one picture."""
+"""Any torch module: `package.module:factory`, a function or class that takes no arguments. If the module has an
+attribute `example_inputs`, these are its inputs: tensors by name or in order. Otherwise the module takes one
+picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classifiers of torchvision by name. Size, mean, deviation and classes are those of its weights."""
+"""Classifiers of torchvision by name. Size, mean, deviation and classes are those of torchvision's default weights."""
 
 from __future__ import annotations
 

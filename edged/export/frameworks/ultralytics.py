@@ -1,5 +1,5 @@
-"""Checkpoints of Ultralytics (`.pt`): detect, segment, pose, obb, classify. Its own exporter writes the file, with
-metadata that edged reads; the file is compared with the model as it was before the export.
+"""Checkpoints of Ultralytics (`.pt`): detect, segment, pose, obb, classify. Ultralytics' own exporter writes the file,
+with metadata that edged reads; the file is compared with the model as it was before the export.
 
 Only classes that Ultralytics knows are loaded from the checkpoint (ULTRALYTICS_SAFE_LOAD), never other code.
 """

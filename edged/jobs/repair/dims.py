@@ -41,7 +41,7 @@ _Answered: TypeAlias = tuple[dict[str, Array], dict[str, Array]]  # inputs and o
 
 def free(job: FreeDims) -> Freed:
     """Write the model with the dimensions that its inputs accept. Raises EngineUnusable if the reference cannot open
-    it."""
+    the model."""
     return _Trial(job).run()
 
 

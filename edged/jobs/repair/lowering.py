@@ -50,7 +50,8 @@ _FUNCTIONS, _OVERLOADS, _DEVICES = 8, 10, 11
 
 
 def write_lowered(job: Lower) -> Lowered:
-    """Write a model in an older opset, an older IR version or both. Raises Unsuitable if it cannot be converted."""
+    """Write a model in an older opset, an older IR version or both. Raises ModelRefused if the model cannot be read,
+    Unsuitable if it cannot be converted."""
     try:
         model = onnx.load(job.path, load_external_data=False)
     except Exception as error:  # the parser's errors have no common class
@@ -92,7 +93,7 @@ def newest_known() -> int:
 
 def lower(model: ModelProto, target: int) -> LoweredGraph:
     """Convert a model without local functions to opset `target`, in place. Raises Unsuitable, with the operator and its
-    version, if it cannot be converted; the model is then invalid."""
+    version, if an operator cannot be converted; the model is then invalid."""
     source, lowered = opset_of(model), LoweredGraph()
     if source > newest_known():
         raise Unsuitable(
@@ -180,7 +181,7 @@ class _Floor:
         if not any(True for _ in bodies(node)):  # the converter does not see which values a nested graph captures
             try:
                 made = self._converted(node, scope)
-            except Exception as error:  # from C++, without a class of its own
+            except Exception as error:  # errors from C++ have no common class
                 failed = _reason(error)
             else:
                 self._report(node, "converted")
@@ -216,7 +217,7 @@ class _Floor:
 
         try:
             made = changed(node, scope, self._version, write_out, self._new_name)
-        except Exception as error:  # from C++, without a class of its own
+        except Exception as error:  # errors from C++ have no common class
             raise Unsuitable(f"{came}: {_reason(error)}") from error
         if any(each.op_type == node.op_type for each in made):
             raise Unsuitable(f"{came}; export it with opset {self._version - 1} or update the runtime")
@@ -236,7 +237,7 @@ def _typed(model: ModelProto) -> ModelProto:
     """Return the model with the inferred types of its values, or unchanged if inference fails."""
     try:
         return onnx.shape_inference.infer_shapes(model)
-    except Exception:  # inference only helps: without types, comparing answers decides
+    except Exception:  # types are not required: without them, only a comparison of answers can prove the result
         return model
 
 

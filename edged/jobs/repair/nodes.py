@@ -141,7 +141,7 @@ class Likeness(enum.Enum):
     """How the older definition of a node compares with the newer one, for the inputs and attributes of this node."""
 
     SAME = enum.auto()  # the same by definition, except for types that the node does not use
-    ALIKE = enum.auto()  # the same form; only its answers show whether it means the same
+    ALIKE = enum.auto()  # the same form; only a comparison of answers shows whether the meaning is the same
     OTHER = enum.auto()  # the node cannot stay unchanged
 
 
@@ -154,7 +154,8 @@ def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def likeness(node: NodeProto, scope: Scope, new: onnx.defs.OpSchema, old: onnx.defs.OpSchema) -> tuple[Likeness, str]:
-    """Return whether a node that is valid for `new` can stay for `old`; and why not, if it cannot."""
+    """Return whether a node that is valid for the definition `new` can stay unchanged for `old`, and why not if it
+    cannot."""
     if len(node.input) > old.max_input or len(node.output) > old.max_output:
         return Likeness.OTHER, "it has inputs or outputs that the older version lacks"
     if len(node.input) < old.min_input:

@@ -65,7 +65,7 @@ def _inferred(job: Prove) -> tuple[list[Sample], str]:
 
 def _evaluated(job: Prove) -> tuple[list[Sample], str]:
     """Answer as many probes as the time allows, but at least one, with the reference implementation. A model that is
-    too slow even for one exceeds the child's time limit."""
+    too slow even for one probe exceeds the child's time limit."""
     session = Evaluator(Path(job.original.model), job.original.signature)
     end, asked, why = time.monotonic() + job.seconds, list[Sample](), ""
     for probe in _probes(job, asked):

@@ -22,7 +22,8 @@ _INLINE = 256 << 20  # bytes of weights above which they are written next to the
 
 
 def simplify(job: Simplify) -> Simplified:
-    """Write the simplified model. Raises Unsupported without the library, Unsuitable if it fails."""
+    """Write the simplified model. Raises Unsupported if onnxslim is not installed, Unsuitable if it cannot simplify the
+    model."""
     path, out = Path(job.path), Path(job.out)
     try:
         import onnxslim

@@ -1,1 +1,2 @@
-"""Detector families, related ones in one file. `contract` defines one, `decoding` holds the steps that they share."""
+"""Families of models; related families are in one file. `contract` defines what a family is, and `decoding` has the
+steps that families share."""

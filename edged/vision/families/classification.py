@@ -1,9 +1,9 @@
 """Image classifiers: one output [N, classes], with logits or probabilities.
 
 Outputs of a Softmax or Sigmoid in the graph are used as they are; a softmax is applied to others. The setting
-`decode.activation` overrides this. The choice must not depend on the values of a frame, or else scores of different
-frames could not be compared. Only if the graph is unknown, values from 0 to 1 are taken as probabilities. An embedding
-has the same shape, so a model is claimed only if its file or its settings show that the output is classes.
+`decode.activation` overrides this. The choice does not depend on the values of a frame, so that scores of different
+frames can be compared. There is one exception: if the graph is unknown, values from 0 to 1 are taken as probabilities.
+An embedding has the same shape, so a model is claimed only if its file or its settings show that the output is classes.
 
 With a sigmoid, in the graph or by the setting, classes are independent: a picture can have several labels, or no label.
 All labels with a score of at least 0.5 are returned.

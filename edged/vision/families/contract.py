@@ -7,7 +7,7 @@ it does not apply. If the setting `family` names the family, `claim` is called w
 
 Families of other packages fulfil the same contract (docs/third-party-families.md). Such a class names the version of
 the contract that it was written for: `contract = 1`. Raise `CONTRACT` only if a correct family of the version before
-would no longer work. Additions that old families may ignore do not raise it.
+would no longer work. Do not raise it for additions that old families can ignore.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Reading(msgspec.Struct, frozen=True):
         return shapes | {name: (len(rows), len(rows[0])) for name, rows in self.constants}
 
     def width(self, besides: int) -> Size:
-        """Return the number of values per detection: one per class, and `besides` others."""
+        """Return the number of values per detection: one per class, and `besides` others. If the number of classes is
+        unknown, return a range."""
         return besides + self.classes if self.classes else at_least(besides + 1)
 
 
@@ -82,8 +83,8 @@ class Evidence(msgspec.Struct, frozen=True):
     picture: PictureInput
     size: tuple[int, int] | None  # (width, height) of the input, if known
     settings: Mapping[str, str] = {}
-    operators: frozenset[str] | None = None  # names of those in the graph; None if unknown
-    heads: Mapping[str, str] | None = None  # the operator of each output; None if unknown
+    operators: frozenset[str] | None = None  # names of the operators in the graph; None if unknown
+    heads: Mapping[str, str] | None = None  # the operator that computes each output; None if unknown
 
     @property
     def tensors(self) -> Tensors:
@@ -116,8 +117,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def flat_list(self) -> TensorSpec | None:
-        """Return the only output, if it is [M, 7] and may have a row per detection. With exactly one row it is a
-        classifier's."""
+        """Return the only output if it is [M, 7] and may have a row per detection. An output with exactly one row does
+        not count: it is a classifier's."""
         output = self.only_output
         if output is None or len(output.shape) != 2 or output.shape[1] != 7 or output.shape[0] == 1:
             return None
@@ -125,8 +126,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def may_be_classes(self) -> bool:
-        """Whether the output [M, 7] may be seven classes per picture: as far as the file declares, it has one row per
-        picture. A list of detections would need a NonMaxSuppression operator in the graph."""
+        """Whether the output [M, 7] may be seven classes per picture, because the file declares one row per picture. If
+        the graph has a NonMaxSuppression operator, the output is a list of detections instead."""
         output = self.only_output
         if output is None or "NonMaxSuppression" in (self.operators or ()):
             return False
@@ -138,7 +139,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     `classes` is the number of class slots, if the shape shows it. It includes the `background` slots that come first,
     but not background slots at the end. `names` are the classes' names if neither the file nor the settings have any.
-    `thresholds` are the default ones if those of the family do not suit this form.
+    `thresholds` replace the default thresholds of the family, if these do not suit this form.
 
     `sound` is how the model is fed if it takes sound.
 
@@ -180,7 +181,7 @@ class Opened(msgspec.Struct, frozen=True):
 
     contract: ClassVar[int]  # the version of this contract; only families of other packages name it
     name: ClassVar[str]
-    signatures: ClassVar[tuple[Signature, ...]]  # one for each form; `claim` decides, these only find the nearest
+    signatures: ClassVar[tuple[Signature, ...]]  # one for each form; only to find similar families: `claim` decides
     feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX}  # how pictures are fed; see `preprocess.preprocess_for`
     thresholds: ClassVar[Thresholds] = Thresholds()
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the setting thresholds.score
@@ -193,7 +194,8 @@ class Opened(msgspec.Struct, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        """Match a model by its tensors only. A claim without a family says which setting is missing."""
+        """Match a model by its tensors only; `reason` says why this family is asked. Return None if the tensors do not
+        fit. If a setting is missing, return a claim without a family whose reason names the setting."""
         raise NotImplementedError
 
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
@@ -209,7 +211,8 @@ class Opened(msgspec.Struct, frozen=True):
 class Family(Opened, frozen=True):
     """Decodes detections from a model's outputs."""
 
-    may_find_nothing: ClassVar[bool] = False  # even with a threshold of 0: boxes are not cells or rows of the output
+    # Whether a picture may have no detection even with a threshold of 0, because boxes are not cells or rows.
+    may_find_nothing: ClassVar[bool] = False
 
     def grid(self, stride: int) -> tuple[int, int]:
         """Return columns and rows of a grid with cells of stride x stride input pixels; partial cells count."""
@@ -241,7 +244,8 @@ class ContentFamily(Opened, frozen=True):
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Content:
         """Return the content of picture `index` of the batch. Maps cover the original picture without the padding of
-        the input; if the model was shown a part of it, they have the part's `box` (see `families.maps`).
+        the input. If the model was shown only a part of the picture, maps cover the part and have its `box` (see
+        `families.maps`).
 
         `outputs` are the model's tensors by name, batch first; they are not modified or kept.
         """
@@ -272,8 +276,8 @@ def may_be(shape: tuple[Dim, ...], *sizes: int | None) -> bool:
 
 
 def suppressed_list(outputs: tuple[str, ...], form: str) -> Reading:
-    """Return the reading of outputs, in the family's order, with a list that the graph's own NMS produced. `form` is as
-    in `Reading`."""
+    """Return the reading of outputs that hold a list of detections, on which the graph did the NMS. `outputs` and
+    `form` are as in `Reading`."""
     return Reading(outputs, form, is_list=True, is_suppressed=True)
 
 
@@ -282,6 +286,6 @@ def not_decoded(what: str) -> Claim:
 
 
 def undecided(what: str, *families: str) -> Claim:
-    """Return a claim without a family, for a model whose tensors may or may not be those of a family: the setting
-    `family` decides. `recognise` adds to the reason the families whose `claim` accepts the model."""
+    """Return a claim without a family, for a model whose tensors may be those of `families`. The user decides with the
+    setting `family`. `recognise` adds to the reason those of `families` whose `claim` accepts the model."""
     return Claim(None, what, between=families)

@@ -5,7 +5,7 @@ Input `images` [N, 3, H, W] FP32; two outputs, the first named `output`: scores 
 tensors have the names and shapes of YOLOv7's end-to-end exports, so that only the setting family=damo-yolo feeds the
 model as it was trained.
 
-Stretched RGB in 0..255, neither scaled nor normalised.
+Pictures are stretched; pixels are RGB in 0..255, neither scaled nor normalised.
 
 Source: repository tinyvision/DAMO-YOLO (commit 319572e): `tools/converter.py`, `tools/demo.py`,
 `ZeroHead.forward_eval`, `damo/config/augmentations.py`.

@@ -7,10 +7,10 @@ PP-OCRv6_det_small.onnx of rapidocr 3.10.0 and the PP-OCRv4 model of rapidocr-on
 equal those of rapidocr's postprocessing, and corners differ by less than two pixels. docTR: models/detection/
 differentiable_binarization/pytorch.py of mindee/doctr (commit 0375ee8); its models return logits and were not tried.
 
-Input [N, 3, H, W] FP32, BGR, normalised as for ImageNet, with the means of red for blue as the authors do; sides are
-multiples of 32. Output [N, 1, H, W] FP32: the probability that a pixel belongs to the inner part of a line. Each
-connected part above 0.3 becomes its smallest rectangle, which is then enlarged by area * unclip / perimeter on each
-side.
+Input [N, 3, H, W] FP32, BGR, normalised as for ImageNet, but, as in the authors' code, with the values of red for blue
+and those of blue for red; sides are multiples of 32. Output [N, 1, H, W] FP32: the probability that a pixel belongs to
+the inner part of a line. Each connected part above 0.3 is replaced by the smallest rectangle around it, which is then
+enlarged by area * unclip / perimeter on each side.
 
 The authors enlarge a polygon with round corners in whole pixels (pyclipper) and take the smallest rectangle around it;
 edged enlarges the rectangle itself, so that its sides differ by at most a pixel of the input. The authors round the
@@ -92,8 +92,8 @@ class DbNet(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim PP-OCR's detectors: one map after transposed convolutions and a sigmoid. No other model of Paddle with
-        these is known."""
+        """Claim PP-OCR's detectors: one map after transposed convolutions and a sigmoid. No other model of Paddle is
+        known to have these operators."""
         output = evidence.only_output
         if output is None or evidence.picture.name != "x" or "ConvTranspose" not in (evidence.operators or ()):
             return None
@@ -110,8 +110,8 @@ class _Parts(NamedTuple):
 
 
 def _parts(chances: Floats, least: float) -> _Parts:
-    """Return the smallest rectangle around each connected part of a map [H, W], if the mean probability in it is above
-    `least`. The outline of a hole counts as a part, as in the source."""
+    """Return the smallest rectangle around each connected part of a map [H, W], if the mean probability in the
+    rectangle is above `least`. The outline of a hole counts as a part, as in the source."""
     import cv2  # imported here, because the daemon imports families without decoding
 
     rectangles, scores = [], []
@@ -141,7 +141,7 @@ def _enlarged(rectangles: Floats, unclip: float) -> Floats:
 
 
 def _clockwise(corners: Floats) -> Floats:
-    """Order the corners [n, 4, 2] of rectangles clockwise from the upper left: of the two leftmost the upper one."""
+    """Order the corners [n, 4, 2] of rectangles clockwise. The first corner is the upper one of the two leftmost."""
     by_x = np.take_along_axis(corners, np.argsort(corners[..., :1], axis=1, kind="stable"), axis=1)
     pairs = by_x.reshape(-1, 2, 2, 2)  # rectangle, left or right, corner, axis
     pairs = np.take_along_axis(pairs, np.argsort(pairs[..., 1:], axis=2, kind="stable"), axis=2)

@@ -34,13 +34,13 @@ _NUMBERS = "efdilq"
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """Which detections are returned: the score is above `score`, and the IoU with each better detection of the same
-    class is at most `iou`.
+    """Which detections are returned: those whose score is above `score`, and whose IoU with each better detection of
+    the same class is at most `iou`.
 
     The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model answers as in training. A lower `iou`
     such as 0.45 gives fewer duplicates but loses neighbours in a crowd.
 
-    If the model's graph includes the NMS, `iou` applies only between different classes, and only with `class_agnostic`.
+    If the model's graph includes the NMS, `iou` has an effect only with `class_agnostic`, between different classes.
     A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0, or 300 and
     0.5 if a picture has several labels. An embedding gets a name if its similarity is at least `score`. A picture is
     anomalous if its anomaly score, in the model's own scale, is at least `score`. A text recogniser returns an empty
@@ -58,7 +58,8 @@ def at_least(size: int) -> Size:
 
 
 def checked_tensor(outputs: Outputs, name: str, *sizes: Size) -> Array:
-    """Return the numeric tensor `name`. Raises EngineUnusable if it is missing or an axis has another size."""
+    """Return the numeric tensor `name`. Raises EngineUnusable if it is missing, not numeric, or of another shape than
+    `sizes`, which has a number or a range for each axis."""
     found = outputs.get(name)
     if found is None:
         raise EngineUnusable(f"the engine did not return output {name}; set family=raw to get the outputs it returns")
@@ -68,7 +69,8 @@ def checked_tensor(outputs: Outputs, name: str, *sizes: Size) -> Array:
 
 
 def picture_tensor(outputs: Outputs, name: str, index: int, *sizes: Size) -> Array:
-    """Return picture `index` of a batched tensor. Raises EngineUnusable if it is missing; see `checked_tensor`."""
+    """Return picture `index` of a batched tensor; `sizes` are without the batch. Raises EngineUnusable if the picture
+    is missing, and like `checked_tensor`."""
     found = checked_tensor(outputs, name, ANY, *sizes)
     if index >= len(found):
         raise _unexpected(name, found, (at_least(index + 1), *sizes))
@@ -161,7 +163,8 @@ def to_detections(
 
 
 def select_candidates(boxes: Array, scores: Array, class_ids: Array, score: float) -> Candidates:
-    """Select rows above the score, unordered, at most the best `MAX_CANDIDATES`; arrays as for `to_detections`."""
+    """Select the rows whose score is above `score`, in no particular order, and at most the best `MAX_CANDIDATES`. The
+    arrays are as for `to_detections`."""
     rows = np.flatnonzero(np.greater(scores, score))
     if len(rows) > MAX_CANDIDATES:
         rows = rows[best_first(scores[rows].astype(np.float32), MAX_CANDIDATES)]
@@ -174,8 +177,8 @@ def to_keypoint_detections(
     """Return detections of one class with keypoints, in pixels of the original picture, best score first.
 
     Boxes, scores and `needs_nms` are as for `to_detections`. Points are [n, k, 2], x and y in input pixels, or
-    [n, k, 3] with a score; without one keypoints have score 1. `k` is 0 if the model has no keypoints. They may lie
-    outside the picture. Detections with a keypoint that is not finite or far outside any input are dropped.
+    [n, k, 3] with a score; keypoints without a score get score 1. `k` is 0 if the model has no keypoints. Keypoints may
+    lie outside the picture. Detections with a keypoint that is not finite or far outside any input are dropped.
     """
     offered = select_candidates(boxes, scores, np.zeros(len(scores)), thresholds.score)
     points = points[offered.rows]
@@ -192,12 +195,12 @@ def to_keypoint_detections(
 
 
 def select_cells(table: Array, classes: int, score: float) -> Candidates:
-    """Select from a table of one column per grid cell, [4 + classes + more, A]: cx, cy, w, h in input pixels, a score
-    per class, and further values.
+    """Select detections from a table with a column per grid cell, [4 + classes + more, A]: cx, cy, w, h in input
+    pixels, a score per class, and further values.
 
-    Returns cells above the score, unordered, each once with its best class; at most the best `MAX_CANDIDATES`. Cells
-    with a NaN score or an invalid box are dropped. The table is never transposed or copied: thousands of columns are
-    scanned and some dozens read.
+    Returns the cells whose best score is above `score`, in no particular order, each once with its best class, and at
+    most the best `MAX_CANDIDATES`. Cells with a NaN score or an invalid box are dropped. The table is never transposed
+    or copied: thousands of columns are scanned, but only some dozens are read.
     """
     scores = table[4 : 4 + classes]
     best = _best_scores(scores)
@@ -221,7 +224,8 @@ def best_hits(scores: Array, score: float) -> tuple[Rows, Rows]:
 
 
 def _best_scores(scores: Array) -> Floats:
-    """Return the best score of each column of [classes, A]; NaN if a column contains NaN.
+    """Return the best score of each column of [classes, A]; NaN if a column contains NaN. For FP16, a NaN with the sign
+    bit counts as a negative value instead.
 
     numpy compares FP16 value by value, forty times slower than integers, so bit patterns are compared as integers. The
     patterns of values from zero up are in the order of the values, with NaN above all. The patterns of negative values
@@ -240,7 +244,8 @@ def _sane(boxes: Floats, scores: Floats, class_ids: Array, rows: Rows) -> Candid
 
 
 def suppress(offered: Candidates, thresholds: Thresholds, *, needs_nms: bool) -> Candidates:
-    """Apply the NMS, if needed, and the limit; best score first."""
+    """Apply the NMS, if `needs_nms` or `class_agnostic` is set, and the limit of detections. Return the best score
+    first."""
     most = thresholds.max_detections
     # Inverted and empty boxes must not suppress others.
     there = with_area(offered.found.boxes)

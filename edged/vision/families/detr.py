@@ -90,10 +90,10 @@ class UltralyticsRtDetr(Family, frozen=True):
     """RT-DETR as exported by the ultralytics package.
 
     One output of Q queries, boxes as cx, cy, w, h in 0..1 of the input. Since 8.4.47 it is [N, Q, 6]: box, score,
-    class. Before, it is [N, Q, 4 + classes]: box, and a score for each class, after the sigmoid. With two classes both
-    have six columns; only the version (or the setting `decode.scores`) distinguishes them. Since 8.4.85 the metadata
-    names the head. In older exports, six columns are an RT-DETR's if the metadata has `end2end` and `nms` and both are
-    false.
+    class. Before 8.4.47, it is [N, Q, 4 + classes]: box, and a score for each class, after the sigmoid. For two classes
+    both formats have six columns; only the version (or the setting `decode.scores`) distinguishes them. Since 8.4.85
+    the metadata names the head. In older exports, six columns are an RT-DETR's if the metadata has `end2end` and `nms`
+    and both are false.
     """
 
     name = "rtdetr-ultralytics"
@@ -213,8 +213,8 @@ class RfDetr(Family, frozen=True):
 
 
 def _background(evidence: Evidence, slots: int | str) -> str:
-    """Return which slot is the background. The number of names decides, if there are names; else a model of COCO is
-    recognised by its 91 slots."""
+    """Return which slot is the background. If there are names, their number decides. If it does not fit, or without
+    names, a model of COCO is recognised by its 91 slots."""
     names = keys.words(evidence.settings, "names") or evidence.metadata.names
     if names and slots in (len(names), len(names) + 1):
         return _NONE if slots == len(names) else _LAST

@@ -100,7 +100,7 @@ class EfficientDet(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Name the family for three tables with nine anchors for each cell of five grids."""
+        """Suggest the family, without a decision, for three tables with nine anchors for each cell of five grids."""
         tables, cells = _tables(evidence), evidence.cells((8, 16, 32, 64, 128))
         if tables is None or cells is None or tables[0].shape[1] != 9 * cells:
             return None
@@ -108,7 +108,7 @@ class EfficientDet(Family, frozen=True):
 
 
 def _tables(evidence: Evidence) -> list[TensorSpec] | None:
-    """Return the tables of deltas, scores and anchors."""
+    """Return the tables of deltas, scores and anchors; None if the model has no such tables."""
     tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
     if len(tables) != 3 or any(tables[place].shape[2] != 4 for place in (0, 2)):
         return None

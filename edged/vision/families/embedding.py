@@ -1,9 +1,10 @@
 """Embeddings: models whose output is a vector that is near the vectors of similar pictures.
 
-An output [N, values] or [N, values, 1, 1] is the vector, scaled to length 1. Of an output [N, tokens, values] of a
-vision transformer the vector is the first token, the class token. A 2-D output may just as well be classes, and the
-file does not say how its pictures must be preprocessed. So a model is claimed only if the name of an output shows that
-it is an embedding, or if `family` is set; config.json of Hugging Face sets it (see `edged.models.huggingface`).
+An output [N, values] or [N, values, 1, 1] is the vector, which is scaled to length 1. If a vision transformer has an
+output [N, tokens, values], the vector is the first token, the class token. A 2-D output may just as well be classes,
+and the file does not say how its pictures must be preprocessed. So a model is claimed only if the name of an output
+shows that it is an embedding, or if `family` is set. config.json of Hugging Face sets `family` (see
+`edged.models.huggingface`).
 
 Sources: deepinsight/insightface (commit 7fadd42), python-package/insightface/model_zoo/arcface_onnx.py and
 utils/face_align.py; opencv/opencv, modules/objdetect/src/face_recognize.cpp (commit 0692bb4); opencv/opencv_zoo,
@@ -82,7 +83,7 @@ class GenericEmbedding(ContentFamily, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        """Claim the output with the best name, or else the only one that can be a vector."""
+        """Claim the output with the best name, or the only output that can be a vector."""
         outputs = {spec.name: spec for spec in evidence.outputs if _is_vector(spec, cls.has_class_token)}
         flat = [name for name, spec in outputs.items() if not _is_tokens(spec)] or list(outputs)
         best = [name for name in _KNOWN if name in outputs] or [name for name in flat if _is_embedding(name)] or flat
@@ -113,8 +114,8 @@ class ArcFace(GenericEmbedding, frozen=True):
 
 
 class SFace(GenericEmbedding, frozen=True):
-    """SFace of OpenCV's model zoo, and older models of insightface, which normalise in the graph: as `ArcFace`, but
-    RGB in 0..255."""
+    """SFace of OpenCV's model zoo, and older models of insightface. They are fed like `ArcFace`, but RGB in 0..255,
+    because they normalise in the graph."""
 
     name = "sface"
     signatures = patterns("[N, 3, 112, 112] -> embedding? [N, values]")
@@ -186,10 +187,11 @@ def suggested(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _preset(evidence: Evidence) -> type[GenericEmbedding]:
-    """Return the family that the input size suggests: one for aligned faces, `OsNet` for persons, else the generic one.
+    """Return the family that the input size suggests: a family for aligned faces, `OsNet` for persons, otherwise
+    `GenericEmbedding`.
 
-    As insightface does, a graph that subtracts and multiplies counts as one that normalises pixels; insightface looks
-    at its first nodes only.
+    A graph that subtracts and multiplies counts as one that normalises pixels. insightface has the same rule, but looks
+    at the first nodes only.
     """
     if evidence.size == _FACE:
         return SFace if (evidence.operators or frozenset()) >= {"Sub", "Mul"} else ArcFace

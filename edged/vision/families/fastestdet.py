@@ -5,7 +5,7 @@ the probability of each class. With x, y the column and row of a cell and `t` it
 y + tanh(t1)) in units of cells, the size (sigmoid(t2), sigmoid(t3)) in 0..1 of the input. The score is
 objectness^0.6 * probability^0.4 with the best class. Without NMS.
 
-Stretched BGR in 0..1.
+Pictures are stretched; pixels are BGR in 0..1.
 
 Source: repository dog-qiuqiu/FastestDet (commit 50473cd): `test.py`, `handle_preds` in `utils/tool.py`,
 `example/onnx-runtime/runtime.py` and its FastestDet.onnx.
@@ -50,7 +50,8 @@ class FastestDet(Family, frozen=True):
         down, across = -(-height // _STRIDE), -(-width // _STRIDE)
         grid = picture_tensor(outputs, self.reading.outputs[0], index, self.reading.width(5), down, across)
         table = grid.reshape(len(grid), -1)
-        # A probability is at most 1, so the objectness limits the score; the rounding is left to the last comparison.
+        # A probability is at most 1, so the objectness limits the score. This comparison leaves room for rounding
+        # errors; the exact comparison comes last.
         places = np.flatnonzero(np.greater(table[0], thresholds.score ** (1 / 0.6) * (1 - 1e-3)))
         found = table[:, places].astype(np.float32)
         best, class_ids = best_class(found[5:].T)

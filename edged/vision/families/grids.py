@@ -1,4 +1,4 @@
-"""Boxes of detectors that predict distances from the cells of grids to the sides of a box."""
+"""Decodes the boxes of detectors that predict distances from the cells of grids to the sides of a box."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def expected(logits: Floats) -> Floats:
 def tables_of(
     specs: tuple[TensorSpec, ...], size: tuple[int, int] | None, strides: tuple[int, ...]
 ) -> tuple[int, int] | None:
-    """Return the numbers of classes and bins if tensors are scores [N, cells, classes] for each stride, then logits of
-    distances [N, cells, 4 * bins] for each; None if they are anything else."""
+    """Return the numbers of classes and bins, if the tensors are first scores [N, cells, classes] for each stride, then
+    logits of distances [N, cells, 4 * bins] for each stride. Return None if they are anything else."""
     half = len(strides)
     if size is None or len(specs) != 2 * half or any(len(spec.shape) != 3 for spec in specs):
         return None

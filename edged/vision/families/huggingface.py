@@ -95,7 +95,7 @@ class Detr(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Name the families whose outputs have these names; only the setting decides."""
+        """Suggest the families whose outputs have these names; only the setting `family` decides."""
         names = set(evidence.output_names)
         if names not in ({_LOGITS, _BOXES}, {_OLDER_LOGITS, _BOXES}) or cls.claim(evidence, "") is None:
             return None

@@ -26,7 +26,8 @@ _MOST_STRIDE = 64  # input pixels for each cell
 
 
 class Layout(NamedTuple):
-    """The layout of an output: its channels, or 1, and the rows and columns of its maps."""
+    """The layout of an output: the number of its channels, 1 if it has no such dimension, and `cells`, the rows and
+    columns of its maps."""
 
     channels: Dim
     cells: tuple[Dim, Dim]

@@ -5,19 +5,19 @@
 - MMYOLO (easydeploy): input `images`, outputs `num_dets` [N, 1], `boxes` [N, K, 4], `scores` and `labels` [N, K].
 - RTMDet's raw heads at the strides 8, 16, 32: first three of classes [N, C, rows, columns], then three of distances
   [N, 4, rows, columns] (left, top, right, bottom) in input pixels, counted from the upper left corner of the cell.
-  The setting `decode.boxes=grid` reads distances in units of cells, which MMYOLO's own module has.
+  With the setting `decode.boxes=grid`, distances are read in units of cells, as in MMYOLO's own module.
 - MMYOLO with `--model-only`: three raw heads [N, C + 4, rows, columns], classes first, distances in units of cells.
 
-The tensors do not say which detector it is, and detectors are fed differently, so the setting `family` decides. Pixels:
-`rtmdet` as in RTMDet's configurations (BGR, normalised, at the top left, padded with 114); `mmdet` as in that of Faster
-R-CNN and many others (RGB, normalised as for ImageNet, padded with the mean). Other configurations, such as those of
-"caffe" backbones, differ: see their `data_preprocessor`. MMDetection rounds the size of the resized picture, edged
-truncates it.
+The tensors do not say which detector it is, and detectors are fed differently, so the setting `family` decides.
+`rtmdet` feeds pictures as in RTMDet's configurations (BGR, normalised, at the top left, padded with 114). `mmdet` feeds
+them as in the configurations of Faster R-CNN and many others (RGB, normalised as for ImageNet, padded with the mean).
+Other configurations, such as those of "caffe" backbones, differ: see their `data_preprocessor`. MMDetection rounds the
+size of the resized picture, edged truncates it.
 
 Source: `rtmdet_head.py`, `nms.py` and `configs/mmdet` of mmdeploy (commit 3f8604b); `rtmdet_head.py`,
 `rtmdet_l_8xb32-300e_coco.py` and `faster-rcnn_r50_fpn.py` of MMDetection (3.x); `projects/easydeploy` of MMYOLO (commit
-8c4d9dc). The first form is also that of models/rtmdet_nano.onnx in zli20/RtmDet-RtmPose-OnnxRuntime, where all
-dimensions are open; the others are not verified on an exported file.
+8c4d9dc). The first form is also that of models/rtmdet_nano.onnx in zli20/RtmDet-RtmPose-OnnxRuntime, whose dimensions
+are all open. The other forms are not verified on an exported file.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RtmDet(Family, frozen=True):
         return to_detections(boxes, scores, class_ids, placement, thresholds, needs_nms=True)
 
     def _heads(self, outputs: Outputs, index: int) -> Iterator[tuple[int, Array, Array]]:
-        """Return stride, logits [C, cells] and distances [4, cells] of each grid."""
+        """Yield stride, logits [C, cells] and distances [4, cells] of each grid."""
         names, classes = self.reading.outputs, self.reading.classes or AT_LEAST_ONE
         for number, stride in enumerate(_STRIDES):
             across, down = self.grid(stride)
@@ -147,7 +147,7 @@ class RtmDet(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Name the families for an end-to-end export."""
+        """Suggest the families, without a decision, for an end-to-end export."""
         names = set(evidence.output_names)
         if names not in (set(_DETS), set(_NUMBERED)) or cls.claim(evidence, "") is None:
             return None
@@ -156,7 +156,7 @@ class RtmDet(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Name the families for six raw heads."""
+        """Suggest the families, without a decision, for six raw heads."""
         if len(evidence.outputs) != 6 or cls.claim(evidence, "") is None:
             return None
         return undecided("raw heads of classes and distances, as RTMDet has", cls.name, MmDet.name)

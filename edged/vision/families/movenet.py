@@ -74,7 +74,8 @@ class MoveNet(TopDown, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model that takes pixels as integers; one that takes floats may want another range of values."""
+        """Claim a model that takes pixels as integers. For a model that takes floats, suggest the family without a
+        decision, because the model may want another range of values."""
         output = evidence.only_output
         if output is None or evidence.picture.layout != "NHWC" or any(isinstance(dim, str) for dim in output.shape[1:]):
             return None

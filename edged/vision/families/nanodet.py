@@ -9,9 +9,9 @@ as the logits of a distribution over 0..bins-1. Without NMS.
   Exports of that time have an output for each stride instead, `cls_pred_stride_8`, ... [1, cells, C], then
   `dis_pred_stride_8`, ... [1, cells, 4 * bins]; older ones have the same outputs with other names.
 
-Both are fed BGR, normalised as for ImageNet. The number of classes of one output is not in the file: NanoDet-Plus has 8
-bins in all configurations; for NanoDet the names decide, and without names 112 or 124 columns are the 80 classes of
-COCO.
+Both are fed BGR, normalised as for ImageNet. If there is only one output, the file does not say how many of its columns
+are classes. NanoDet-Plus has 8 bins in all configurations. For NanoDet the number of names decides; without names, 112
+or 124 columns mean the 80 classes of COCO.
 
 Source: repository RangiLyu/nanodet (commit be9b4a9): `tools/export_onnx.py`, `NanoDetPlusHead`, `NanoDetHead`,
 `GFLHead.get_bboxes`, `config`; nanodet_m.onnx in hpc203/nanodet-opncv-dnn-cpp-python and nanodet.onnx in
@@ -126,7 +126,7 @@ class NanoDet(NanoDetPlus, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by the names of its exporter, also of the exporter with an output for each stride."""
+        """Claim a model by the names of its exporter, with one output or with an output for each stride."""
         names = tuple(f"{kind}_pred_stride_{stride}" for kind in ("cls", "dis") for stride in cls.strides)
         if evidence.output_names == names:
             return cls.claim(evidence, f"names of a NanoDet export ({names[0]}, ...)")
@@ -134,7 +134,7 @@ class NanoDet(NanoDetPlus, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Name the family for tables of three grids."""
+        """Suggest the family, without a decision, for tables of three grids."""
         shape = tables_of(evidence.outputs, evidence.size, cls.strides)
         if shape is None or shape[1] not in cls.bins:
             return None

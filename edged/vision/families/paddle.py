@@ -1,8 +1,9 @@
 """Detectors of PaddleDetection, as Paddle2ONNX converts them: PP-YOLOE, PicoDet and others.
 
-Inputs: `image` [N, 3, H, W] FP32, and for graphs that scale the boxes `scale_factor` [N, 2], input pixels per picture
-pixel (y, x); RT-DETR and PP-YOLO also `im_shape` [N, 2], height and width of the input. edged passes a factor of 1, so
-that boxes are in input pixels as in all other families. The names of the outputs are arbitrary.
+Inputs: all graphs have `image` [N, 3, H, W] FP32. Graphs that scale the boxes also have `scale_factor` [N, 2], input
+pixels per picture pixel (y, x). RT-DETR and PP-YOLO also have `im_shape` [N, 2], height and width of the input. edged
+passes a factor of 1, so that boxes are in input pixels as in all other families. The names of the outputs are
+arbitrary.
 
 - With NMS: [M, 6], a row per detection of the whole batch: class, score, xyxy; and INT32 [N], the rows of each picture.
 - Without NMS: boxes [N, A, 4] xyxy, and scores [N, C, A] after the sigmoid.
@@ -75,7 +76,8 @@ class PicoDet(Family, frozen=True):
     own_inputs = (_SHAPE, _FACTOR)
 
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """Return the inputs that the model has, float32 [n, 2]: the input's size and a factor of 1, y before x."""
+        """Return `im_shape`, the size of the picture input, and `scale_factor`, a factor of 1, if the model has them:
+        float32 [n, 2], y before x."""
         values = {_SHAPE: self.size[::-1], _FACTOR: (1, 1)}
         return {
             name: np.tile(np.array(values[name], np.float32), (len(placements), 1)) for name, _ in self.reading.extras
@@ -107,7 +109,8 @@ class PicoDet(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Name the families if an input is PaddleDetection's; claim PicoDet if the tensors have four grids."""
+        """Claim PicoDet if the tensors have four grids. Otherwise, if the model has the input `scale_factor`, suggest
+        the families without a decision."""
         claim = cls.claim(evidence, "four grids of a PicoDet export without NMS")
         if claim is None or evidence.picture.name != "image":
             return None
@@ -136,7 +139,7 @@ def _rows_of(outputs: Outputs, names: tuple[str, ...], index: int) -> Array:
     return found
 
 
-_Form = tuple[Reading, int | None]  # and the number of classes
+_Form = tuple[Reading, int | None]  # the reading and the number of classes
 
 
 def _as_rows(evidence: Evidence) -> _Form | None:

@@ -4,8 +4,8 @@ OWLv2 and Grounding DINO, as Optimum and transformers.js export them.
 OWL-ViT and OWLv2: inputs `pixel_values` [N, 3, H, W] FP32, `input_ids` and `attention_mask` [texts, 16] INT64; outputs
 `logits` [N, P, texts], `pred_boxes` [N, P, 4], `text_embeds` and `image_embeds`, with P the patches of the picture.
 Each text is CLIP's token ids, padded with zeros. The graph takes the largest id as the end of the text, and each token
-sees only those before it, so the padding has no effect. Only config.json next to the file says which of the two it is,
-and their pictures differ:
+sees only the tokens before it, so the padding has no effect. Only config.json next to the file says which of the two
+models it is. They are fed differently:
 
 - OWL-ViT: stretched, usually to 768 x 768; normalised as for CLIP.
 - OWLv2: in the top left corner of a square, the rest black; usually 960 x 960; normalised as for CLIP. Boxes are
@@ -19,16 +19,16 @@ If L is fixed, the rest is zeros in `input_ids` and `attention_mask`. The graph 
 and 1029 of BERT's uncased vocabulary, which separate the prompts.
 
 Boxes are cx, cy, w, h in 0..1 of the input; no NMS. As in transformers, each patch or query counts once, with the best
-of its prompts, if the sigmoid of the logit is above the threshold: 0.1 for OWL, 0.25 for Grounding DINO. There the
-logit of a prompt is the largest of its tokens. transformers also counts full stops and the start and end tokens, and
-returns the words whose tokens are above a second threshold, so that a label can be a part of a prompt, words of
-several, or empty. Here a label is always a whole prompt.
+of its prompts, if the sigmoid of the logit is above the threshold: 0.1 for OWL, 0.25 for Grounding DINO. In Grounding
+DINO the logit of a prompt is the largest of the logits of its tokens. transformers also counts full stops and the start
+and end tokens, and returns the words whose tokens are above a second threshold. So its labels can be a part of a
+prompt, words of several prompts, or empty. In edged a label is always a whole prompt.
 
 Source: the processors and image processors of transformers 5.24.0, the ONNX configurations of optimum-onnx (commit
 1939f27), transformers.js (commit 5ed4c5c). The inputs of Grounding DINO are known from transformers.js only: Optimum
 does not export it. Verified with small models of transformers 5.24.0 with random weights, exported with these inputs
-and outputs: the same token ids, labels, and to 5e-6 and 1e-4 pixels the same scores and boxes. Not verified on trained
-weights. The authors resize with other filters: OWL-ViT bicubic, OWLv2 with a Gaussian.
+and outputs: token ids and labels are the same, scores differ by at most 5e-6, boxes by at most 1e-4 pixels. Not
+verified on trained weights. The authors resize with other filters: OWL-ViT bicubic, OWLv2 with a Gaussian.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class OwlVit(_Prompted, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Name both families with these tensors, and the prompts if they are missing; only the setting decides."""
+        """Suggest both families with these tensors; only the setting `family` decides. If the prompts are missing, the
+        reason says so."""
         if _texts(evidence) is None or set(evidence.output_names) != {_LOGITS, _BOXES, *_EMBEDDED}:
             return None
         problem = _lacking(setting.read(evidence.settings))
@@ -219,7 +220,7 @@ def _lacking(prompts: Sequence[Prompt]) -> str:
 
 
 def _unfit(prompts: Sequence[Prompt], count: Dim, width: int, classes: Dim) -> str:
-    """Return why the texts do not fit OWL's inputs; empty if they do."""
+    """Return why the texts do not fit OWL's inputs; empty if they fit."""
     fixed = next((dim for dim in (count, classes) if isinstance(dim, int) and dim != len(prompts)), None)
     if fixed is not None:
         return f"{PROMPTS} lists {len(prompts)} texts; the model fixes their number to {fixed}"

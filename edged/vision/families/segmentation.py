@@ -6,20 +6,20 @@ An output is one of:
 - scores [N, classes, h, w] or [N, h, w, classes], logits or probabilities; h and w are those of the input, or a
   fraction of it. As the authors do, edged interpolates the scores bilinearly and then takes the best class
 - one score, [N, H, W], [N, 1, H, W] or [N, H, W, 1]: a mask or matte, with the classes "background" and "foreground".
-  Logits unless the graph ends in a Sigmoid; `decode.activation` overrides this
+  Scores are probabilities if the graph ends in a Sigmoid, otherwise logits; `decode.activation` overrides this
 
-The map has one cell for each pixel of the input that shows the picture. For SegFormer's logits of a quarter of the
-input (512x512, 150 classes, a picture of 1920x1080) a synthetic scene gave: 98.8 % of the picture's pixels have the
-class that they have in the authors' way, which interpolates to the picture's size; 96.0 % without interpolation. The
-mean IoU with the truth was 0.953, 0.904 without interpolation, 0.962 in the authors' way. It takes 12 ms of one core,
-the authors' way more than 800 ms.
+The map has one cell for each pixel of the input that shows the picture; the authors interpolate to the picture's size.
+Measured on a synthetic scene, for SegFormer's logits of a quarter of the input (512x512, 150 classes, a picture of
+1920x1080): 98.8 % of the picture's pixels get the same class as in the authors' way, 96.0 % without interpolation. The
+mean IoU with the truth is 0.953 in edged, 0.962 in the authors' way, and 0.904 without interpolation. edged takes 12 ms
+of one core, the authors' way more than 800 ms.
 
 Sources:
 
 - Hugging Face's transformers 5.24.0: `post_process_semantic_segmentation` and `SegformerImageProcessor`; optimum-onnx
   (commit 1939f27), task semantic-segmentation: output `logits` [N, C, h, w]
-- torchvision: `SemanticSegmentation` in transforms/_presets.py (commit 0446e68); its models return a dictionary with
-  `out` and perhaps `aux`, [N, C, H, W], names that most scripts keep. They keep the picture's aspect ratio
+- torchvision: `SemanticSegmentation` in transforms/_presets.py (commit 0446e68), which keeps the picture's aspect
+  ratio; its models return a dictionary with `out` and perhaps `aux`, [N, C, H, W], names that most scripts keep
 - PaddleSeg (commit d7975e7): `Normalize` (mean and std 0.5), tools/export.py, deploy/export.py (argmax as INT32 [N, H,
   W], or a softmax); the names of outputs in files that Paddle2ONNX wrote
 - mmdeploy (commit 124b640): argmax as INT64 [N, 1, H, W], pixels normalised as for ImageNet
@@ -100,8 +100,8 @@ class Segmentation(ContentFamily, frozen=True):
         return self._best(np.ascontiguousarray(np.moveaxis(scores, -1, 0), np.float32))
 
     def _best(self, planes: Floats) -> Ids:
-        """Return the best class for each pixel of the input; for fewer places if the cells' size is not a whole
-        number."""
+        """Return the best class for each pixel of the input. If the size of a cell is not a whole number of pixels, or
+        above 32, the number of places differs from that of the pixels."""
         height, width = planes.shape[1:]
         across, down = (
             min(max(round(side / cells), 1), _MOST_ENLARGED)
@@ -139,10 +139,11 @@ class Segmentation(ContentFamily, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim class numbers, and as many maps as `names`; otherwise name the families whose outputs look the same.
+        """Claim an output of class numbers, or with as many maps as `names`. For other maps, suggest the families whose
+        outputs look the same, without a decision.
 
-        Of several outputs the first one counts, if it is a mask for each pixel: U2-Net and its relatives also return
-        coarser masks.
+        If there are several outputs, only the first is examined, and only if it is a mask for each pixel: U2-Net and
+        its relatives also return coarser masks.
         """
         output = evidence.only_output or _mask_of_several(evidence)
         form = None if output is None else _form(output, evidence)
@@ -173,7 +174,8 @@ class PaddleSeg(Segmentation, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim class numbers and probabilities under a name of Paddle; raw scores could be heat maps."""
+        """Claim class numbers or probabilities if the output has a name of Paddle. Raw scores are not claimed, because
+        they could be heat maps."""
         output = evidence.only_output
         if output is None or not _PADDLE.search(output.name):
             return None

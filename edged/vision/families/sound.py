@@ -6,7 +6,7 @@ Silero VAD, of which the package `silero-vad` has the ONNX files:
   512 samples at 16 kHz after a context of 64, or 256 after 32 at 8 kHz.
 - Version 4: `input` [N, samples], `h` and `c` [2, N, 64], `sr` INT64 -> `output` [N, 1], `hn`, `cn`. No context.
 
-The output is the probability of speech. The authors call it speech from 0.5 on.
+The output is the probability of speech. The authors count 0.5 or more as speech.
 Source: `OnnxWrapper` of silero-vad 6.2.3; the answers to the same windows are equal. Of version 4 the tensors are known
 from programs that use it (`silero-vad-model` of VadFilterOnnx); it was not verified on its file.
 
@@ -18,8 +18,8 @@ the rows. Several classes may be true at once.
 - PANNs: `clipwise_output` of 527 classes, mostly at 32 kHz, trained on clips of 10 s, which is the window here.
   Source: qiuqiangkong/audioset_tagging_cnn, and the configurations of programs that use it.
 
-Neither export was verified on trained weights. Both compute probabilities in the graph. Labels are the user's: neither
-file has them.
+Neither export was verified on trained weights. Both compute probabilities in the graph. The user must give the names of
+the classes, because neither file has them.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Ssd(Family, frozen=True):
         return to_detections(found, scores[priors, classes + 1], classes + 1, placement, thresholds, needs_nms=True)
 
     def prior_boxes(self, boxes: Array, priors: Rows) -> Floats:
-        """Convert the boxes of some priors, as in the tensor, to xyxy in input pixels."""
+        """Convert rows of the tensor of boxes, [n, 4], to xyxy in input pixels. `priors` [n] are the row numbers."""
         return self.in_pixels(boxes)
 
     @classmethod

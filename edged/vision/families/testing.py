@@ -1,4 +1,4 @@
-"""Tests of a family of another package: recognises and decodes as an engine host does, with the same checks."""
+"""Helps to test a family of another package: recognises and decodes as an engine host does, with the same checks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _PACKAGE = Package("under-test", "0", "")
 
 
 class FamilyTest:
-    """A family for a model with these inputs and outputs. `settings` are the model's; by default they name the family.
+    """A family under test, for a model with these inputs and outputs. `settings` are the settings of the model; by
+    default they name the family.
 
     `recognition` is edged's recognition of the model. Raises FamilyFailed if edged cannot use the class, ConfigError if
-    the settings name the family and it does not fit the model.
+    the settings name the family and the family does not accept the model.
     """
 
     def __init__(

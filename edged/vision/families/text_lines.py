@@ -10,8 +10,9 @@ PP-OCRv6_rec_small.onnx and ch_PP-OCRv4_rec_infer.onnx (of rapidocr-onnxruntime 
 strhub/data/utils.py (commit 03dba34) and models/parseq/system.py (commit 0464a07); mindee/doctr: models/recognition/
 crnn/pytorch.py (commit 0118508). No trained PARSeq, docTR or LPRNet was at hand.
 
-Input [N, 3, H, W] FP32. PP-OCR: BGR in -1..1, as high as the input, at the left, and zeros to the right of it; a line
-that is too long is squeezed. The authors widen the input instead, so for long lines set `preprocess.width`.
+Input [N, 3, H, W] FP32. PP-OCR gets BGR in -1..1. The line is as high as the input and at its left, with zeros to the
+right; a line that is too long is squeezed. The authors widen the input instead, so for long lines set
+`preprocess.width`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ _PRINTABLE = 94  # characters of ASCII, without the space
 
 
 class TextReader(ContentFamily, frozen=True):
-    """Base of the recognisers: for each step along the line the scores of the characters, in one output [N, T, C].
+    """Base of the recognisers. Their one output, [N, T, C], has the scores of the C characters for each of T steps
+    along the line.
 
     The score of a text is the mean of its characters' probabilities, as in PaddleOCR; 0 for an empty text. `form` is
     the layout, followed by " softmax" if the output is logits.
@@ -103,8 +105,8 @@ class TextReader(ContentFamily, frozen=True):
 
     @classmethod
     def _listed(cls, evidence: Evidence, classes: int | None) -> tuple[str, ...]:
-        """Return the list of characters from the settings or else the file; empty without one. `classes` is None if
-        their number is unknown."""
+        """Return the list of characters from the settings, or without this setting from the file's metadata; empty if
+        there is no list. `classes` is the number of classes, None if unknown."""
         given = evidence.settings.get("decode.characters")
         return characters.parse(given) if given is not None else evidence.metadata.characters
 
@@ -158,7 +160,8 @@ class Ctc(TextReader, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model with a list of characters that fits; name the settings for one that looks like PP-OCR's."""
+        """Claim a model if the setting `decode.characters` is set. For a model without this setting that looks like
+        PP-OCR's, return a claim without a family that asks for the characters."""
         output = evidence.only_output
         if output is None or len(output.shape) != 3:
             return None
@@ -212,7 +215,8 @@ class PpOcrCls(Classification, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Name the settings for two classes of a model of Paddle: others have such an output, too."""
+        """Suggest the family, without a decision, for two classes of a model of Paddle: other models have such an
+        output, too."""
         output = evidence.only_output
         if output is None or evidence.picture.name != _PADDLE or output.shape[1:] != (2,):
             return None
@@ -220,7 +224,7 @@ class PpOcrCls(Classification, frozen=True):
 
 
 def by_height(evidence: Evidence) -> Claim | None:
-    """Name the recognisers for a 3-D output if the input is as high as that of a usual recogniser."""
+    """Suggest the recognisers, without a decision, for a 3-D output if the input is as high as that of a usual one."""
     output, height = evidence.only_output, evidence.picture.height
     if output is None or len(output.shape) != 3 or height not in _HEIGHTS:
         return None

@@ -1,4 +1,4 @@
-"""Families of other packages: the classes that edged accepts, and checks of everything that their code returns.
+"""Loads families of other packages: checks whether edged accepts their classes, and checks what their code returns.
 
 Every error of such code becomes a FamilyFailed that names its package.
 """
@@ -56,7 +56,7 @@ class ThirdParty(msgspec.Struct, frozen=True):
         return self.kind.name
 
     def open(self, preprocess: Preprocess, names: tuple[str, ...], reading: Reading) -> Family | ContentFamily:
-        """Open the family for a model. Raises FamilyFailed."""
+        """Open the family for a model. Raises FamilyFailed if its code raises an error."""
         try:
             return self.kind(preprocess, names, reading)
         except KeyboardInterrupt:
@@ -65,11 +65,12 @@ class ThirdParty(msgspec.Struct, frozen=True):
             raise _failed(self.name, self.package, error, "opening it for a model") from error
 
     def claim(self, evidence: Evidence, reason: str) -> Claim | None:
-        """Match a model by its tensors only. Raises FamilyFailed."""
+        """Match a model by its tensors only. Raises ConfigError if a setting is wrong, FamilyFailed if the family's
+        code raises another error or returns something invalid."""
         return self._ask(evidence, lambda: self.kind.claim(evidence, reason))
 
     def by_rule(self, rule: str, evidence: Evidence) -> Claim | None:
-        """Apply one of `RULES`; None if the family does not have it. Raises FamilyFailed."""
+        """Apply one of `RULES`; return None if the family does not have this rule. Raises errors like `claim`."""
         found = getattr(self.kind, rule, None)
         return None if found is None else self._ask(evidence, lambda: found(evidence))
 

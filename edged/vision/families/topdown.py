@@ -3,7 +3,7 @@
 Such a model expects the part of a picture that shows one person. edged takes the whole picture, or its region of
 interest, as this part: a picture has one detection, whose box is the picture, if its score is above the threshold. As
 in the authors' evaluation on COCO, the score is the mean of those keypoints' scores that are above 0.2. If no score is
-above 0.2, it is the mean of all scores (in that evaluation, 0).
+above 0.2, it is the mean of all scores (the authors' evaluation takes 0 instead).
 
 Sources: open-mmlab/mmpose: mmpose/codecs/simcc_label.py (commit 01d4e7b), mmpose/codecs/utils/post_processing.py
 (commit 0b9a7cf), mmpose/datasets/transforms/topdown_transforms.py (commit 003cac4), mmpose/evaluation/metrics/
@@ -55,7 +55,7 @@ class TopDown(Family, frozen=True):
     thresholds = Thresholds(score=0.3)
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with keypoints. A keypoint whose score is 0 was not found, wherever it is."""
+        """See `Family.decode`; with keypoints. A keypoint with score 0 was not found; its place has no meaning."""
         points = self.keypoints(outputs, index)
         rated = np.clip(points[:, 2], 0, 1)
         seen = rated[rated > _VISIBLE]
@@ -72,8 +72,8 @@ class RtmPose(TopDown, frozen=True):
     """RTMPose and other models with SimCC heads, as exported by mmdeploy.
 
     `simcc_x` [N, K, W * s] and `simcc_y` [N, K, H * s], FP32: for each keypoint the scores of each x and y in steps of
-    1/s input pixels; s is 2 by default and is found by the shape. The place of a keypoint is that of the highest
-    scores, its score is the lower one of the two.
+    1/s input pixels; s is 2 by default and follows from the shape. The x and y of a keypoint are those with the highest
+    scores; its score is the lower one of these two scores.
     """
 
     name = "rtmpose"
@@ -112,8 +112,9 @@ class RtmPose(TopDown, frozen=True):
 class HrNet(TopDown, frozen=True):
     """HRNet, Simple Baselines and other models of mmpose with heatmaps that need no DARK or UDP decoding.
 
-    One output, [N, K, H/4, W/4] FP32: a map for each keypoint, whose maximum is its place and score. As in the source,
-    the place is moved by a quarter of a map's pixel towards the higher neighbour on each axis, except at the edge.
+    One output, [N, K, H/4, W/4] FP32: a map for each keypoint. The maximum of the map gives place and score. As in the
+    source, the place is moved by a quarter of a map's pixel towards the higher neighbour on each axis, except at the
+    edge.
     Names and shape are those of many other models, so only the setting `family` selects this family.
     """
 
@@ -150,7 +151,7 @@ class HrNet(TopDown, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Name the setting for COCO's 17 keypoints; classes of pixels have such maps, too."""
+        """Suggest the family, without a decision, for COCO's 17 keypoints: classes of pixels have such maps, too."""
         claim = cls.claim(evidence, "")
         if claim is None or claim.reading.keypoints[0] != _COCO or evidence.cells((_STRIDE,)) is None:
             return None

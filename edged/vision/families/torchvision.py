@@ -2,11 +2,11 @@
 
 Input [1, 3, H, W] FP32; outputs without a dimension for the batch: `boxes` [M, 4] xyxy in input pixels, `labels` INT64
 [M], `scores` [M]. The graph resizes and normalises the picture and does the NMS. The exporter has no names of its own;
-these three are those of the model's results, which most scripts use. Labels start at 1, 0 is the background. Further
-outputs (masks, keypoints) are ignored. A graph that was traced with a list of pictures has an input [3, H, W], which is
-not decoded.
+these three are the names in the model's results, which most scripts use. Labels start at 1, 0 is the background.
+Further outputs (masks, keypoints) are ignored. A graph that was traced with a list of pictures has an input [3, H, W],
+which is not decoded.
 
-Letterboxed RGB in 0..1, because the graph keeps the aspect ratio.
+Pictures are letterboxed, because the graph keeps the aspect ratio; pixels are RGB in 0..1.
 
 Source: `GeneralizedRCNN`, `GeneralizedRCNNTransform.postprocess` and `test/test_onnx.py` of pytorch/vision; scripts in
 public repositories for the names. Not verified on an exported file.

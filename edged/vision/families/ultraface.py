@@ -10,8 +10,8 @@ boxes, with the variances 0.1 and 0.2.
 
 The grids of prior boxes have strides 8, 16, 32 and 64, and for each cell three, two, two and three squares. The grids
 cover the input exactly, even if its sides are not multiples of the stride. (The repository's script for OpenCV steps by
-the stride instead. Its boxes differ from those of the exported models with corners, edged's do not.) On the files above
-faces and boxes equal those of the source.
+the stride instead. Its boxes differ from those of the exported models with corners; edged's boxes do not.) On the files
+above, faces and boxes equal those of the source.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class UltraFace(Ssd, frozen=True):
     """UltraFace; see the module. The form of the boxes is recognised by an Exp in the graph, which the conversion to
     corners needs; the setting `decode.boxes` (`corners` or `offsets`) overrides this.
 
-    As in the source, pictures are stretched. The source's NMS considers only the 200 best boxes of a class, edged's NMS
-    all.
+    As in the source, pictures are stretched. The source's NMS considers only the 200 best boxes of a class; edged's NMS
+    considers the 4096 best boxes.
     """
 
     name = "ultraface"

@@ -248,7 +248,7 @@ class UltralyticsTask(Family, frozen=True):
 
 
 class UltralyticsPose(UltralyticsTask, frozen=True):
-    """For each detection k keypoints: x, y in input pixels and, if `kpt_shape` is [k, 3], a score after the sigmoid.
+    """Detections with k keypoints: x, y in input pixels and, if `kpt_shape` is [k, 3], a score after the sigmoid.
 
     `reading.keypoints` is (k, number of values per keypoint). Source: `Pose.kpts_decode` of the ultralytics package. As
     there, keypoints outside the picture are moved to its edge.
@@ -314,7 +314,7 @@ def _values_left(evidence: Evidence) -> tuple[int, int]:
 class UltralyticsObb(UltralyticsTask, frozen=True):
     """Oriented boxes: an angle in radians for each detection, clockwise.
 
-    Boxes are cx, cy, w, h in both forms; in the other tables they are xyxy in the form "rows". Source:
+    Boxes are cx, cy, w, h in both forms; segment and pose have xyxy in the form "rows" instead. Source:
     `OBB.decode_bboxes` and `NMSModel` of the ultralytics package. As there, the NMS compares boxes by their
     probabilistic IoU, and even suppressed boxes suppress others.
     """

@@ -29,9 +29,9 @@ from edged.vision.signatures import patterns
 
 
 class UltralyticsSegment(UltralyticsTask, frozen=True):
-    """Masks: a table with 32 coefficients for each detection, and 32 prototypes, [N, 32, H/4, W/4]. A mask is where the
-    sum of the prototypes, weighted by the detection's coefficients, is above zero. `reading.outputs` are the table and
-    the prototypes.
+    """Detections with masks: a table with 32 coefficients for each detection, and 32 prototypes, [N, 32, H/4, W/4]. The
+    mask of a detection has the pixels for which the sum of the prototypes, weighted by the detection's coefficients, is
+    above zero. `reading.outputs` are the table and the prototypes.
 
     Source: `Segment.forward` and `process_mask` of the ultralytics package. As there, a mask is cut to its box, and a
     detection whose mask is empty is dropped. Unlike there, masks always have the resolution of the original picture.
@@ -87,9 +87,10 @@ MAX_RUNS = 1 << 24  # 64 MiB; only noise has this many
 class Prototypes:
     """Prototypes [m, h, w] that cover the whole input, which has `size` (width, height) pixels.
 
-    A mask is where their weighted sum, interpolated between their pixels, is above zero. Only the part within a
-    detection's box is computed, directly in pixels of the picture, whatever its placement. If boxes cover more than
-    `MAX_PIXELS` in total, those above the average share are computed at a lower resolution.
+    A mask has the pixels for which the weighted sum of the prototypes, interpolated between their pixels, is above
+    zero. Only the part within a detection's box is computed, directly in pixels of the picture, for any placement. If
+    the n boxes cover more than `MAX_PIXELS` in total, masks of boxes above `MAX_PIXELS` / n are computed at a lower
+    resolution.
     """
 
     def __init__(self, prototypes: Array, size: tuple[int, int], placement: Placement) -> None:

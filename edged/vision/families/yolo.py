@@ -1,4 +1,4 @@
-"""YOLO models that other packages than ultralytics export: YOLOv5 to YOLOv7, YOLOX, DeepStream-Yolo and YOLO-NAS."""
+"""YOLO models that packages other than ultralytics export: YOLOv5, YOLOv7, YOLOX, DeepStream-Yolo and YOLO-NAS."""
 
 from __future__ import annotations
 
@@ -376,8 +376,8 @@ class YoloNas(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim a model by its exporter's output names. A flat output [M, 7] with
-        another name is claimed if the input is UINT8."""
+        """Claim a model by its exporter's output names. A flat output [M, 7] with another name is claimed if the input
+        is UINT8 and the output cannot be seven classes."""
         if set(evidence.output_names) == set(cls.counted):
             return cls.claim(evidence, f"names of a YOLO-NAS export ({', '.join(cls.counted)})")
         flat = evidence.flat_list

@@ -4,8 +4,8 @@ Input `images` [N, 3, H, W]; output `outputs` [N, A, 5 + classes], a row for eac
 models: also 64): cx, cy, w, h in input pixels, objectness, which is always 1, and the score of each class, after the
 sigmoid; without NMS. With `--end2end` the four outputs are exactly those of YOLOv7's end-to-end exports.
 
-Letterboxed RGB in 0..1, padded with 114. An export with `--with-preprocess` takes BGR in 0..255: set
-`preprocess.color=bgr` and `preprocess.scale=1`.
+Pictures are letterboxed, padded with 114; pixels are RGB in 0..1. An export with `--with-preprocess` takes BGR in
+0..255: set `preprocess.color=bgr` and `preprocess.scale=1`.
 
 Source: repository meituan/YOLOv6 (commit e86a483): `deploy/ONNX/export_onnx.py`, `Detect.forward`, `End2End`,
 `tools/infer.py`.

@@ -3,7 +3,7 @@
 Sources: `FaceDetectorYN` of OpenCV (modules/objdetect/src/face_detect.cpp, commit 0692bb4); models/face_detection_yunet
 of OpenCV's model zoo (demo.py, commit 0b26cfd; yunet.py, commit 10d07c5); tools/yunet2onnx.py of
 ShiqiYu/libfacedetection.train (commit 0047ac2), whose yunet_s_640_640.onnx is byte for byte the zoo's
-face_detection_yunet_2023mar.onnx. On it boxes, landmarks and scores equal those of OpenCV.
+face_detection_yunet_2023mar.onnx. With this file, boxes, landmarks and scores equal those of OpenCV.
 
 Input `input` [N, 3, H, W] FP32, BGR, 0..255. For each stride S of 8, 16 and 32 there are four outputs, FP32, a row for
 each cell of the grid: `cls_S` and `obj_S` [N, cells, 1], after the sigmoid; `bbox_S` [N, cells, 4], centre in cells
@@ -43,7 +43,7 @@ class YuNet(Family, frozen=True):
     As in OpenCV, pictures lie in the upper left corner, padded with black. OpenCV does not scale them, because it runs
     the network at the size of the picture; edged fits them into the model's input. OpenCV rounds boxes to whole pixels
     before the NMS, edged does not. The score threshold is that of the zoo's class `YuNet`. The zoo's demo and OpenCV
-    use 0.9, which drops small faces: of 77 faces in a picture of a crowd none had a score above 0.9, all above 0.7.
+    use 0.9, which drops small faces: in a picture of a crowd, all 77 faces had scores between 0.7 and 0.9.
     """
 
     name = "yunet"

@@ -2,7 +2,7 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const MOST_VIDEOS = 4;       // a browser opens six connections to a host; beyond that cameras are shown by stills
+const MOST_VIDEOS = 4;       // a browser opens at most six connections to a host, so further cameras are shown as stills
 const STILLS_AT_ONCE = 2;
 const STILL_PAUSE = 700;     // milliseconds between two stills of a camera
 const HISTORY = 600;         // points of the chart, one a second
@@ -195,7 +195,7 @@ const pictures = {
         card.image.src = url;
         if (before.startsWith("blob:")) URL.revokeObjectURL(before);
       } else URL.revokeObjectURL(url);
-    } catch { /* its state says why */ }
+    } catch { /* the camera's state says why */ }
     card.asked = false;
     card.still = performance.now();
     this.running -= 1;
