@@ -43,7 +43,7 @@ def size(count: int) -> str:
     """Format a number of bytes with a decimal unit: `5 bytes`, `1.4 MB`."""
     value = float(count)
     for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
+        if value < (1000 if unit == "bytes" else 999.95) or unit == "GB":
             break
         value /= 1000
     return f"{count} {'byte' if count == 1 else 'bytes'}" if unit == "bytes" else f"{value:.1f} {unit}"

@@ -111,7 +111,8 @@ class CameraRun:
         if self._process is None:
             return
         fps = max((each.fps for each in self._watchers), default=0.0)
-        width = max((each.width for each in self._watchers), default=0)
+        widths = [each.width for each in self._watchers]
+        width = 0 if 0 in widths else max(widths, default=0)  # 0: the picture's own width
         self._process.send(m.Watch(fps, width))
 
     async def _run(self) -> None:

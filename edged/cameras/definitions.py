@@ -12,7 +12,7 @@ import msgspec
 from edged.config.cameras import Camera
 from edged.config.keys import shown
 from edged.decoding import ready
-from edged.errors import AlreadyExists, InvalidInput, NotFound
+from edged.errors import AlreadyExists, InvalidInput, NotFound, Refused
 from edged.files import not_stored, read_regular
 from edged.store import atomic
 
@@ -71,9 +71,13 @@ class Definitions:
         self._write(name, camera)
 
     def remove(self, name: str) -> None:
-        """Remove an added camera. Raises NotFound, or InvalidInput if it is in the configuration."""
+        """Remove an added camera. Raises NotFound, InvalidInput if it is in the configuration, or Refused if its file
+        cannot be removed."""
         self._require_added(name, "remove")
-        (self._folder / f"{name}{_SUFFIX}").unlink(missing_ok=True)
+        try:
+            (self._folder / f"{name}{_SUFFIX}").unlink(missing_ok=True)
+        except OSError as error:
+            raise Refused(f"camera {name!r} cannot be removed: {error.strerror or error}") from error
         del self._added[name]
 
     def _require_added(self, name: str, verb: str) -> None:

@@ -9,6 +9,7 @@ import os
 import queue
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
@@ -29,6 +30,7 @@ _MOST_BYTES = 128 << 20  # bytes of pictures that are kept for the seconds befor
 _LONGEST_S = 600.0  # the longest clip
 _WAITING = 256  # pictures and events in the queue
 _CLOSE_S = 3.0
+_LOOK_S = 0.5  # without pictures and events, how often a clip is checked for its end
 
 _log = logging.getLogger("edged.capture")
 
@@ -93,17 +95,19 @@ class EventRecorder:
     """Writes a snapshot, a clip, or both for each event, in its own thread.
 
     A clip begins some seconds before its event and ends some seconds after it. `problem` is why the last file could not
-    be written, or empty if it was written. `dropped` counts queued items that were dropped because the thread was too
-    slow.
+    be written, or empty if it was written. `dropped` counts items that were dropped because the thread was too slow.
     """
 
-    def __init__(self, events: Events, folder: Path) -> None:
+    def __init__(self, events: Events, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives the times `now` of the methods, in seconds."""
         self.problem, self.dropped = "", 0
+        self._clock = clock
         self._events = events
         self._folder = EventFolder(folder, events.keep_days, events.keep_mb)
         self._recent: deque[tuple[float, Answered]] = deque()
         self._bytes = 0
         self._clip: _Clip | None = None
+        self._video: Path | None = None  # of the current clip; set by `begin` before the thread creates the clip
         self._clip_began, self._until = 0.0, -math.inf
         self._active: set[str] = set()
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
@@ -117,14 +121,19 @@ class EventRecorder:
 
     def begin(self, place: str, answered: Answered | None, now: float, unix_s: float) -> str:
         """Begin an event; return the path of its snapshot, or of its clip if no snapshot is made. An empty text means
-        that no file is wanted or possible. During a clip of an earlier event, no further clip is begun."""
+        that no file is wanted or possible. An event that begins during the clip of an earlier event is in that clip."""
         try:
             picture = self._folder.path(place, ".jpg", unix_s) if self._events.snapshots and answered else None
-            video = self._folder.path(place, ".mp4", unix_s) if self._events.clips else None
+            video = current = self._video
+            if current is None and self._events.clips:
+                video = self._folder.path(place, ".mp4", unix_s)
         except OSError as error:
             self._fail(error)
             return ""
-        self._put(lambda: self._begin(place, picture, video, answered, now, unix_s))
+        self._video = video
+        if not self._put(lambda: self._begin(place, picture, video, answered, now, unix_s)):
+            self._video = current
+            return ""
         return str(picture or video or "")
 
     def end(self, place: str, now: float) -> None:
@@ -137,14 +146,24 @@ class EventRecorder:
             self._work.put(None, timeout=_CLOSE_S)
         self._thread.join(_CLOSE_S)
 
-    def _put(self, work: Callable[[], None]) -> None:
+    def _put(self, work: Callable[[], None]) -> bool:
+        """Queue work for the thread; return False if the queue is full."""
         try:
             self._work.put_nowait(work)
         except queue.Full:
             self.dropped += 1
+            return False
+        return True
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+        while True:
+            try:
+                work = self._work.get(timeout=None if self._clip is None else _LOOK_S)
+            except queue.Empty:  # the camera sends no pictures now
+                self._attempt(lambda: self._complete_if_over(self._clock()))
+                continue
+            if work is None:
+                break
             self._attempt(work)
         self._attempt(self._complete)
 
@@ -152,7 +171,7 @@ class EventRecorder:
         try:
             work()
         except (OSError, EdgedError) as error:
-            self._clip = None
+            self._clip = self._video = None
             self._fail(error)
 
     def _begin(
@@ -162,6 +181,8 @@ class EventRecorder:
         if picture is not None and answered is not None and answered.jpeg is not None:
             atomic.write_file(picture, answered.jpeg)
         if video is not None and self._clip is None:
+            if video.exists():  # the clip of the earlier event was completed meanwhile
+                video = self._video = self._folder.path(place, ".mp4", unix_s)
             self._clip, self._clip_began = _Clip(video), now
             for _, earlier in self._recent:
                 self._clip.add(earlier)
@@ -182,13 +203,19 @@ class EventRecorder:
                 break
         if self._clip is not None:
             self._clip.add(kept)
-            if now - self._clip_began > _LONGEST_S or (not self._active and now > self._until):
-                self._complete()
+            self._complete_if_over(now)
+
+    def _complete_if_over(self, now: float) -> None:
+        if now - self._clip_began > _LONGEST_S or (not self._active and now > self._until):
+            self._complete()
 
     def _complete(self) -> None:
         clip, self._clip = self._clip, None
-        if clip is not None:
-            clip.close()
+        try:
+            if clip is not None:
+                clip.close()
+        finally:
+            self._video = None
 
     def _fail(self, error: Exception) -> None:
         problem = str(getattr(error, "strerror", None) or error)

@@ -68,8 +68,9 @@ class Fetcher:
                 except Exception:  # the other models must be fetched
                     _LOG.exception("model %s cannot be fetched", name)
                 else:
-                    if self._wanted.get(name) == text:  # the configuration may name another file now
-                        del self._wanted[name]
+                    wanted = self._wanted  # `resolve` may replace it in another thread
+                    if wanted.get(name) == text:  # the configuration may name another file now
+                        del wanted[name]
                     os.kill(os.getpid(), signal.SIGHUP)
             if self._woken.wait(backoff.after(0.0) if self._wanted else None):
                 backoff = Backoff(_PAUSES_S)

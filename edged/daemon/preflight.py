@@ -138,9 +138,13 @@ def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Pla
     """Yield every address with its key and the function that parses it."""
     for index, address in enumerate(locations.addresses(config)):
         yield (f"listen[{index}]",) if config.listen else _DEFAULT, address, lambda address: _grpc(address, config)
-    for path, address in ((("http", "listen"), config.http.listen), (("metrics", "listen"), config.metrics.listen)):
+    for key, address in (
+        ("http", config.http.listen),
+        ("metrics", config.metrics.listen),
+        ("page", config.page.listen),
+    ):
         if address:
-            yield path, address, lambda address: _socket(address, address in config.access.unencrypted)
+            yield (key, "listen"), address, lambda address: _socket(address, address in config.access.unencrypted)
     if config.frigate is not None:
         remote = config.frigate.allow_remote
         yield (

@@ -194,6 +194,8 @@ class EngineSharing:
         if found is not None and self._clock() < self._refused.get(found.identity, 0.0):
             return None
         self._trouble.pop(key.digest, None)
+        if found is not None:
+            self._waiting.pop(key.digest, None)
         return found
 
     async def fetch(self, found: Found, out: Path) -> EngineRecord:
@@ -250,6 +252,7 @@ class EngineSharing:
         """Publish an engine that was built just now, if it is usable. Then release its lease, because other boxes may
         wait for the lease. `timings` is the file of TensorRT's timing cache, or None for other backends."""
         held, bucket = self._leases, self._bucket
+        self._waiting.pop(key.digest, None)
         try:
             record = self._store.records().get(key.digest)
             if record is not None and record.is_usable:

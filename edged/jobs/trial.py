@@ -26,7 +26,7 @@ from edged.models.finding import Category, Finding, Stage
 from edged.models.samples import is_tensors
 from edged.tensors import Array
 from edged.verification import boxes, user_samples
-from edged.verification.probes import GIVEN, PICTURE, Pictures, Probe, one_by_one
+from edged.verification.probes import PICTURE, Pictures, Probe, one_by_one
 from edged.vision.family import Recognition
 
 Report: TypeAlias = Callable[[jobs.Progress], None]
@@ -188,8 +188,8 @@ def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
 def inference(
     job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Run the user's samples. If the model answers no sample, run generated inputs until each kind was answered once,
-    in any shape: more inputs could keep a valid model busy for a long time.
+    """Run the user's samples. If the model answers no sample, run generated inputs of one shape after the other, until
+    the model answers a shape, and then a drawn picture. More inputs could keep a valid model busy for a long time.
 
     `answers` is called after each answer. Returns the finding (None if an input was answered) and the warnings."""
     answered: set[str] = set()
@@ -201,8 +201,6 @@ def inference(
             break
         try:
             probe = make()
-            if probe.kind in answered - {GIVEN}:
-                break  # this kind was answered already, in other shapes
             answer = session.infer(probe.inputs)
             answers()
         except (EngineUnusable, InvalidInput, MemoryError) as error:
@@ -254,7 +252,7 @@ def _probes(job: jobs.Check, recognition: Recognition, answered: Set[str]) -> It
             yield Path(path).name, partial(user_samples.read_tensors, Path(path), signature, content)
         elif pictures is not None:
             yield Path(path).name, partial(pictures.sample, Path(path), content)
-    for make in one_by_one(signature, recognition, job.shape_range, _MOST_BYTES):
+    for make in one_by_one(signature, recognition, job.shape_range, _MOST_BYTES, answered):
         yield "", make
     if pictures is not None:
         for probe in pictures.drawn():

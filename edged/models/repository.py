@@ -187,8 +187,7 @@ class Repository:
 
     def _exchange(self, name: str, staged: Path) -> None:
         """Replace a model by a staged folder, and move the old model to the trash. A scan sees either the old or the
-        new model. Raises OSError. The old model is then still there, or, without an atomic exchange, perhaps in the
-        trash."""
+        new model. Raises OSError. The old model is then still there; if it cannot be put back, it is in the trash."""
         final = self.root / name
         atomic.sync_tree(staged)
         if final.is_dir() and atomic.exchange(staged, final):
@@ -201,8 +200,15 @@ class Repository:
                 raise
             return
         with self._changing:
-            _move_to_trash(self.root, [path for path in self._paths(name) if os.path.lexists(path)])
-            os.rename(staged, final)
+            place = _move_to_trash(self.root, [path for path in self._paths(name) if os.path.lexists(path)])
+            try:
+                os.rename(staged, final)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    for path in list(place.iterdir()):
+                        os.rename(path, self.root / path.name)
+                    place.rmdir()
+                raise
         atomic.sync_directory(self.root)
 
     def change(self, name: str, settings: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,16 +67,23 @@ def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRa
 
 
 def one_by_one(
-    signature: Signature, recognition: Recognition, shape_range: ShapeRange, most_bytes: int
+    signature: Signature,
+    recognition: Recognition,
+    shape_range: ShapeRange,
+    most_bytes: int,
+    answered: AbstractSet[str] = frozenset(),
 ) -> Iterator[Callable[[], Probe]]:
     """Yield functions that make the probes of `tensors`, in the same order, for a host that serves or for admission.
 
     Probes of more than `most_bytes` and probes of kind WIDE are left out: if an input is a count or a size, a huge
-    number would keep the process busy for ever, or use up its memory.
+    number would keep the process busy for ever, or use up its memory. If the caller adds kinds to `answered`, the
+    probes of the next shapes and the constants are left out.
     """
     for kinds in (_KINDS, _CONSTANTS):
         for shapes in _candidates(signature, recognition, shape_range):
             if _bytes(signature, shapes) <= most_bytes:
+                if answered:
+                    return
                 yield from (partial(_tensors, signature, recognition, shapes, kind) for kind in kinds if kind != WIDE)
 
 

@@ -156,6 +156,31 @@ def test_lost_certificate_that_lost_a_role_ends_its_calls(tmp_path: Path) -> Non
     assert guard.lost(anonymous) is None
 
 
+def test_lost_role_of_the_certificate_ends_calls_that_also_showed_a_token(tmp_path: Path) -> None:
+    access = Access(certificates={"anna": ("infer",)})
+    file, (token, _) = TokenFile(tokens_path(access, tmp_path)), make("yard", parse_roles(["read"]))
+    file.add(token)
+    guard = Guard(access, Tls(), tmp_path)
+    anna = policy.with_certificate(
+        policy.anonymous(guard.listener("localhost:8001")), ["anna"], access.certificates, 2.0, 1.0
+    )
+    who = policy.with_token(anna, token, 1.0)
+    assert guard.lost(who) is None
+    asyncio.run(guard.reconfigure(Access(), []))
+    assert isinstance(guard.lost(who), Forbidden)
+
+
+def test_lost_role_of_an_edited_token_ends_its_calls(tmp_path: Path) -> None:
+    file = TokenFile(tokens_path(Access(), tmp_path))
+    token, secret = make("yard", parse_roles(["infer", "read"]))
+    file.add(token)
+    guard = Guard(Access(), Tls(), tmp_path)
+    who = guard.caller(guard.listener("localhost:8001"), f"Bearer {secret}")
+    file.path.write_text(file.path.read_text().replace('"infer"', '"operate"'))
+    guard.look()
+    assert "token yard has lost a role" in str(guard.lost(who))
+
+
 DETECT, WATCH = "/edged.v1.Cameras/Detect", "/grpc.health.v1.Health/Watch"
 
 

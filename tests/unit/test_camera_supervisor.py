@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from edged.cameras.definitions import Definitions
 from edged.cameras.supervisor import CameraSupervisor, camera_alarms
 from edged.config.cameras import Camera
 from edged.engines.alarms import AlarmKind
-from edged.errors import AlreadyExists, InvalidInput, NotFound, NotReady
+from edged.errors import AlreadyExists, InvalidInput, NotFound, NotReady, Refused
 from edged.events import CameraMoved, EventLog, ZoneChanged
 from edged.ipc.capture_messages import Report, State
 from tests.waiting import children, descriptors, until
@@ -122,6 +123,21 @@ async def test_add_camera_survives_a_restart_and_can_be_changed_and_removed(tmp_
             await supervisor.remove("hall")
 
 
+async def test_remove_camera_whose_file_cannot_be_removed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    async with supervised(tmp_path) as (supervisor, _):
+        await supervisor.add("hall", {"source": "streaming", "model": "m"})
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", fail)
+            with pytest.raises(Refused):
+                await supervisor.remove("hall")
+        await reaches(supervisor, "hall", State.STREAMING)
+
+
 async def test_start_cancelled_camera_leaves_no_descriptor(tmp_path: Path) -> None:
     async with supervised(tmp_path) as (supervisor, _):
         await supervisor.add("hall", {"source": "streaming", "model": "m"})
@@ -200,6 +216,10 @@ async def test_pictures_of_a_streaming_camera_arrive_and_others_raise(tmp_path: 
             assert first.jpeg == b"5 320"
             async with aclosing(supervisor.pictures("hall", 2.0, 640)) as others:
                 assert (await asyncio.wait_for(anext(others), 20)).jpeg in (b"5 320", b"5 640")
+            async with aclosing(supervisor.pictures("hall", 2.0, 0)) as whole:
+                async for picture in whole:
+                    if picture.jpeg == b"5 0":  # the picture's own width, the largest
+                        break
         with pytest.raises(NotReady):
             await anext(supervisor.pictures("yard", 5.0, 320))
         with pytest.raises(NotFound):

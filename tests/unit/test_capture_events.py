@@ -48,7 +48,8 @@ def test_begin_writes_a_snapshot(tmp_path: Path) -> None:
 def test_clip_has_the_seconds_before_and_after(tmp_path: Path, raw: bool) -> None:
     import av
 
-    recorder = EventRecorder(Events(clips=True, before_seconds=1.0, after_seconds=0.5), tmp_path)
+    events = Events(clips=True, before_seconds=1.0, after_seconds=0.5)
+    recorder = EventRecorder(events, tmp_path, lambda: 0.0)
     for number in range(100):
         now = number / 10
         recorder.on_answer(answered(number, raw=raw), now)
@@ -66,12 +67,51 @@ def test_clip_has_the_seconds_before_and_after(tmp_path: Path, raw: bool) -> Non
 
 @with_av
 def test_close_completes_an_unfinished_clip(tmp_path: Path) -> None:
-    recorder = EventRecorder(Events(clips=True), tmp_path)
+    recorder = EventRecorder(Events(clips=True), tmp_path, lambda: 0.0)
     recorder.begin("door", None, 0.0, UNIX)
     for number in range(20):
         recorder.on_answer(answered(number), number / 10)
     recorder.close()
     assert len(files(tmp_path, ".mp4")) == 1
+
+
+@with_av
+def test_begin_during_a_clip_returns_the_path_of_that_clip(tmp_path: Path) -> None:
+    recorder = EventRecorder(Events(clips=True), tmp_path, lambda: 0.0)
+    recorder.on_answer(answered(0), 0.0)
+    names = {recorder.begin(place, None, 0.0, UNIX) for place in ("door", "gate")}
+    recorder.on_answer(answered(1), 0.1)
+    names.add(recorder.begin("yard", None, 0.2, UNIX + 1))
+    recorder.close()
+    assert [str(path) for path in files(tmp_path, ".mp4")] == list(names)
+
+
+@with_av
+def test_begin_after_a_completed_clip_writes_another(tmp_path: Path) -> None:
+    recorder = EventRecorder(Events(clips=True, before_seconds=0.0, after_seconds=0.0), tmp_path, lambda: 0.0)
+    names = []
+    for start in (1.0, 2.0):
+        names.append(recorder.begin("door", None, start, UNIX + start))
+        recorder.on_answer(answered(1), start + 0.1)
+        recorder.end("door", start + 0.2)
+        recorder.on_answer(answered(2), start + 0.3)
+        wait(Path(names[-1]).exists)
+    recorder.close()
+    assert [str(path) for path in files(tmp_path, ".mp4")] == names
+
+
+@with_av
+def test_clip_of_a_camera_that_stops_sending_is_completed(tmp_path: Path) -> None:
+    now = [0.0]
+    recorder = EventRecorder(Events(clips=True, after_seconds=5.0), tmp_path, lambda: now[0])
+    name = Path(recorder.begin("door", None, 0.0, UNIX))
+    recorder.on_answer(answered(0), 0.1)
+    recorder.end("door", 0.2)
+    wait(Path(f"{name}.part").exists)
+    assert not name.exists()
+    now[0] = 5.3
+    wait(name.exists)
+    recorder.close()
 
 
 def test_begin_in_an_unwritable_folder_reports_a_problem_without_raising(tmp_path: Path) -> None:

@@ -78,6 +78,12 @@ def test_preflight_accepts_a_valid_configuration(tmp_path: Path) -> None:
             "localhost:5 is also the address of listen[0]",
         ),
         ({"http": {"listen": "0.0.0.0:5"}}, "http.listen", "reachable from other machines"),
+        ({"page": {"listen": "x"}}, "page.listen", "neither unix:PATH nor HOST:PORT"),
+        (
+            {"http": {"listen": "localhost:5"}, "page": {"listen": "localhost:5"}},
+            "page.listen",
+            "localhost:5 is also the address of http.listen",
+        ),
         ({"metrics": {"listen": "x"}}, "metrics.listen", "neither unix:PATH nor HOST:PORT"),
         (
             {"zmq": {"frames": "ipc:///tmp/edged-frames", "publish": "ipc:///tmp/edged-frames"}},

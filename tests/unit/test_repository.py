@@ -591,6 +591,26 @@ def test_add_replace_that_fails_after_the_exchange_keeps_the_old_model(
     assert [path.name for path in root.iterdir() if path.name != TRASH] == ["m"]
 
 
+def test_add_replace_of_a_plain_file_that_fails_keeps_the_old_model(
+    root: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, rename = root / "m.onnx", os.rename
+    plain.write_text("old")
+    (root / "m.toml").write_text("")
+
+    def fail(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> None:
+        if Path(new) == root / "m":
+            raise OSError(errno.EIO, "Input/output error")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OutOfSpace):
+        Repository(root).add("m", {"upload": source}, {}, replace=True)
+    assert plain.read_text() == "old"
+    assert sorted(path.name for path in root.iterdir() if path.name != TRASH) == ["m.onnx", "m.toml"]
+    assert not list((root / TRASH).glob("0*"))
+
+
 @pytest.mark.parametrize(
     ("step", "is_replaced"),
     [

@@ -182,3 +182,12 @@ def test_records_have_different_names_and_damaged_ones_are_told(boxes: Boxes) ->
     place.write_text("{")
     with pytest.raises(Refused, match="cannot be read"):
         record.load("r")
+
+
+def test_measure_without_a_model_has_the_figures_of_all_models() -> None:
+    models = [SimpleNamespace(name=name, engine="e", backend="b", infer_ms=1.0, failed=2) for name in ("a", "b")]
+    cameras = [SimpleNamespace(model="b", age_p99_ms=30.0)]
+    load = SimpleNamespace(models=models, cameras=cameras, status=SimpleNamespace(alarms=[]))
+    client: Any = SimpleNamespace(load=lambda: load)
+    assert changes.measure(client, "") == Figures(p99_ms=30.0, failed=4)
+    assert changes.measure(client, "a") == Figures("e", "b", 1.0, None, 2)

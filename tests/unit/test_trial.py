@@ -136,6 +136,25 @@ def test_inference_answered_drawn_picture_draws_no_other(tmp_path: Path, monkeyp
     assert drawn == [0]
 
 
+def test_inference_model_with_open_sizes_answers_one_shape_and_a_drawn_picture(tmp_path: Path) -> None:
+    path, placed = tmp_path / "m.onnx", list[tuple[int, ...]]()
+
+    class Noting(Answering):
+        def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+            placed.append(inputs["x"].shape)
+            if inputs["x"].shape[2] != 224:
+                raise EngineUnusable("only 224")
+            return {"y": np.zeros((1, 3, 32, 32), np.float32)}
+
+    onnx.save(models.parse("(float[1,3,H,W] x) => (float[1,3,H,W] y) { y = Relu(x) }"), str(path))
+    model = Model.of(plain_entry("m", path, {"preprocess.width": "224", "preprocess.height": "224"}), inspect(path))
+    check = msgspec.structs.replace(job(17), order=model.order(REFERENCE), recognition=model.recognition)
+    assert trial.inference(check, model.recognition, Noting(), lambda: None) == (None, ())
+    answered = [shape for shape in placed if shape[2] == 224]
+    assert len(answered) == 3  # two kinds of tensors, and a picture
+    assert placed[-3:] == answered
+
+
 @pytest.fixture
 def _permitted() -> Iterator[None]:
     family_packages.permit()

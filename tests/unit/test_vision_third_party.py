@@ -200,6 +200,7 @@ def _raise() -> Claim:
         _claims(reading=3),
         _claims(reading=Reading(("found",), anchors=((float("nan"),),))),
         _claims(reading=Reading(("found",), extras=(("images", (2,)),))),
+        _claims(reading=Reading(("found",), constants=(("images", ((1,), (2, 3))),))),
         _claims(reading=Reading(("\ud800",))),
         _claims(classes=-1),
         _claims(classes=2.5),
@@ -389,6 +390,24 @@ def test_recognise_own_input_is_filled_if_the_reading_has_it() -> None:
     assert FamilyTest(filling, inputs, OUTPUTS).recognition.reading.extras == (("sizes", (2,)),)
     with pytest.raises(FamilyFailed, match="own_inputs"):
         FamilyTest(changed(own_inputs=("sizes",)), inputs, OUTPUTS)
+
+
+def test_own_input_with_constant_values_and_several_rows_for_a_picture_is_filled() -> None:
+    inputs = (*INPUTS, TensorSpec("ids", "INT64", ("P", 3)))
+    reading = Reading(("found",), constants=(("ids", ((1, 2, 3), (4, 5, 6))),))
+    rows = np.array(reading.constants[0][1])
+    kind = changed(
+        own_inputs=("ids",),
+        claim=classmethod(lambda cls, evidence, reason: _claims(reading=reading)()),
+        extra_inputs=lambda self, placements: {"ids": np.tile(rows, (len(placements), 1))},
+    )
+    other = ThirdParty.of(kind, "good", PACKAGE)
+    found = recognise(inputs, OUTPUTS, {}, {}, others=[other])
+    assert found.reading.constants == reading.constants
+    assert found.preprocess is not None
+    family = other.kind(found.preprocess, (), found.reading)
+    placements = [Placement(1, 1, 0, 0, 64, 64)] * 2
+    assert family.extra_inputs(placements)["ids"].tolist() == [*rows.tolist(), *rows.tolist()]
 
 
 def test_family_test_unrecognised_model_says_why() -> None:

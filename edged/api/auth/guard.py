@@ -200,13 +200,15 @@ class Guard:
     def lost(self, who: Caller, stream: str = "") -> EdgedError | None:
         """Return why a caller's calls must end; None if its credentials are valid and it has a role for the method
         `stream`. If `stream` is empty, no role is needed: a short call may be the reload that removes the role."""
+        granted = policy.NONE  # by the token
         if who.key.startswith("token "):
             # By its digest: another token may have the same name by now.
             token = next((token for token in self._book.tokens if token.sha256 in who.proof), None)
             if token is None or (token.expires and time.time() >= token.expires):
                 return Unauthenticated(f"the {who.name} is no longer valid; create another: edged tokens new")
-        elif who.given - policy.roles_of(who.proof, self.access.certificates):
-            return Forbidden(f"the {who.name} has lost a role here; see access.certificates")
+            granted = frozenset(token.roles)
+        if who.given - granted - policy.roles_of(who.proof, self.access.certificates):
+            return Forbidden(f"the {who.name} has lost a role here; see access.certificates, and: edged tokens list")
         needed = policy.METHODS.get(stream, policy.DENY_ALL) if stream else None
         if needed is not None and not needed & (who.given | self._roles_of(who.address)):
             name = stream.rpartition("/")[2]

@@ -134,9 +134,9 @@ class Caller(msgspec.Struct, frozen=True):
     """A caller and its roles.
 
     `key`: the client for which usage counts. `is_known`: the caller is identified. `has_shown`: the caller is
-    identified by a token or certificate that it sent. `proof` has the digest of the token, or the names in the
-    certificate; `given` are the roles that token and certificate grant. `address`: the daemon's address that the caller
-    used. `problem`: what is wrong with the caller's credentials. `remedy`: how to call with more roles.
+    identified by a token or certificate that it sent. `proof` has the names in the certificate and the digest of the
+    token; `given` are the roles that token and certificate grant. `address`: the daemon's address that the caller used.
+    `problem`: what is wrong with the caller's credentials. `remedy`: how to call with more roles.
     """
 
     name: str
@@ -173,7 +173,7 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
         problem = f"the token {token.name} has expired; make another on the daemon's machine: edged tokens new"
         return msgspec.structs.replace(caller, problem=problem)
     who = f"token {token.name}"
-    return _known(caller, who, frozenset(token.roles), (token.sha256,))
+    return _known(caller, who, frozenset(token.roles), (*caller.proof, token.sha256))
 
 
 def malformed_token(caller: Caller) -> Caller:

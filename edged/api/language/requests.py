@@ -131,7 +131,7 @@ def _check_stops(stops: Sequence[str]) -> None:
 
 def _check_sampling(request: ChatRequest) -> None:
     if request.temperature is not None and not 0 <= request.temperature <= 100:
-        raise InvalidInput(f"temperature is {request.temperature:g}; send a number from 0 to 2")
+        raise InvalidInput(f"temperature is {request.temperature:g}; send a number from 0 to 100")
     if request.top_p is not None and not 0 <= request.top_p <= 1:
         raise InvalidInput(f"top_p is {request.top_p:g}; send a number from 0 to 1")
     if request.seed is not None and not 0 <= request.seed < 1 << 31:

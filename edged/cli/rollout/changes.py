@@ -171,12 +171,13 @@ def of(order: Order) -> Change:
 
 
 def measure(client: Client, model: str) -> Figures:
-    """Return the figures of a model on a box. If the name is empty, return only alarms: those of all models."""
+    """Return the figures of a model on a box. If the name is empty, return those of all models together, without an
+    engine."""
     load = client.load()
-    own = [each for each in load.models if each.name == model]
-    ages = [each.age_p99_ms for each in load.cameras if each.model == model and each.age_p99_ms is not None]
+    own = [each for each in load.models if model in ("", each.name)]
+    ages = [each.age_p99_ms for each in load.cameras if model in ("", each.model) and each.age_p99_ms is not None]
     alarms = [each for each in load.status.alarms if not model or each.model in ("", model)]
-    first = own[0] if own else None
+    first = own[0] if own and model else None
     return Figures(
         engine=first.engine if first is not None else "",
         backend=first.backend if first is not None else "",

@@ -204,7 +204,8 @@ def _begin(
 ) -> None:
     if not targets.is_fleet:
         raise InvalidInput("a rollout is for several boxes; give --inventory FILE, or several --target")
-    plan.parse_rules(abort_on)
+    if "infer" in plan.parse_rules(abort_on).factors and not order.model:
+        raise InvalidInput("--abort-on infer: a reload has no model to measure; use alarms, failures or p99")
     boxes = targets.boxes()
     waves = plan.waves([box.name for box in boxes], canary, then)
     change = changes.of(order)

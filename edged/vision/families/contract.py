@@ -202,8 +202,8 @@ class Opened(msgspec.Struct, frozen=True):
         """Return the inputs besides the picture that the family fills, by name, for a batch of pictures with these
         placements.
 
-        The first dimension of each is len(placements), or a multiple of it if it has several rows for a picture. Most
-        models have no such inputs.
+        The first dimension is len(placements) for an input in `Reading.extras`, and len(placements) times the number of
+        rows for an input in `Reading.constants`. Most models have no such inputs.
         """
         return {}
 

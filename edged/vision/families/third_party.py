@@ -198,10 +198,13 @@ def _checked_claim(claim: object, kind: Kind, evidence: Evidence, package: str) 
         raise _Invalid(f"it reads output {unknown[0]!r}, which the model does not have")
     if found.family is not None and not found.reading.outputs:
         raise _Invalid("its reading names no outputs")
-    filled = {name for name, _ in found.reading.extras}
+    filled = {name for name, _ in (*found.reading.extras, *found.reading.constants)}
     own = {spec.name for spec in evidence.inputs if spec.name in kind.own_inputs}
     if found.family is not None and filled != own:
-        raise _Invalid(f"the extras of its reading are {sorted(filled)}, the model has {sorted(own)} of its own_inputs")
+        raise _Invalid(f"its reading fills the inputs {sorted(filled)}, the model has {sorted(own)} of its own_inputs")
+    uneven = [name for name, rows in found.reading.constants if len({len(row) for row in rows}) != 1 or not rows[0]]
+    if uneven:
+        raise _Invalid(f"the rows of constant {uneven[0]!r} are not equally long, or there are no values")
     if (found.classes or 0) < 0 or found.background < 0 or len(found.names) > _MOST_NAMES:
         raise _Invalid("its number of classes is negative, or it has too many names")
     reason = " ".join(found.reason.split())[:_LONGEST]
@@ -240,11 +243,13 @@ def _content(family: Opened, found: object, arguments: Arguments) -> Content:
 def _inputs(family: Opened, found: object, arguments: Arguments) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise _Invalid(f"it returned {type(found).__name__}, not a mapping of arrays by input")
-    shapes, rows = dict(family.reading.extras), len(arguments[0])
+    pictures = len(arguments[0])
+    shapes = {name: (pictures, *shape) for name, shape in family.reading.extras}
+    shapes |= {name: (pictures * len(rows), len(rows[0])) for name, rows in family.reading.constants}
     if found.keys() != shapes.keys():
-        raise _Invalid(f"it returned inputs {sorted(map(str, found))}, its reading has {sorted(shapes)} as extras")
+        raise _Invalid(f"it returned inputs {sorted(map(str, found))}, its reading fills {sorted(shapes)}")
     for name, array in found.items():
-        _array(f"input {name!r}", array, "fiub", rows, *shapes[name])
+        _array(f"input {name!r}", array, "fiub", *shapes[name])
     return dict(found)
 
 
