@@ -77,7 +77,7 @@ class Engines(Table, frozen=True):
 
 
 class Health(Table, frozen=True):
-    """When a model counts as ready."""
+    """When a model counts as ready, and when an engine counts as faulty."""
 
     probe_seconds: Annotated[
         float, Meta(ge=0, le=86400, description="Probe an engine that was idle for this many seconds; 0 is never.")
@@ -87,8 +87,8 @@ class Health(Table, frozen=True):
         Meta(
             ge=1,
             le=1000,
-            description="Failed probes in a row after which a model is not ready. After three failed requests in a"
-            " row, one failed probe is enough.",
+            description="Failed probes in a row after which an engine gets a new process. After three failed requests in"
+            " a row, one failed probe is enough.",
         ),
     ] = 3
     strict_readiness: Annotated[

@@ -1,4 +1,5 @@
-"""Decides which models are ready, and probes idle engines to find whether they still answer."""
+"""Decides which models are ready, and probes engines to find whether they still answer. If one no longer does, its
+host is replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import msgspec
 from edged.config import Health
 from edged.engines.plan import PlannedModel
 from edged.engines.probe import SessionProbe
-from edged.errors import EdgedError, HostLost, NotReady
+from edged.errors import EdgedError, HostLost, NotReady, OutOfMemory
+from edged.serving.host_process import End
 from edged.serving.session import ServingSession
 from edged.tasks import TaskGroup
 
@@ -83,8 +85,9 @@ def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> 
     """Return the model to probe now: among the models that are due, the one whose last answer or probe is the oldest.
     Return None if no model is due. `now` is in monotonic seconds.
 
-    Only idle engines are probed, because requests prove more than probes and must not wait for a probe. Engines that
-    are about to be replaced are not probed, so that their host's swapped memory is not read back.
+    Only idle engines are probed, because requests prove more than probes and must not wait for a probe; an engine that
+    fails its requests is probed even if it is busy. Engines that are about to be replaced are not probed, so that their
+    host's swapped memory is not read back.
     """
     due = [planned for planned in models if _is_due(planned, settings, now)]
     return min(due, key=_last, default=None)
@@ -92,13 +95,14 @@ def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> 
 
 def _is_due(planned: PlannedModel, settings: Health, now: float) -> bool:
     current = planned.slot.current
-    if current is None or current.in_flight or planned.slot.waiting or planned.opening is not None:
+    if current is None or planned.opening is not None or planned.serving not in planned.engines:
         return False
-    if current.link.lost or current.link.stopping or planned.serving not in planned.engines:
+    if current.link.lost or current.link.stopping:
         return False
     if current.health.is_suspect:
         return now - current.health.probed_at >= min(_SUSPECT_SECONDS, settings.probe_seconds or _SUSPECT_SECONDS)
-    return 0 < settings.probe_seconds <= now - _last(planned)
+    is_idle = not current.in_flight and not planned.slot.waiting
+    return is_idle and 0 < settings.probe_seconds <= now - _last(planned)
 
 
 def _last(planned: PlannedModel) -> float:
@@ -107,7 +111,11 @@ def _last(planned: PlannedModel) -> float:
 
 
 class Prober:
-    """Probes idle engines, one at a time, and notes the result in their sessions."""
+    """Probes engines, one at a time, and notes the result in their sessions.
+
+    It kills the host of an engine that no longer answers: some faults last as long as the process, such as an error of
+    a CUDA context. The quarantine counts these deaths, so that another engine serves if a new host does not help.
+    """
 
     def __init__(self, session_probe: SessionProbe, settings: Health, tasks: TaskGroup) -> None:
         self._session_probe, self._settings, self._tasks = session_probe, settings, tasks
@@ -136,6 +144,9 @@ class Prober:
             if not health.unproven:  # an unproven engine refuses every probe anyway
                 health.missed(error)
                 _LOG.warning("model %s: a probe of its engine failed: %s", planned.entry.name, error)
+            if health.is_failing(self._settings.probe_failures):
+                end = End.OUTSIDE if isinstance(error, OutOfMemory) else End.WORK
+                session.link.kill(f"had an engine that no longer answered: {error}", (session.number,), end)
         else:
             health.answered(time.monotonic())
         finally:

@@ -10,12 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edged import events
 from tests import models
 from tests.integration.asking import Status, check, infer, model_ready, put
 from tests.integration.daemon import Daemon, wait_for
@@ -122,6 +125,43 @@ def test_refused_requests_do_not_count_as_health_failures(daemon: Daemon, channe
             time.sleep(0.1)
     assert infer(channel, "picky", "index", "INT64", np.array([0, 1, 2])) is grpc.StatusCode.OK
     shutil.rmtree(daemon.models / "picky")
+
+
+# After SIGUSR2, a host's ONNX Runtime fails as long as the process lives, as after an error of a CUDA context.
+_FAILING_HOST = """
+import signal
+
+def fail(*_):
+    import onnxruntime
+
+    def run(*arguments, **named):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    onnxruntime.InferenceSession.run = run
+
+signal.signal(signal.SIGUSR2, fail)
+"""
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_host_in_which_an_engine_no_longer_answers_is_replaced(tmp_path: Path, is_busy: bool) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_FAILING_HOST)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    config = "[health]\nprobe_seconds = 1.0\n"
+    with Daemon(builds=False, config=config, environment=environment) as daemon:
+        put(daemon, "add", models.matmul())
+        daemon.ready("add")
+        (host,) = daemon.hosts()
+        with grpc.insecure_channel(daemon.unix) as channel, daemon.client() as client:
+            ask = partial(infer, channel, "add", "x", "FP32", np.ones((1, 4), np.float32))
+            assert ask() is grpc.StatusCode.OK
+            os.kill(host, signal.SIGUSR2)
+            if is_busy:
+                wait_for("a failed request", lambda: ask() is not grpc.StatusCode.OK)
+            wait_for("another host", lambda: (not is_busy or ask()) and daemon.hosts() not in ([host], []))
+            wait_for("an answer", lambda: ask() is grpc.StatusCode.OK)
+            (lost,) = (event.what for event in client.events() if isinstance(event.what, events.HostLost))
+            assert "illegal memory access" in lost.reason
 
 
 def test_hung_host_is_noticed_without_requests(daemon: Daemon, channel: grpc.Channel) -> None:

@@ -31,6 +31,7 @@ from edged.ipc.job_messages import Progress
 from edged.models.entries import ModelEntry
 from edged.models.inspection import ExternalFile, Inspection
 from edged.models.model import Model
+from edged.serving.host_process import End
 from edged.serving.hosts import HostKind
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
@@ -249,6 +250,9 @@ class FakeHost:
 
     async def stop(self) -> None:
         self.stopping = True
+
+    def kill(self, why: str, suspects: Sequence[int], end: End) -> None:
+        self.lost, self.killed = why, (tuple(suspects), end)
 
 
 class FakeHosts:

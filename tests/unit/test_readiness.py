@@ -14,8 +14,9 @@ from edged.config import Health
 from edged.engines import readiness as readiness_module
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Prober, ReadyState, all_ready, next_probe, readiness
-from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady
+from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady, OutOfMemory
 from edged.serving import session as vitals_module
+from edged.serving.host_process import End
 from edged.serving.session import SessionHealth
 from edged.serving.slot import Slot
 from edged.serving.work import InputTensor, TensorWork
@@ -173,7 +174,6 @@ def session(planned: PlannedModel) -> Any:
 
 
 REPLACED: dict[str, Callable[[PlannedModel], object]] = {
-    "busy": lambda planned: setattr(session(planned), "in_flight", 1),
     "opening": lambda planned: setattr(planned, "opening", object()),
     "lost": lambda planned: setattr(session(planned).link, "lost", "died"),
     "stopping": lambda planned: setattr(session(planned).link, "stopping", True),
@@ -183,10 +183,21 @@ REPLACED: dict[str, Callable[[PlannedModel], object]] = {
 
 
 @pytest.mark.parametrize("change", REPLACED)
-def test_prober_skips_busy_and_replaced_engines(change: str, clock: Clock) -> None:
+def test_prober_skips_replaced_engines(change: str, clock: Clock) -> None:
     planned = served_reference()
+    for _ in range(3):
+        health(planned).failed(WRONG)
     REPLACED[change](planned)
     assert next_probe([planned], SETTINGS, clock.now + 1e6) is None
+
+
+def test_prober_probes_a_busy_engine_only_if_its_requests_fail(clock: Clock) -> None:
+    planned = served_reference()
+    session(planned).in_flight = 1
+    assert next_probe([planned], SETTINGS, clock.now + 1e6) is None
+    for _ in range(3):
+        health(planned).failed(WRONG)
+    assert next_probe([planned], SETTINGS, clock.now + 1e6) is planned
 
 
 LATER = 1e9  # seconds after which every engine is due
@@ -240,6 +251,31 @@ async def test_probe_that_could_not_run_or_never_succeeded_records_nothing(error
     prober(probe).look([planned], LATER)
     await settle()
     assert health(planned).misses == 0
+
+
+@pytest.mark.parametrize(("error", "end"), [(WRONG, End.WORK), (OutOfMemory("no room"), End.OUTSIDE)])
+async def test_host_of_an_engine_that_no_longer_answers_is_killed(error: Exception, end: End) -> None:
+    probe, planned = SessionProbe(), served_reference()
+    probing, host = prober(probe), session(planned).link
+    probe.outcomes += [error, None, error, error, error]
+    for _ in range(4):
+        probing.look([planned], LATER)
+        await settle()
+    assert not host.lost
+    probing.look([planned], LATER)
+    await settle()
+    assert str(error) in host.lost
+    assert host.killed == ((session(planned).number,), end)
+
+
+async def test_host_of_an_engine_whose_requests_and_probe_fail_is_killed() -> None:
+    probe, planned = SessionProbe(), served_reference()
+    for _ in range(3):
+        health(planned).failed(WRONG)
+    probe.outcomes.append(WRONG)
+    prober(probe).look([planned], LATER)
+    await settle()
+    assert session(planned).link.lost
 
 
 async def test_prober_probes_one_engine_at_a_time() -> None:
