@@ -87,7 +87,7 @@ class Health(Table, frozen=True):
         Meta(
             ge=1,
             le=1000,
-            description="Failed probes in a row after which an engine gets a new process. After three failed requests in"
+            description="Failed probes in a row after which an engine counts as faulty. After three failed requests in"
             " a row, one failed probe is enough.",
         ),
     ] = 3

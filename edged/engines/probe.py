@@ -29,6 +29,7 @@ from edged.errors import (
     NotReady,
     OutOfMemory,
     Overloaded,
+    Superseded,
     WarmupFailed,
     WrongAnswers,
 )
@@ -118,19 +119,29 @@ class SessionProbe:
         self._recorded = recorded
 
     async def ask(self, known: KnownAnswers, link: HostLink, session: int, *, is_reference: bool) -> None:
-        """Probe a session that does not serve yet or is idle. Raises:
+        """Probe a session. If a probe of the model was answered before, only that one is sent. Raises:
 
         - WrongAnswers if the form of the answer is neither the declared form nor that of the reference's answer
         - EngineUnusable if the session refuses all probes, although the reference answers some of them
+        - OutOfMemory if the host has no memory for a probe that was answered before
         - NoUsableProbe if the reference refuses them too, or if a probe would be too large
-        - NotReady if the arena has no room now
+        - NotReady if the arena has no room now, or if a probe that was answered before cannot be read
         - HostLost if the host is lost
         """
         first: EdgedError | None = None
         for place, question in await asyncio.to_thread(_questions, known):
             try:
-                forms = await _infer(known.model, await asyncio.to_thread(question), link, session)
+                probe = await asyncio.to_thread(question)
+            except (InvalidInput, Superseded) as error:
+                if known.place is not None:
+                    raise NotReady(f"its sample cannot be read: {error}") from error
+                first = first or error
+                continue
+            try:
+                forms = await _infer(known.model, probe, link, session)
             except (EngineUnusable, InvalidInput) as error:
+                if isinstance(error, OutOfMemory) and known.place is not None:
+                    raise
                 first = first or error
                 continue
             except Overloaded as error:

@@ -13,9 +13,9 @@ import msgspec
 from edged.config import Health
 from edged.engines.plan import PlannedModel
 from edged.engines.probe import SessionProbe
-from edged.errors import EdgedError, HostLost, NotReady, OutOfMemory
-from edged.serving.host_process import End
+from edged.errors import EdgedError, EngineUnusable, HostLost, NotReady, OutOfMemory
 from edged.serving.session import ServingSession
+from edged.serving.slot import Slot
 from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
@@ -81,40 +81,48 @@ def all_ready(models: Iterable[PlannedModel], settings: Health) -> bool:
     return not settings.strict_readiness or all(each.is_ready or each.state is ReadyState.REFUSED for each in found)
 
 
-def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> PlannedModel | None:
-    """Return the model to probe now: among the models that are due, the one whose last answer or probe is the oldest.
-    Return None if no model is due. `now` is in monotonic seconds.
+def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> tuple[PlannedModel, Slot] | None:
+    """Return the model to probe now, and which of its slots: among those that are due, the one whose last answer or
+    probe is the oldest. Return None if nothing is due. `now` is in monotonic seconds.
 
     Only idle engines are probed, because requests prove more than probes and must not wait for a probe; an engine that
     fails its requests is probed even if it is busy. Engines that are about to be replaced are not probed, so that their
-    host's swapped memory is not read back.
+    host's swapped memory is not read back. A fallback engine is probed only if it fails its requests.
     """
-    due = [planned for planned in models if _is_due(planned, settings, now)]
-    return min(due, key=_last, default=None)
+    every = ((planned, slot) for planned in models for slot in (planned.slot, planned.fallback))
+    due = [(planned, slot) for planned, slot in every if _is_due(planned, slot, settings, now)]
+    return min(due, key=lambda each: _last(each[1]), default=None)
 
 
-def _is_due(planned: PlannedModel, settings: Health, now: float) -> bool:
-    current = planned.slot.current
-    if current is None or planned.opening is not None or planned.serving not in planned.engines:
+def _is_due(planned: PlannedModel, slot: Slot, settings: Health, now: float) -> bool:
+    current = slot.current
+    if current is None or planned.opening is not None or current.engine.key not in planned.engines:
         return False
     if current.link.lost or current.link.stopping:
         return False
-    if current.health.is_suspect:
+    is_idle = not current.in_flight and not slot.waiting
+    if current.health.is_suspect and (is_idle or _has_probe(planned)):
         return now - current.health.probed_at >= min(_SUSPECT_SECONDS, settings.probe_seconds or _SUSPECT_SECONDS)
-    is_idle = not current.in_flight and not planned.slot.waiting
-    return is_idle and 0 < settings.probe_seconds <= now - _last(planned)
+    return is_idle and slot is planned.slot and 0 < settings.probe_seconds <= now - _last(slot)
 
 
-def _last(planned: PlannedModel) -> float:
-    current = planned.slot.current
+def _has_probe(planned: PlannedModel) -> bool:
+    """Whether an engine of the model has answered a probe."""
+    return planned.model is not None and planned.known_answers().place is not None
+
+
+def _last(slot: Slot) -> float:
+    current = slot.current
     return max(current.health.answered_at, current.health.probed_at) if current is not None else 0.0
 
 
 class Prober:
     """Probes engines, one at a time, and notes the result in their sessions.
 
-    It kills the host of an engine that no longer answers: some faults last as long as the process, such as an error of
-    a CUDA context. The quarantine counts these deaths, so that another engine serves if a new host does not help.
+    It kills the host of an engine that answers with errors only: some faults last as long as the process, such as an
+    error of a CUDA context. All engines of the host are suspects, because each may have caused the fault, so the
+    quarantine finds the one that causes it again. An engine that is out of memory or out of time is not killed: more
+    memory or time may be available later.
     """
 
     def __init__(self, session_probe: SessionProbe, settings: Health, tasks: TaskGroup) -> None:
@@ -129,29 +137,37 @@ class Prober:
         """Start the probe that is due, if any. `now` in monotonic seconds."""
         if self._is_asking:
             return
-        planned = next_probe(models, self._settings, now)
-        if planned is not None and planned.slot.current is not None:
+        if (due := next_probe(models, self._settings, now)) is not None:
             self._is_asking = True
-            self._tasks.start(self._probe(planned, planned.slot.current))
+            self._tasks.start(self._probe(*due))
 
-    async def _probe(self, planned: PlannedModel, session: ServingSession) -> None:
+    async def _probe(self, planned: PlannedModel, slot: Slot) -> None:
+        session = slot.current
+        if session is None:
+            self._is_asking = False
+            return
         health = session.health
         try:
             await self._ask(planned, session)
         except (HostLost, NotReady):  # the link reports a lost host
             pass
         except EdgedError as error:
-            if not health.unproven:  # an unproven engine refuses every probe anyway
-                health.missed(error)
-                _LOG.warning("model %s: a probe of its engine failed: %s", planned.entry.name, error)
-            if health.is_failing(self._settings.probe_failures):
-                end = End.OUTSIDE if isinstance(error, OutOfMemory) else End.WORK
-                session.link.kill(f"had an engine that no longer answered: {error}", (session.number,), end)
+            # An engine that has never answered a probe refuses every probe anyway.
+            if slot.current is session and not health.unproven and _has_probe(planned):
+                self._missed(planned, session, error)
         else:
             health.answered(time.monotonic())
         finally:
             health.probed_at = time.monotonic()
             self._is_asking = False
+
+    def _missed(self, planned: PlannedModel, session: ServingSession, error: EdgedError) -> None:
+        session.health.missed(error)
+        _LOG.warning("model %s: a probe of its engine failed: %s", planned.entry.name, error)
+        is_faulty = isinstance(error, EngineUnusable) and not isinstance(error, OutOfMemory)
+        if is_faulty and session.health.is_failing(self._settings.probe_failures):
+            why = f"had an engine that no longer answered: {error}"
+            session.link.kill(why, tuple(session.link.sessions))
 
     async def _ask(self, planned: PlannedModel, session: ServingSession) -> None:
         engine = planned.engines.get(session.engine.key)

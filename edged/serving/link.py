@@ -21,7 +21,7 @@ from edged.backends.contract import Nodes, Order
 from edged.config.child_limits import HostLimits, box_mb
 from edged.confinement import rules
 from edged.decoding import ready
-from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite, rebuild
+from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite, NotReady, rebuild
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena
 from edged.ipc.sockets import HostSocket
@@ -255,8 +255,10 @@ class HostLink:
         number = next(self._numbers)
         future: asyncio.Future[Reply] = self._loop.create_future()
         message = make(number)
+        session = self.sessions.get(message.session)
+        if session is None or session.closing is not None:  # the host would end if it got work for a closed session
+            raise NotReady("the engine was just replaced by another one")
         self._send(message)
-        session = self.sessions[message.session]
         parts = message.parts if isinstance(message, m.Infer) else len(message.pictures)
         runs = -(-parts // message.most) if isinstance(message, m.Detect) and message.most else 1
         session.give(number, time.monotonic(), runs)

@@ -31,7 +31,6 @@ from edged.ipc.job_messages import Progress
 from edged.models.entries import ModelEntry
 from edged.models.inspection import ExternalFile, Inspection
 from edged.models.model import Model
-from edged.serving.host_process import End
 from edged.serving.hosts import HostKind
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
@@ -234,6 +233,8 @@ class FakeHost:
         self.opened: list[Order] = []
         self.closed: list[int] = []
         self.nodes: dict[int, Nodes] = {}
+        self.sessions: dict[int, object] = {}
+        self.suspects: Sequence[int] = ()
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -251,8 +252,8 @@ class FakeHost:
     async def stop(self) -> None:
         self.stopping = True
 
-    def kill(self, why: str, suspects: Sequence[int], end: End) -> None:
-        self.lost, self.killed = why, (tuple(suspects), end)
+    def kill(self, why: str, suspects: Sequence[int]) -> None:
+        self.lost, self.suspects = why, suspects
 
 
 class FakeHosts:

@@ -369,6 +369,20 @@ async def test_request_between_the_death_of_a_host_and_its_notice_is_answered(bo
     assert await answered(late) == 6
 
 
+@within(hosted)
+async def test_submit_to_a_closed_session_is_refused_and_the_host_continues(box: Box) -> None:
+    link = await box.serve()
+    number = await link.open(order(), recognition())
+    closing = asyncio.create_task(link.close_session(number))
+    await asyncio.sleep(0)
+    for _ in range(2):  # while the session closes, and after that
+        with pytest.raises(NotReady):
+            link.submit(lambda job: m.Infer(job, number, (BYTE,), None, None))
+        await closing
+    assert await answered(*box.push(request(4))) == 4
+    assert not link.lost
+
+
 @within(hosted, limits=IMPATIENT)
 async def test_host_with_a_request_that_ignores_its_limit_is_replaced(box: Box) -> None:
     link = await box.serve(ENDLESS)

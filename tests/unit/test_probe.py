@@ -14,13 +14,25 @@ import pytest
 from edged import errors as e
 from edged.backends.contract import Signature
 from edged.engines.probe import KnownAnswers, NoUsableProbe, OutputForm, SessionProbe, fault, warm_up
-from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady, Overloaded, WarmupFailed, WrongAnswers
+from edged.errors import (
+    EngineUnusable,
+    HostLost,
+    InvalidInput,
+    NotReady,
+    OutOfMemory,
+    Overloaded,
+    Superseded,
+    WarmupFailed,
+    WrongAnswers,
+)
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena
 from edged.models.model import Model
 from edged.models.triton_config import TritonConfig, Warmup, WarmupInput
 from edged.tensors import Array, TensorSpec
+from edged.verification import user_samples
 from edged.verification.golden import Sample
+from edged.verification.probes import Probe
 from tests.unit.control_room import entry, inspection
 from tests.waiting import run
 
@@ -100,6 +112,29 @@ def test_ask_finds_and_remembers_shapes_that_the_model_accepts() -> None:
 
 def recorded(kind: str, answer: Array = ONES) -> Sample:
     return Sample({"x": ONES}, {"y": answer}, kind)
+
+
+def test_ask_without_memory_is_out_of_memory_only_if_the_probe_was_answered_before() -> None:
+    full: Answer = lambda _: OutOfMemory("out of memory")  # noqa: E731
+    with pytest.raises(NoUsableProbe):
+        ask(Host(full))
+    with pytest.raises(OutOfMemory):
+        ask(Host(full), ask(Host(), is_reference=True))
+
+
+@pytest.mark.parametrize("error", [InvalidInput("Input/output error"), Superseded("it was replaced")], ids=str)
+def test_ask_sample_that_cannot_be_read_is_no_answer_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def unreadable() -> Probe:
+        raise error
+
+    known, host = ask(Host(), is_reference=True), Host()
+    monkeypatch.setattr(user_samples, "tensor_probes", lambda *_: [unreadable])
+    with pytest.raises(NotReady):
+        ask(host, known)
+    assert host.asked == []
+    assert ask(host).place == 1  # without an earlier answer, the next probe decides
 
 
 def test_ask_engine_that_refuses_an_answered_probe_is_unusable() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -14,15 +14,14 @@ from edged.config import Health
 from edged.engines import readiness as readiness_module
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Prober, ReadyState, all_ready, next_probe, readiness
-from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady, OutOfMemory
+from edged.errors import DeadlineExceeded, EngineUnusable, HostLost, InvalidInput, NotReady, OutOfMemory
 from edged.serving import session as vitals_module
-from edged.serving.host_process import End
-from edged.serving.session import SessionHealth
+from edged.serving.session import ServingSession, SessionHealth
 from edged.serving.slot import Slot
 from edged.serving.work import InputTensor, TensorWork
 from edged.tasks import TaskGroup
 from tests.fake_link import FakeLink
-from tests.unit.control_room import Clock, model, planned_model, served_reference, settle
+from tests.unit.control_room import Clock, FakeHost, model, planned_model, served_reference, settle
 
 SETTINGS = Health(probe_seconds=30.0, probe_failures=3)
 WRONG = EngineUnusable("inference failed")
@@ -33,6 +32,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(vitals_module, "time", clock)
     return clock
+
+
+def due(models: Iterable[PlannedModel], settings: Health, now: float) -> PlannedModel | None:
+    found = next_probe(models, settings, now)
+    return None if found is None else found[0]
+
+
+def probed_reference(name: str = "m") -> PlannedModel:
+    """Return a model whose reference serves and has answered a probe."""
+    planned = served_reference(name)
+    planned.known_answers().place = 0
+    return planned
 
 
 def health(planned: PlannedModel) -> SessionHealth:
@@ -130,24 +141,24 @@ def test_server_is_ready_if_every_servable_model_is_ready(strict: bool, ready: b
 
 def test_prober_probes_an_idle_engine(clock: Clock) -> None:
     planned = served_reference()
-    assert next_probe([planned], SETTINGS, clock.now + 29.0) is None
-    assert next_probe([planned], SETTINGS, clock.now + 30.0) is planned
+    assert due([planned], SETTINGS, clock.now + 29.0) is None
+    assert due([planned], SETTINGS, clock.now + 30.0) is planned
     health(planned).answered(clock.now + 20.0)
-    assert next_probe([planned], SETTINGS, clock.now + 30.0) is None
+    assert due([planned], SETTINGS, clock.now + 30.0) is None
 
 
 def test_prober_waits_between_two_probes(clock: Clock) -> None:
     planned = served_reference()
     health(planned).unproven = "it answers nothing"  # as after the previous probe
     health(planned).probed_at = clock.now + 30.0
-    assert next_probe([planned], SETTINGS, clock.now + 31.0) is None
-    assert next_probe([planned], SETTINGS, clock.now + 60.0) is planned
+    assert due([planned], SETTINGS, clock.now + 31.0) is None
+    assert due([planned], SETTINGS, clock.now + 60.0) is planned
 
 
 def test_prober_probes_the_longest_idle_engine_first(clock: Clock) -> None:
     one, other = served_reference("one"), served_reference("other")
     health(one).answered_at = health(one).probed_at = clock.now + 5.0
-    assert next_probe([one, other], SETTINGS, clock.now + 100.0) is other
+    assert due([one, other], SETTINGS, clock.now + 100.0) is other
 
 
 def test_prober_probes_a_suspect_at_once_and_often(clock: Clock) -> None:
@@ -155,18 +166,18 @@ def test_prober_probes_a_suspect_at_once_and_often(clock: Clock) -> None:
     health(planned).probed_at = clock.now - 10.0
     for _ in range(3):
         health(planned).failed(WRONG)
-    assert next_probe([planned], SETTINGS, clock.now) is planned
+    assert due([planned], SETTINGS, clock.now) is planned
     health(planned).probed_at = clock.now
-    assert next_probe([planned], SETTINGS, clock.now + 1.0) is None
-    assert next_probe([planned], SETTINGS, clock.now + readiness_module._SUSPECT_SECONDS) is planned
+    assert due([planned], SETTINGS, clock.now + 1.0) is None
+    assert due([planned], SETTINGS, clock.now + readiness_module._SUSPECT_SECONDS) is planned
 
 
 def test_prober_disabled_probes_suspects_only(clock: Clock) -> None:
     planned, never = served_reference(), Health(probe_seconds=0.0)
-    assert next_probe([planned], never, clock.now + 1e6) is None
+    assert due([planned], never, clock.now + 1e6) is None
     for _ in range(3):
         health(planned).failed(WRONG)
-    assert next_probe([planned], never, clock.now + 1e6) is planned
+    assert due([planned], never, clock.now + 1e6) is planned
 
 
 def session(planned: PlannedModel) -> Any:
@@ -184,20 +195,20 @@ REPLACED: dict[str, Callable[[PlannedModel], object]] = {
 
 @pytest.mark.parametrize("change", REPLACED)
 def test_prober_skips_replaced_engines(change: str, clock: Clock) -> None:
-    planned = served_reference()
+    planned = probed_reference()
     for _ in range(3):
         health(planned).failed(WRONG)
     REPLACED[change](planned)
-    assert next_probe([planned], SETTINGS, clock.now + 1e6) is None
+    assert due([planned], SETTINGS, clock.now + 1e6) is None
 
 
 def test_prober_probes_a_busy_engine_only_if_its_requests_fail(clock: Clock) -> None:
-    planned = served_reference()
+    planned = probed_reference()
     session(planned).in_flight = 1
-    assert next_probe([planned], SETTINGS, clock.now + 1e6) is None
+    assert due([planned], SETTINGS, clock.now + 1e6) is None
     for _ in range(3):
         health(planned).failed(WRONG)
-    assert next_probe([planned], SETTINGS, clock.now + 1e6) is planned
+    assert due([planned], SETTINGS, clock.now + 1e6) is planned
 
 
 LATER = 1e9  # seconds after which every engine is due
@@ -220,16 +231,16 @@ class SessionProbe:
             raise outcome
 
 
-def prober(probe: SessionProbe) -> Prober:
+def prober(probe: SessionProbe, settings: Health = Health()) -> Prober:  # noqa: B008  (it is frozen)
     asking: Any = probe
-    return Prober(asking, Health(), TaskGroup(lambda: None))
+    return Prober(asking, settings, TaskGroup(lambda: None))
 
 
 # -- probes ---------------------------------------------------------------------------------------------------------
 
 
 async def test_probe_records_its_outcome() -> None:
-    probe, planned = SessionProbe(), served_reference()
+    probe, planned = SessionProbe(), probed_reference()
     probing = prober(probe)
     probe.outcomes.append(EngineUnusable("no kernel"))
     probing.look([planned], LATER)
@@ -245,7 +256,7 @@ async def test_probe_records_its_outcome() -> None:
     [(HostLost("it died"), ""), (NotReady("no room"), ""), (EngineUnusable("as before"), "nothing is answered")],
 )
 async def test_probe_that_could_not_run_or_never_succeeded_records_nothing(error: Exception, unproven: str) -> None:
-    probe, planned = SessionProbe(), served_reference()
+    probe, planned = SessionProbe(), probed_reference()
     health(planned).unproven = unproven
     probe.outcomes.append(error)
     prober(probe).look([planned], LATER)
@@ -253,29 +264,83 @@ async def test_probe_that_could_not_run_or_never_succeeded_records_nothing(error
     assert health(planned).misses == 0
 
 
-@pytest.mark.parametrize(("error", "end"), [(WRONG, End.WORK), (OutOfMemory("no room"), End.OUTSIDE)])
-async def test_host_of_an_engine_that_no_longer_answers_is_killed(error: Exception, end: End) -> None:
-    probe, planned = SessionProbe(), served_reference()
+async def test_host_of_an_engine_that_no_longer_answers_is_killed_and_all_its_engines_are_suspects() -> None:
+    probe, planned = SessionProbe(), probed_reference()
     probing, host = prober(probe), session(planned).link
-    probe.outcomes += [error, None, error, error, error]
+    host.sessions = {1: object(), 2: object()}
+    probe.outcomes += [WRONG, None, WRONG, WRONG, WRONG]
     for _ in range(4):
         probing.look([planned], LATER)
         await settle()
     assert not host.lost
     probing.look([planned], LATER)
     await settle()
-    assert str(error) in host.lost
-    assert host.killed == ((session(planned).number,), end)
+    assert "inference failed" in host.lost
+    assert host.suspects == (1, 2)
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("no room"), DeadlineExceeded("too long")], ids=str)
+async def test_host_of_an_engine_without_memory_or_time_is_not_killed(error: Exception) -> None:
+    probe, planned = SessionProbe(), probed_reference()
+    for _ in range(5):
+        probe.outcomes.append(error)
+        prober(probe).look([planned], LATER)
+        await settle()
+    assert readiness(planned, SETTINGS).state is ReadyState.FAILING
+    assert not session(planned).link.lost
+
+
+async def test_host_of_an_engine_that_was_replaced_during_the_probe_is_not_killed() -> None:
+    probe, planned = SessionProbe(), probed_reference()
+    before = session(planned)
+    for _ in range(3):
+        before.health.failed(WRONG)
+    probe.outcomes.append(WRONG)
+    probe.gate.clear()
+    prober(probe).look([planned], LATER)
+    await settle()
+    planned.slot.current = probed_reference().slot.current
+    probe.gate.set()
+    await settle()
+    assert (before.health.misses, before.link.lost) == (0, "")
+
+
+async def test_host_of_a_fallback_engine_that_no_longer_answers_is_killed() -> None:
+    probe, planned = SessionProbe(), probed_reference()
+    fallback, link = planned.fallback, FakeHost("fake")
+    engine = session(planned).engine
+    fallback.current = ServingSession(link, 2, engine)  # type: ignore[arg-type]
+    assert due([planned], Health(probe_seconds=0.0), LATER) is None
+    for _ in range(3):
+        fallback.current.health.failed(WRONG)
+    probe.outcomes.append(WRONG)
+    prober(probe, Health(probe_seconds=0.0)).look([planned], LATER)
+    await settle()
+    assert link.lost
+    assert not session(planned).link.lost
 
 
 async def test_host_of_an_engine_whose_requests_and_probe_fail_is_killed() -> None:
-    probe, planned = SessionProbe(), served_reference()
+    probe, planned = SessionProbe(), probed_reference()
     for _ in range(3):
         health(planned).failed(WRONG)
     probe.outcomes.append(WRONG)
     prober(probe).look([planned], LATER)
     await settle()
     assert session(planned).link.lost
+
+
+async def test_probe_of_an_engine_that_never_answered_a_probe_records_nothing() -> None:
+    probe, planned = SessionProbe(), served_reference()
+    for _ in range(5):
+        probe.outcomes.append(EngineUnusable("it answers no probe"))
+        prober(probe).look([planned], LATER)
+        await settle()
+    assert (health(planned).misses, session(planned).link.lost) == (0, "")
+    session(planned).in_flight = 1
+    for _ in range(3):
+        health(planned).failed(WRONG)
+    assert due([planned], SETTINGS, LATER) is None
 
 
 async def test_prober_probes_one_engine_at_a_time() -> None:
@@ -317,7 +382,7 @@ async def test_request_outcomes_are_recorded_for_their_engine() -> None:
 @pytest.mark.parametrize("change", [{"engines": {}}, {"model": None}], ids=str)
 async def test_probe_of_a_replanned_model_records_nothing(change: dict[str, object]) -> None:
     before = tasks.FAILURES.total()
-    probe, planned = SessionProbe(), served_reference()
+    probe, planned = SessionProbe(), probed_reference()
     prober(probe).look([planned], LATER)
     for name, value in change.items():
         setattr(planned, name, value)

@@ -19,7 +19,7 @@ class Suite:
 # The slowest first, so that no processor is idle at the end.
 SUITES = {
     "integration": Suite(
-        tuple(f"tests/integration/test_{name}.py" for name in ("engine_life", "models", "open_shapes", "page", "*")), 1
+        tuple(f"tests/integration/test_{name}.py" for name in ("engine_life", "models", "open_shapes", "page", "*")), 4
     ),
     "system": Suite(
         ("tests/system/test_command_line.py",), 1
