@@ -15,6 +15,7 @@ import numpy.typing as npt
 from edged.errors import EngineUnusable
 from edged.tensors import Array
 from edged.vision.content import Anomaly, Classes, ClassMap, Content, Depth, Embedding, Text
+from edged.vision.detections import MOST_DETECTIONS
 from edged.vision.families.contract import Classifier
 from edged.vision.family import ContentFamily, Recognition, SoundFamily, Thresholds
 from edged.vision.placement import Fit, Placement, place
@@ -33,6 +34,11 @@ _FIGURES: Mapping[type[Content], str] = {
 }
 
 
+def every_class(thresholds: Thresholds) -> Thresholds:
+    """Return thresholds for all classes, or for the best `MOST_DETECTIONS` if the model has more."""
+    return msgspec.structs.replace(thresholds, score=0.0, max_detections=MOST_DETECTIONS)
+
+
 class ContentMatcher:
     """Compares the contents of a model with a `ContentFamily`."""
 
@@ -40,7 +46,7 @@ class ContentMatcher:
         self._family, self._read = family, frozenset(recognition.reading.outputs)
         self._thresholds = recognition.thresholds
         if isinstance(family, Classifier):  # every class counts, also those that clients do not get
-            self._thresholds = msgspec.structs.replace(self._thresholds, score=0.0, max_detections=1 << 20)
+            self._thresholds = every_class(self._thresholds)
         width, height = family.preprocess.width, family.preprocess.height
         self._whole = place(width, height, width, height, Fit.STRETCH)
 
@@ -63,7 +69,7 @@ class SoundMatcher:
 
     def __init__(self, recognition: Recognition, family: SoundFamily) -> None:
         self._family, self._read = family, frozenset(recognition.reading.outputs)
-        self._every = msgspec.structs.replace(recognition.thresholds, score=0.0, max_detections=1 << 20)
+        self._every = every_class(recognition.thresholds)
 
     def figure(
         self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement | None
@@ -87,8 +93,7 @@ def compare_served(
         is_illegible = isinstance(expected, Text) and isinstance(served, Text) and not is_legible(expected, served)
         return None if is_illegible else compare(expected, served)
     own = family.content(outputs, 0, placement, thresholds)
-    every = msgspec.structs.replace(thresholds, score=0.0, max_detections=1 << 20)
-    expected = family.content(outputs, 0, placement, every)
+    expected = family.content(outputs, 0, placement, every_class(thresholds))
     if not isinstance(own, Classes) or not isinstance(expected, Classes):
         return compare(expected, served)
     shown = {*served.class_ids, *own.class_ids[:1]}
@@ -127,9 +132,11 @@ def is_legible(expected: Text, found: Text | None) -> bool:
 
 
 def _class_score(expected: Classes, found: Classes) -> float:
-    """Return the largest difference between the probabilities of a class."""
+    """Return the largest difference between the probabilities of a class. A class that one side does not have counts
+    with a probability of 0, or with the lowest that this side has, if it has as many classes as possible."""
     ours, theirs = (dict(zip(each.class_ids, each.scores, strict=True)) for each in (expected, found))
-    return max((abs(ours.get(n, 0.0) - theirs.get(n, 0.0)) for n in ours.keys() | theirs.keys()), default=0.0)
+    low, lowest = (each.scores[-1] if len(each.scores) == MOST_DETECTIONS else 0.0 for each in (expected, found))
+    return max((abs(ours.get(n, low) - theirs.get(n, lowest)) for n in ours.keys() | theirs.keys()), default=0.0)
 
 
 def _mean_iou(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 
 from edged.store.judgement import Box, Judgement, Outcome, Point, Tally, WorstFrame
 from edged.tensors import Array
-from edged.verification.contents import class_ious, compare, is_legible, kind_of
+from edged.verification.contents import class_ious, compare, every_class, is_legible, kind_of
 from edged.verification.matching import keypoint_similarities, mask_ious, match
 from edged.verification.standard import ON_FRAMES, Tolerance
 from edged.verification.verify import FLOORS, beyond
@@ -91,7 +91,7 @@ class FrameJudge:
             self._thresholds, score=min(_CURVE[0], self._thresholds.score), max_detections=_MOST_LOW
         )
         if isinstance(self._family, Classifier):  # every class counts, also those that clients do not get
-            self._thresholds = msgspec.structs.replace(self._thresholds, score=0.0, max_detections=1 << 20)
+            self._thresholds = every_class(self._thresholds)
         self._total, self.frames = _Count(), 0
         self._classes: dict[int, _Count] = {}
         self._cameras: dict[str, _Count] = {}

@@ -20,7 +20,7 @@ from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import golden
 from edged.verification.boxes import Agreement, Matcher
-from edged.verification.contents import ContentMatcher
+from edged.verification.contents import ContentMatcher, SoundMatcher
 from edged.verification.golden import Sample
 from edged.verification.standard import TOLERANCES, Tolerance, tolerance
 from edged.verification.verify import Pair, judge, matcher_for
@@ -152,8 +152,8 @@ def test_matcher_for_family_of_another_package_compares_no_boxes_in_the_daemon()
     assert not judge(found_nothing, TOLERANCES["fp32"], matcher, needs_values=True).accepted
 
 
-def classifier() -> Recognition:
-    sign = models.signature(models.parse("(float[1,3,32,32] x) => (float[1,4] y) {}"))
+def classifier(classes: int = 4) -> Recognition:
+    sign = models.signature(models.parse(f"(float[1,3,32,32] x) => (float[1,{classes}] y) {{}}"))
     return recognise(sign.inputs, sign.outputs, {}, {"family": "classification"})
 
 
@@ -174,6 +174,22 @@ def test_judge_classifier_with_changed_probabilities_is_rejected_despite_the_sam
     found = judge([pair], tolerance({}, "bf16"), matcher)
     assert found.figures["class_score"] == pytest.approx(0.05, abs=1e-4)
     assert found.reason.startswith("class_score")
+
+
+@pytest.mark.parametrize("kind", ["picture", "sound"])
+def test_figure_of_classes_of_a_model_with_more_than_an_answer_can_have(kind: str) -> None:
+    known = classifier(10_000)
+    if kind == "sound":
+        sign = models.signature(models.parse("(float[1,16000] x) => (float[1,10000] y) {}"))
+        known = recognise(sign.inputs, sign.outputs, {}, {"family": "audio-tags", "sound.rate": "16000"})
+    scores = np.linspace(0.9, 0.4, 10_000, dtype=np.float32)[None]
+    moved = scores + np.float32(0.05) * (np.arange(10_000) % 2)  # other classes are among the best
+    matcher = matcher_for(known, 0.1)
+    assert isinstance(matcher, ContentMatcher | SoundMatcher)
+    for answer, value in ((scores, 0.0), (moved, 0.05)):
+        found = matcher.figure({"y": scores}, {"y": answer}, None)
+        assert found is not None
+        assert found[1] == pytest.approx(value, abs=1e-4)
 
 
 # -- the embedded detector ------------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def test_only_classes_that_a_client_gets_are_compared(order: Order, answer: Clas
     preprocess = recognition(order).preprocess
     assert preprocess is not None
     reader = _Classes(preprocess, (), Reading())
-    raw = {"y": np.array([[0.3, 0.1, 0.6]], np.float32)}
+    raw = {"y": np.array([[0.3, 0.1, 0.6, *[0.0] * 5000]], np.float32)}
     where = place(4, 4, 4, 4, Fit.STRETCH)
     found, _ = compare_content(reader, raw, where, Thresholds(0.0, max_detections=2), answer)
     assert found.figures["class_score"] == pytest.approx(figure, abs=1e-6)

@@ -212,6 +212,14 @@ def test_figures_of_classes_that_are_not_finite_count_as_wrong() -> None:
     assert found.figures["top1"] == 0.0
 
 
+def test_figures_of_more_classes_than_an_answer_can_have() -> None:
+    known = recognition("classification", "float[1,5000] y")
+    found = judged((scores(0.7, 0.2, *[0.0] * 4998), scores(0.4, 0.5, *[0.0] * 4998)), known=known)
+    assert found.figures["top1"] == 0
+    assert found.figures["top5"] == 1
+    assert found.figures["score_drift"] == pytest.approx(0.3)
+
+
 def vector(place: int, value: float = 1.0) -> dict[str, Array]:
     return scores(*(value if number == place else 0.0 for number in range(64)))
 
