@@ -45,6 +45,7 @@ _CLASSIFIER, _SEGMENTATION, _DEPTH = "ForImageClassification", "ForSemanticSegme
 _METRIC = ("glpn", "zoedepth")  # model_type of models that return metres
 _RELATIVE = ("depth_anything", "depth_pro", "dpt")  # of models of inverse depth; some Depth Anything models are metric
 _UNNORMALISED = ("glpn", "mobilevit", "mobilevitv2")  # their processors do not normalise, and have no setting for it
+_FLIPPED = ("mobilevit", "mobilevitv2")  # their processors swap red and blue, unless the setting for it is false
 _SQUARE = ("beit", "data2vec-vision", "dpt", "segformer")  # a size that is one number is the width and the height
 _LABELS = "multi_label_classification"
 _FULL_SIZE = 384  # pixels: image processors with `crop_pct` do not crop inputs from this size on
@@ -98,9 +99,21 @@ class _Processor(msgspec.Struct, frozen=True):
     do_resize: bool | None = None
     do_center_crop: bool | None = None
     do_flip_channel_order: bool | None = None
+    include_top: bool | None = None
     size: object = None
     crop_size: object = None
     crop_pct: float | None = None
+
+    def completed(self, model_type: str) -> _Processor:
+        """Return the processor with what its code does for this type of models, although no setting says so."""
+        normalises, flips, std = self.do_normalize, self.do_flip_channel_order, self.image_std
+        if normalises is None and model_type in _UNNORMALISED:
+            normalises = False
+        if flips is None and model_type in _FLIPPED:
+            flips = True
+        if std and model_type == "efficientnet" and self.include_top is not False:
+            std = [round(each * each, 6) for each in std]  # it divides by the standard deviation twice
+        return msgspec.structs.replace(self, do_normalize=normalises, do_flip_channel_order=flips, image_std=std)
 
 
 class _Combined(msgspec.Struct, frozen=True):
@@ -120,7 +133,7 @@ def read_settings(file: Path) -> dict[str, str]:
     if folder is None or config is None:
         return {}
     combined = _read(folder / _COMBINED, _Combined) or _Combined()
-    processor = _read(folder / PROCESSOR, _Processor) or combined.image_processor
+    processor = (_read(folder / PROCESSOR, _Processor) or combined.image_processor).completed(config.model_type)
     if config.is_class(_CLASSIFIER):
         activation = {"decode.activation": "sigmoid"} if config.problem_type == _LABELS else {}
         return {**_names(config.first_labels), **activation, **_pixels(processor), **_fit(processor)}
@@ -141,8 +154,6 @@ def _of_map_model(config: _Config, processor: _Processor) -> dict[str, str]:
     """Return the settings for a model of segmentation or depth. The model gets the whole picture, even if its processor
     cuts out the middle."""
     names = _names(config.first_labels) if config.map_family == "segmentation" else {}
-    if processor.do_normalize is None and config.model_type in _UNNORMALISED:
-        processor = msgspec.structs.replace(processor, do_normalize=False)
     size = processor.crop_size if processor.do_center_crop else processor.size
     if type(size) is int and (processor.do_center_crop or config.model_type in _SQUARE):
         size = {"width": size, "height": size}

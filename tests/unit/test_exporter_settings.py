@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from edged.cli.model_options import with_exporter_settings
@@ -165,8 +164,22 @@ MOBILEVIT = {
     "crop_size": {"height": 256, "width": 256},
     "do_center_crop": True,
     "do_flip_channel_order": True,
-    "do_normalize": False,
+    "do_resize": True,
+    "do_rescale": True,
 }
+OLD_MOBILEVIT = {"size": 288, "crop_size": 256, "do_center_crop": True, "do_flip_channels": True, "do_resize": True}
+EFFICIENTNET = {
+    "size": {"height": 224, "width": 224},
+    "crop_size": {"height": 289, "width": 289},
+    "do_center_crop": False,
+    "do_resize": True,
+    "do_normalize": True,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.47853944, 0.4732864, 0.47434163],
+    "include_top": True,
+}
+ZEROS, ONES = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+BGR = Preprocess(256, 256, fit=Fit.CENTER_CROP, antialias=True, zoom=1.125, color="bgr", mean=ZEROS, std=ONES)
 
 
 def add(folder: Path, config: object, processor: object, outputs: dict[str, tuple[Dim, ...]]) -> Recognition:
@@ -204,17 +217,30 @@ def classifier(kind: str, **more: object) -> dict[str, object]:
             MOBILENET,
             Preprocess(224, 224, fit=Fit.CENTER_CROP, antialias=True, zoom=1.14286, mean=HALF, std=HALF),
         ),
-        ("mobilevit", MOBILEVIT, Preprocess(256, 256, fit=Fit.CENTER_CROP, antialias=True, zoom=1.125, color="bgr")),
+        ("mobilevit", MOBILEVIT, BGR),
+        ("mobilevit", OLD_MOBILEVIT, BGR),
+        ("mobilevitv2", MOBILEVIT, BGR),
+        (
+            "efficientnet",
+            EFFICIENTNET,
+            Preprocess(224, 224, fit=Fit.STRETCH, antialias=True, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+        ),
+        (
+            "efficientnet",
+            {**EFFICIENTNET, **HALVES, "include_top": False},
+            Preprocess(224, 224, fit=Fit.STRETCH, antialias=True, mean=HALF, std=HALF),
+        ),
     ],
-    ids=["vit", "old vit", "resnet", "convnext", "mobilenet_v2", "mobilevit"],
+    ids=[
+        *("vit", "old vit", "resnet", "convnext", "mobilenet_v2", "mobilevit", "old mobilevit", "mobilevitv2"),
+        *("efficientnet", "efficientnet without a top"),
+    ],
 )
 def test_classifier_is_recognised_with_its_names_and_preprocessing(
     tmp_path: Path, kind: str, processor: object, expected: Preprocess
 ) -> None:
     found = add(tmp_path, classifier(kind), processor, {"logits": ("batch_size", 3)})
     assert (found.family, found.names) == ("classification", ("tench", "goldfish", "great white shark"))
-    if expected.color == "bgr":
-        expected = msgspec.structs.replace(expected, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     assert found.preprocess == expected
     assert (found.thresholds.score, found.thresholds.max_detections) == (0.0, 5)
     assert found.reading.form == "softmax"
