@@ -47,7 +47,8 @@ def read_settings(file: Path) -> tuple[str, dict[str, str]]:
     if len(listed) < 2:
         return "", {}
     separator = "" if all(len(each) == 1 for each in listed) else "\n"
-    return found[0], {"decode.characters": separator.join(listed)}
+    text = separator.join(listed)
+    return found[0], {"decode.characters": text if listed[-1] else f"{text}\n"}  # `characters.parse` drops one newline
 
 
 def _read(path: Path) -> tuple[str, ...]:

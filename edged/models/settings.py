@@ -81,7 +81,8 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
         key, equals, value = word.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{word!r} is not a setting; write KEY=VALUE")
-        settings[key.strip()] = value.strip()
+        key = key.strip()
+        settings[key] = value if key == "decode.characters" else value.strip()  # a space may be the first character
     return settings
 
 

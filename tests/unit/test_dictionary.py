@@ -9,7 +9,7 @@ import pytest
 from edged.cli.model_options import with_exporter_settings
 from edged.models import dictionary
 from edged.references.kept import Local
-from edged.vision import family
+from edged.vision import characters, family
 
 
 def folder_of(path: Path, **files: str | bytes) -> Path:
@@ -37,6 +37,13 @@ def test_dictionary_of_several_models_needs_the_name_of_its_model(tmp_path: Path
 def test_dictionary_entries_of_several_characters_stay_on_their_lines(tmp_path: Path) -> None:
     folder_of(tmp_path, model__onnx="", dict__txt="\na\nbc\n")
     assert dictionary.read_settings(tmp_path / "model.onnx")[1] == {"decode.characters": "\na\nbc"}
+
+
+@pytest.mark.parametrize("text", ["a\nb\n\n", "\na\nb\n", "a\n\n", "a\n\nb"])
+def test_setting_lists_the_entries_of_the_dictionary(tmp_path: Path, text: str) -> None:
+    folder_of(tmp_path, model__onnx="", dict__txt=text)
+    _, settings = dictionary.read_settings(tmp_path / "model.onnx")
+    assert characters.parse(settings["decode.characters"]) == characters.parse(text)
 
 
 # As PyYAML writes them, each on a line.

@@ -84,6 +84,7 @@ def test_read_toml_invalid_is_refused_in_one_line(text: bytes) -> None:
 def test_parse_assignments_splits_at_the_first_equals_sign() -> None:
     words = ["a=1", " b = two words ", "c=x=y", "d="]
     assert parse_assignments(words) == {"a": "1", "b": "two words", "c": "x=y", "d": ""}
+    assert parse_assignments([" decode.characters= 01 "]) == {"decode.characters": " 01 "}
 
 
 @pytest.mark.parametrize("word", ["a", "", "=1", " =1"])
