@@ -44,7 +44,7 @@ def _gathering(kept: FrameCollections, gathering: Gathering, each: bool) -> Fram
         spent_s=kept.spent_s(gathering),
         over_s=found.over_s,
         started_unix_s=found.started_unix_s,
-        id=found.id,
+        id=found.id if found.finished else "",
         folder=str(kept.folder(gathering.model)),
         cameras=_cameras(found),
         frames=tuple(_frame(found, frame) for frame in found.frames) if each else (),

@@ -57,7 +57,8 @@ class Collection(msgspec.Struct, frozen=True):
 
     Engines use a collection only when it is `finished` (complete, or stopped by a command). From then on `id` is a
     digest of its frames. The id stays the same if frames are removed later because their retention ended, so that
-    engines that were calibrated on these frames remain valid.
+    engines that were calibrated on these frames remain valid. If all are removed, the next collection has this id until
+    it is finished.
     """
 
     cameras: tuple[str, ...]
@@ -120,9 +121,10 @@ class Collected(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, folder: Path, collection: Collection) -> Collected | None:
-        """Return the frames of a collection in `folder`; None until it is finished."""
+        """Return the frames of a collection in `folder`; None until it is finished, or only the id of the collection
+        before it."""
         if not collection.finished:
-            return None
+            return cls(collection.id) if collection.id else None
         uses: tuple[Use, Use] = ("calibrate", "judge")
         calibrate, judge = ({str(folder / f.name): f.sha256 for f in collection.frames_for(use)} for use in uses)
         cameras = {str(folder / f.name): f.camera for f in collection.frames_for("judge")}

@@ -103,9 +103,8 @@ class Collector:
     async def start(self, model: str, cameras: Iterable[str], frames: int, over_s: float) -> None:
         """Begin a collection. Raises Refused if the model has frames, and the errors of `not_stored`."""
         async with self._changing:
-            found = self.kept.gatherings.get(model)
-            if found is not None or model in self.kept.damaged:
-                is_running = found is not None and not found.collection.finished
+            if self.kept.has_frames(model):
+                is_running = model in self.kept.running
                 what = "frames are already being collected" if is_running else "there are already frames"
                 raise Refused(f"{what} for model {model!r}; remove them first: edged samples remove {model}")
             await self.kept.begin(model, Collection(tuple(sorted(set(cameras))), frames, over_s, self._clock().unix_s))
@@ -174,7 +173,7 @@ class Collector:
         for model, spec in wanted.items():
             found, over_s = self.kept.gatherings.get(model), spec.over_hours * 3600
             cameras = tuple(sorted(set(spec.cameras)))
-            if found is None and model not in self.kept.damaged:
+            if not self.kept.has_frames(model):
                 began = Collection(cameras, spec.frames, over_s, self._clock().unix_s, configured=True)
                 try:
                     await self.kept.begin(model, began)

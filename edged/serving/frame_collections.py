@@ -52,9 +52,17 @@ class FrameCollections:
         spent = gathering.collection.spent_s
         return spent if gathering.collection.finished else gathering.pacer.offset(self._clock().mono_s)
 
+    def has_frames(self, model: str) -> bool:
+        """Whether a model has frames, or collects some. It has no frames if their retention has ended."""
+        found = self.gatherings.get(model)
+        return model in self.damaged or (found is not None and bool(found.kept or not found.collection.finished))
+
     async def begin(self, model: str, collection: Collection) -> None:
-        """Add a new collection. Raises the errors of `not_stored`."""
+        """Add a new collection for a model without frames. Raises the errors of `not_stored`."""
+        if before := self.gatherings.get(model):
+            collection = replace(collection, id=before.collection.id)
         made = self._gathering(model, collection)
+        made.collected = Collected.of(self.folder(model), collection)
         await self.save(made, collection)
         self.gatherings[model] = self.running[model] = made
         self._emit(CollectionStarted(collection.wanted, collection.over_s), model)
@@ -68,12 +76,13 @@ class FrameCollections:
         gathering.pacer.rest(self._clock().mono_s + _REST_SECONDS)
 
     async def finish(self, gathering: Gathering) -> None:
-        """Finish a collection; remove it if it has no frames."""
+        """Finish a collection; remove it if it has no frames, and engines were not calibrated on earlier ones."""
         model, frames = gathering.model, gathering.collection.frames
-        if not frames:
+        made = id_of(frames) if frames else gathering.collection.id
+        if not made:
             with contextlib.suppress(EdgedError):
                 await self.remove(model)
-        elif await self.try_to_save(gathering, replace(gathering.collection, finished=True, id=id_of(frames))):
+        elif await self.try_to_save(gathering, replace(gathering.collection, finished=True, id=made)):
             del self.running[model]
             gathering.problem = ""
             self._set_collected(gathering)

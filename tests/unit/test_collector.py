@@ -391,6 +391,57 @@ async def test_collector_retention_holds_when_the_clock_jumps(tmp_path: Path, ju
     assert box.changed == ["m", "m"]
 
 
+@pytest.mark.parametrize("configured", [False, True])
+async def test_collector_begins_again_after_retention_and_keeps_the_id_until_the_end(
+    tmp_path: Path, configured: bool
+) -> None:
+    box = Box(tmp_path)
+    box.settings = replace(box.settings, keep_days=10.0)
+    async with box.running() as collector:
+        await collector.start("m", (), 2, 20.0)
+        await box.play(30, 1.0)
+        await box.quiet(10)
+        await until(lambda: collector.kept.collected("m") is not None)
+        first = collector.kept.gatherings["m"].collection.id
+        if configured:
+            box.settings = replace(box.settings, collect={"m": Collect(frames=2, over_hours=0.01)})
+        await box.quiet(11 * DAY)
+        await until(lambda: not box.kept())
+        if configured:
+            await box.quiet()
+        else:
+            await collector.start("m", (), 2, 20.0)
+        await until(lambda: "m" in collector.kept.running)
+        assert collector.kept.collected("m") == Collected(first)
+    box.changed.clear()
+    box.collector = box.open()
+    async with box.running() as collector:
+        assert collector.kept.collected("m") == Collected(first)
+        await box.play(80, 1.0)
+        await box.quiet(10)
+        await until(lambda: "m" not in collector.kept.running)
+        assert collector.kept.gatherings["m"].collection.id != first
+        assert len(box.kept()) == 2
+    assert box.changed == ["m"]
+
+
+async def test_collector_that_is_stopped_without_frames_keeps_the_id_of_the_frames_before(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.settings = replace(box.settings, keep_days=10.0)
+    async with box.running() as collector:
+        await collector.start("m", (), 1, 10.0)
+        box.frame(b"one")
+        await box.quiet(10)
+        await until(lambda: collector.kept.collected("m") is not None)
+        found = collector.kept.gatherings["m"].collection
+        await box.quiet(11 * DAY)
+        await until(lambda: not box.kept())
+        await collector.start("m", (), 1, 10.0)
+        collector.stop("m")
+        await until(lambda: "m" not in collector.kept.running)
+        assert collector.kept.collected("m") == Collected(found.id)
+
+
 async def test_collector_retention_goes_on_over_a_reboot(tmp_path: Path) -> None:
     box = Box(tmp_path)
     box.settings = replace(box.settings, keep_days=10.0)
