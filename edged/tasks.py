@@ -58,9 +58,9 @@ async def at_most(seconds: float | None, work: Awaitable[_T]) -> _T:
     return task.result()
 
 
-async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
-    """Wait for short work even if this task is cancelled, and raise the cancellation afterwards. After a cancellation,
-    an error of the work is dropped, because a caller that handles the error would not end."""
+async def despite_cancelling(work: Coroutine[Any, Any, _T]) -> _T:
+    """Wait for the result of short work even if this task is cancelled, and raise the cancellation afterwards. After a
+    cancellation, an error of the work is dropped, because a caller that handles the error would not end."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -70,7 +70,7 @@ async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
     if cancelled is not None:
         retrieve_exception(task)
         raise cancelled
-    task.result()
+    return task.result()
 
 
 @contextlib.asynccontextmanager

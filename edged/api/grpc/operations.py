@@ -49,6 +49,7 @@ from edged.models.settings import merge, validate
 from edged.proto import operations_pb2 as pb
 from edged.serving.camera import Cameras
 from edged.serving.link import HostLink
+from edged.tasks import despite_cancelling
 
 Reload: TypeAlias = Callable[[], Awaitable[Sequence[Change]]]
 
@@ -261,12 +262,19 @@ class OperationsService:
     async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         if self._controller.is_configured(request.name):
             raise InvalidInput(f"model {request.name!r} is in the daemon's configuration; remove it there")
-        kept = await asyncio.to_thread(self._controller.repository.remove, request.name, delete=request.delete)
-        await self._controller.removed(request.name)
-        if request.delete:
-            await self._controller.galleries.forget(request.name)
-            await self._controller.frames.forget(request.name)
+        kept = await despite_cancelling(self._remove(request.name, request.delete))
         return pb.RemoveModelResponse(kept=str(kept or ""))
+
+    async def _remove(self, name: str, delete: bool) -> Path | None:
+        """Remove a model, and with `delete` also its faces and frames. Return its folder in the trash."""
+        kept = await asyncio.to_thread(self._controller.repository.remove, name, delete=delete)
+        await self._controller.removed(name)
+        if delete:
+            try:
+                await self._controller.galleries.forget(name)
+            finally:
+                await self._controller.frames.forget(name)
+        return kept
 
     async def restore_model(self, request: pb.RestoreModelRequest, context: Context) -> pb.ModelStatus:
         if self._controller.is_configured(request.name):
