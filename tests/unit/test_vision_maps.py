@@ -25,6 +25,7 @@ from edged.vision.placement import Fit, Placement, Region, Roi
 from edged.vision.prepare import Preparer
 from edged.vision.preprocess import Layout as PictureLayout
 from edged.vision.preprocess import PictureInput, Preprocess
+from edged.vision.tilted import upright
 
 SIDES = st.integers(1, 7)
 
@@ -117,6 +118,26 @@ def test_shown_part_of_the_input_looks_like_the_picture(
         found = cells if channel == 0 else cells.T
         # A pixel of the picture, and one of the input that is rounded.
         np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), atol=1.5 + (high - low) / len(places))
+
+
+@pytest.mark.parametrize("fit", list(Fit))
+@pytest.mark.parametrize("size", [(30, 20), (120, 80)])
+def test_shown_of_a_tilted_window_looks_like_the_picture(fit: Fit, size: tuple[int, int]) -> None:
+    preprocess = Preprocess(96, 64, layout="NHWC", datatype="UINT8", color="bgr", fit=fit, scale=1.0)
+    turn = np.array(((0.8, 0.6), (-0.6, 0.8)))
+    corners = np.array(((-1, -1), (1, -1), (1, 1), (-1, 1))) / 2 * size @ turn + (110, 100)
+    placement, pixels = prepared(preprocess, 230, 220, Roi(corners=upright(corners.astype(np.float32))))
+    left, top, right, bottom = part(placement) or (0, 0, 0, 0)
+    x, y = (shown(pixels[..., channel], placement, preprocess).astype(float) for channel in (0, 1))
+    columns, rows = ((np.arange(n) + 0.5) / n for n in x.shape[::-1])
+    points = np.stack(np.meshgrid(left + columns * (right - left), top + rows * (bottom - top)), axis=-1)
+    at = placement.to_input() @ np.concatenate((points, np.ones((*x.shape, 1))), axis=-1)[..., None]
+    first, inner = np.array((placement.pad_x, placement.pad_y)), np.array(placement.inner)
+    is_inside = ((at[..., 0] >= first + 1) & (at[..., 0] < first + inner - 1)).all(axis=-1)
+    assert is_inside.mean() > 0.3
+    # A pixel of the picture, and one of the input that is rounded.
+    room = 1.5 + 1.5 * max((right - left) / x.shape[1], (bottom - top) / x.shape[0])
+    assert np.abs(np.stack((x, y), axis=-1) + 0.5 - points)[is_inside].max() <= room
 
 
 def test_part_is_none_for_the_whole_picture() -> None:

@@ -22,6 +22,7 @@ Ids = npt.NDArray[np.integer]
 _T = TypeVar("_T", bound=np.generic)
 
 _MOST_FLOATS = 1 << 20  # interpolated at once: 4 MiB, so that they stay in the processor's cache
+_MOST_TURNED = 1024  # rows or columns of a map of a tilted window that is turned back
 _MOST_STRIDE = 64  # input pixels for each cell
 
 
@@ -78,17 +79,36 @@ def part(placement: Placement) -> Box | None:
 
 def shown(cells: npt.NDArray[_T], placement: Placement, preprocess: Preprocess) -> npt.NDArray[_T]:
     """Cut the padding off the map `cells`, [h, w], of the input, and turn the rest back to the orientation of the
-    picture as sent. Returns a view.
+    picture as sent. Returns a view, except for a tilted window.
 
     Edges between cells are rounded to the nearest cell, and at least one cell is left. The result covers
-    `placement.edges`.
+    `placement.edges`. Places there that are outside a tilted window get the nearest cell of the map.
     """
     height, width = cells.shape
     inner_w, inner_h = placement.inner
     columns = _part(placement.pad_x, inner_w, preprocess.width, width)
     rows = _part(placement.pad_y, inner_h, preprocess.height, height)
+    if placement.tilted is not None:
+        to_cells = placement.to_input() * ((width / preprocess.width,), (height / preprocess.height,))
+        to_cells[:, 2] -= columns.start, rows.start
+        return _turned_back(cells[rows, columns], to_cells, placement.edges)
     turns = 0 if placement.window is None else placement.window.rotation // 90
     return np.rot90(cells[rows, columns], turns)
+
+
+def _turned_back(cells: npt.NDArray[_T], to_cells: npt.NDArray[np.float64], edges: Box) -> npt.NDArray[_T]:
+    """Return an upright map that covers the part `edges` of the picture. `to_cells` is the affine matrix [2, 3] from
+    the picture to `cells`. The cells of the map are about as large as `cells`, and not smaller than a pixel."""
+    left, top, right, bottom = edges
+    counts, density = [], np.minimum(np.linalg.norm(to_cells[:, :2], axis=0), 1.0)
+    for length, each in zip((right - left, bottom - top), density.tolist(), strict=True):
+        counts.append(min(max(round(length * each), 1), _MOST_TURNED))
+    x, y = ((np.arange(count) + 0.5) / count for count in counts)
+    points = np.stack(np.meshgrid(left + x * (right - left), top + y * (bottom - top)))
+    at = np.tensordot(to_cells[:, :2], points, 1) + to_cells[:, 2, None, None]
+    column, row = (np.clip(each, 0, most - 1).astype(int) for each, most in zip(at, cells.shape[::-1], strict=True))
+    turned: npt.NDArray[_T] = cells[row, column]
+    return turned
 
 
 def _part(pad: int, inner: int, side: int, cells: int) -> slice:
