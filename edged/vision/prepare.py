@@ -275,8 +275,9 @@ class _Band(NamedTuple):
 
 def resize_center(picture: Image, width: int, height: int, zoom: float = 1.0) -> Image:
     """Resize a picture, uint8 [h, w, 3], so that it covers `zoom` times width x height, and crop the centre to width x
-    height.
+    height. A `zoom` below 1 counts as 1.
     """
+    zoom = max(zoom, 1.0)
     down, across = picture.shape[:2]
     ratio = max(round(width * zoom) / across, round(height * zoom) / down)
     full_w, full_h = max(width, int(across * ratio + 1e-9)), max(height, int(down * ratio + 1e-9))

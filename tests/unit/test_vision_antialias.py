@@ -45,6 +45,10 @@ def test_resize_center_any_shape_fills_the_input(shape: tuple[int, int]) -> None
         np.testing.assert_array_equal(resize_center(picture, 224, 224), picture)
 
 
+def test_resize_center_with_a_zoom_below_1_keeps_the_aspect_ratio() -> None:
+    np.testing.assert_array_equal(resize_center(PICTURES[1], 64, 64, 0.5), resize_center(PICTURES[1], 64, 64))
+
+
 WANTED = Preprocess(64, 64, fit=Fit.CENTER_CROP, zoom=256 / 224, antialias=True, color="bgr", scale=1.0)
 
 
