@@ -40,7 +40,7 @@ class Thresholds(msgspec.Struct, frozen=True):
     The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model answers as in training. A lower `iou`
     such as 0.45 gives fewer duplicates but loses neighbours in a crowd.
 
-    If the model's graph includes the NMS, `iou` has an effect only with `class_agnostic`, between different classes.
+    If the model's graph includes the NMS, `iou` has an effect only with `class_agnostic`, and then on all boxes.
     A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0, or 300 and
     0.5 if a picture has several labels. An embedding gets a name if its similarity is at least `score`. A picture is
     anomalous if its anomaly score, in the model's own scale, is at least `score`. A text recogniser returns an empty
