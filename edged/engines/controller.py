@@ -165,7 +165,9 @@ class Controller:
         self.galleries = Galleries(repository.root.parent / "gallery")
         proofs = Proofs(store.root, self._disk.put)
         self.language = LanguageModels(
-            LanguageBox(lambda: self.fingerprint.facts, proofs, self.events, memory.available_mb, self.wake)
+            LanguageBox(
+                lambda: self.fingerprint.facts, proofs, self.events, memory.available_mb, self.wake, asyncio.Lock()
+            )
         )
         self.describer = Describer(self.language.require, self.events.emit, self._tasks)
         self.catalogue = Catalogue(

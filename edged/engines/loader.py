@@ -208,9 +208,11 @@ class Loader:
     def _try_again(self, names: Iterable[str]) -> None:
         """Read refused models again: the box may have changed, although the model on disk has not."""
         for name in names:
-            planned = self._catalogue.models.get(name)
+            planned, chats = self._catalogue.models.get(name), self._catalogue.language.get(name)
             if planned is not None and planned.problem is not None:
                 self._catalogue.read_again(planned)
+            if chats is not None and chats.problem is not None:
+                chats.look()
 
     async def _until_served(self, entries: Mapping[str, ModelEntry]) -> None:
         loop = asyncio.get_running_loop()
@@ -252,9 +254,9 @@ class Loader:
         planned = self._catalogue.language.get(name)
         if planned is None or planned.entry != entry:
             raise NotReady(f"model {name!r} was changed while it was loaded; load it again")
-        if planned.state is LanguageState.REFUSED:
+        if planned.is_refused:
             raise NotReady(f"model {name!r} cannot be served: {planned.problem}")
-        return planned.state is LanguageState.READY
+        return planned.is_up_to_date
 
     async def _restore(
         self, name: str, before: Mapping[str, ModelEntry], entries: Mapping[str, ModelEntry], error: BaseException

@@ -61,13 +61,15 @@ class LanguageState(str, enum.Enum):
 
 class Box(NamedTuple):
     """The parts of the daemon that all language models share. `facts` returns the facts of the device, `available_mb`
-    the free memory in MiB; `changed` is called when a model changes its state."""
+    the free memory in MiB; `changed` is called when a model changes its state. `opening` is held from the check of the
+    free memory until the host has opened its model: otherwise two models could count on the same memory."""
 
     facts: Callable[[], Mapping[str, str]]
     proofs: Proofs
     events: EventLog
     available_mb: Callable[[], int]
     changed: Callable[[], None]
+    opening: asyncio.Lock
 
 
 class Counts(msgspec.Struct):
@@ -81,12 +83,14 @@ class Counts(msgspec.Struct):
 
 
 class _Wanted(NamedTuple):
-    """Properties that the serving host must have. If they change, another host is started."""
+    """Properties that the serving host must have. If they change, another host is started. `memory_mb` is the setting:
+    0 for an estimate."""
 
     form: Form
     version: str
     digest: str
     how: Opening
+    memory_mb: int
 
 
 class PlannedLanguageModel:
@@ -107,6 +111,8 @@ class PlannedLanguageModel:
         self._serving: _Wanted | None = None
         self._digest_of = ""  # the stamp for which the digest was computed
         self._failures = 0  # in a row, to open a host
+        self._is_judged = False  # whether `problem` is about the newest content and box
+        self._is_stopped = False
         self._changed, self._moved = asyncio.Event(), asyncio.Event()
         self._draining: dict[asyncio.Task[None], LanguageHost] = {}
         self._task = tasks.keep(f"language model {entry.name}", self._live)
@@ -123,6 +129,17 @@ class PlannedLanguageModel:
         return LanguageState.REFUSED if is_refused else LanguageState.LOADING
 
     @property
+    def is_up_to_date(self) -> bool:
+        """Whether the newest content serves."""
+        return self._is_judged and self.problem is None and self.state is LanguageState.READY
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the newest content cannot be served. What was before may serve."""
+        is_repeated = not isinstance(self.problem, HostLost) or self._failures >= _REPEATED
+        return self._is_judged and self.problem is not None and is_repeated
+
+    @property
     def context(self) -> int:
         """The most tokens of a prompt and its answer."""
         if self.host is not None and self.host.opened.context:
@@ -132,6 +149,7 @@ class PlannedLanguageModel:
     def look(self, entry: ModelEntry | None = None) -> None:
         """Examine the model and the box again. `entry` is the model on disk now; None if it has not changed."""
         self.entry = entry or self.entry
+        self._is_judged, self._failures = False, 0
         self._changed.set()
 
     async def until_read(self, seconds: float) -> None:
@@ -143,8 +161,10 @@ class PlannedLanguageModel:
 
     async def stop(self) -> None:
         """Stop the hosts, and refuse waiting requests."""
+        self._is_stopped = True
+        self._moved.set()
         self._task.cancel()
-        self.turns.refuse(NotReady(f"model {self.entry.name!r} is no longer served"))
+        self.turns.refuse(self._gone())
         await asyncio.gather(self._task, return_exceptions=True)
         hosts = [*self._draining.values(), *([self.host] if self.host is not None else [])]
         await asyncio.gather(*(host.stop() for host in hosts), *self._draining, return_exceptions=True)
@@ -208,7 +228,7 @@ class PlannedLanguageModel:
         is_last: bool,
     ) -> bool:
         """Generate an answer once; return whether to try again, because the host was lost before the first text."""
-        host, has_answered, counts = await self._ready_host(), False, self.counts
+        host, has_answered, counts = await self._ready_host(end), False, self.counts
         try:
             async with aclosing(host.generate(wanted, stop)) as texts:
                 while True:
@@ -234,17 +254,29 @@ class PlannedLanguageModel:
                 " tokens, or raise the model's setting limits.seconds"
             ) from None
 
-    async def _ready_host(self) -> LanguageHost:
-        end = time.monotonic() + _PATIENCE_S
+    async def _ready_host(self, end: float) -> LanguageHost:
+        """Return the host, and wait for it until `end` (monotonic seconds), but not longer than 60 s."""
+        patience = time.monotonic() + _PATIENCE_S
         while self.host is None or self.host.lost:
+            if self._is_stopped:
+                raise self._gone()
             if self.state is LanguageState.REFUSED:
                 raise NotReady(f"model {self.entry.name!r} cannot be served: {self.problem}")
-            if time.monotonic() >= end or self._failures >= _REPEATED:
-                why = f": {self.problem}" if self.problem is not None else ""
+            why = f": {self.problem}" if self.problem is not None else ""
+            now = time.monotonic()
+            if now >= patience or self._failures >= _REPEATED:
                 raise NotReady(f"model {self.entry.name!r} is being loaded{why}; try again")
+            if now >= end:
+                raise DeadlineExceeded(
+                    f"model {self.entry.name!r} is being loaded{why}, and a request may take"
+                    f" {self.settings.seconds:g} s; try again, or raise the model's setting limits.seconds"
+                )
             self._moved.clear()
-            await tasks.until_set(self._moved, min(1.0, end - time.monotonic()))
+            await tasks.until_set(self._moved, min(1.0, end - now, patience - now))
         return self.host
+
+    def _gone(self) -> NotReady:
+        return NotReady(f"model {self.entry.name!r} is no longer served")
 
     # -- the host ----------------------------------------------------------------------------------------------------
 
@@ -260,10 +292,11 @@ class PlannedLanguageModel:
             except EdgedError as error:
                 self._failures += 1
                 self._fail(error)
-                pause = backoff.after(0.0) if isinstance(error, _PASSING) else math.inf
+                pause = backoff.after(0.0) if _is_passing(error) else math.inf
             except (OSError, ValueError) as error:  # files that change while they are read
                 self._fail(ModelRefused(f"the model cannot be read: {error}"))
                 pause = backoff.after(0.0)
+            self._is_judged = not self._changed.is_set()
             self._move()
             began = time.monotonic()
             if await self._until_lost(pause):
@@ -328,7 +361,7 @@ class PlannedLanguageModel:
         """Return the properties of the host that must serve: those of the only usable form, or of the fastest one.
         Measure the speeds that are not known."""
         wanted = [
-            _Wanted(form, version, self.digest, self._opening(form, files, settings))
+            _Wanted(form, version, self.digest, self._opening(form, files, settings), settings.memory_mb)
             for form, version in usable.items()
         ]
         self.choice = ""
@@ -378,7 +411,17 @@ class PlannedLanguageModel:
     async def _start(self, wanted: _Wanted, files: LanguageFiles, settings: LanguageSettings) -> LanguageHost:
         """Start a host. If the box has too little memory for two hosts, stop the serving host first. Raises
         OutOfMemory if the memory does not suffice for one host."""
-        needed = settings.memory_mb or files.needed_mb(settings)
+        needed = wanted.memory_mb or files.needed_mb(settings)
+        limit = wanted.memory_mb or round(needed * _LIMIT_SHARE) + _LIMIT_MB
+        reads = tuple(str(each) for each in await asyncio.to_thread(language.files, Path(wanted.form.path)))
+        folders = tuple(dict.fromkeys((*reads, *(os.path.realpath(each) for each in reads))))
+        if not language.is_gguf(wanted.form.path):
+            folders = (str(Path(wanted.form.path).parent), *folders)
+        async with self._box.opening:
+            await self._make_room(needed, files, settings)
+            return await LanguageHost.start(wanted.form, wanted.version, wanted.how, folders, limit, self.entry.name)
+
+    async def _make_room(self, needed: int, files: LanguageFiles, settings: LanguageSettings) -> None:
         available, serving = self._box.available_mb(), self.host
         held = round(memory.used_mb(serving.pid)) if serving is not None else 0
         if available and needed + _SPARE_MB > available + held:
@@ -397,12 +440,6 @@ class PlannedLanguageModel:
                 await serving.drain()
             finally:
                 await serving.stop()
-        limit = settings.memory_mb or round(needed * _LIMIT_SHARE) + _LIMIT_MB
-        reads = tuple(str(each) for each in await asyncio.to_thread(language.files, Path(wanted.form.path)))
-        folders = tuple(dict.fromkeys((*reads, *(os.path.realpath(each) for each in reads))))
-        if not language.is_gguf(wanted.form.path):
-            folders = (str(Path(wanted.form.path).parent), *folders)
-        return await LanguageHost.start(wanted.form, wanted.version, wanted.how, folders, limit, self.entry.name)
 
     async def _verify(self, host: LanguageHost, wanted: _Wanted, settings: LanguageSettings, known: Proof) -> Proof:
         """Compare the host's answers with those of the runtime's previous version, measure the host's speed, and return
@@ -468,3 +505,10 @@ class PlannedLanguageModel:
 def _measured(wanted: _Wanted) -> str:
     """Return the runtime's version and the threads: the speed of a model depends on both."""
     return f"{wanted.version} {wanted.how.threads}"
+
+
+def _is_passing(error: EdgedError) -> bool:
+    """Whether a failure may pass although neither the model nor the box changes: also a file that could not be
+    read."""
+    is_unread = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
+    return isinstance(error, _PASSING) or is_unread

@@ -261,7 +261,7 @@ def _names(path: Path) -> list[str]:
     try:
         found = sorted(
             str((Path(parent) / name).relative_to(path.parent))
-            for parent, _, names in os.walk(path.parent)
+            for parent, _, names in os.walk(path.parent, onerror=_raise)
             for name in names
             if not name.startswith(".")
         )
@@ -270,6 +270,10 @@ def _names(path: Path) -> list[str]:
     if path.name not in found:
         raise ModelRefused(f"{path.name} does not exist")
     return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 # -- ONNX Runtime GenAI ------------------------------------------------------------------------------------------------

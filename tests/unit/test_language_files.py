@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -52,6 +54,16 @@ def test_digest_covers_every_file(folder: Path) -> None:
     before = language.digest(main)
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " ")
     assert language.digest(main) != before
+
+
+def test_folder_that_cannot_be_read_is_not_a_missing_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(ModelRefused, match="Too many open files") as found:
+        language.examine(folder / "genai_config.json")
+    assert isinstance(found.value.__cause__, OSError)
 
 
 def _spoil(name: str, text: bytes | None) -> Callable[[Path], None]:

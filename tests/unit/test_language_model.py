@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -24,7 +25,9 @@ from edged.language.host import LanguageHost
 from edged.language.model import Box, LanguageState, PlannedLanguageModel
 from edged.language.models import LanguageModels
 from edged.language.proof import Proof, Proofs
+from edged.models import language
 from edged.models.entries import ModelEntry, stamp
+from edged.models.language import LanguageSettings
 from edged.store import sealed
 from edged.tasks import TaskGroup
 from tests.tiny_language import ANSWER, write_genai, write_gguf
@@ -45,7 +48,9 @@ class World:
         self.events = EventLog()
         self.proofs = Proofs(cache, sealed.at_once)
         self.folder, self.settings = folder, {key.replace("__", "."): value for key, value in settings.items()}
-        self.box = Box(lambda: self.facts, self.proofs, self.events, lambda: self.available_mb, lambda: None)
+        self.box = Box(
+            lambda: self.facts, self.proofs, self.events, lambda: self.available_mb, lambda: None, asyncio.Lock()
+        )
         self.model = PlannedLanguageModel(self.entry(), self.box)
 
     def entry(self, **changes: Any) -> ModelEntry:
@@ -183,6 +188,41 @@ async def test_deadline_ends_a_request(tmp_path: Path) -> None:
         await box.until(lambda: box.model.host is not None and box.model.host.requests == 0)
 
 
+async def test_deadline_and_removal_end_requests_that_wait_for_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def opens(*_: object) -> LanguageHost:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    monkeypatch.setattr(LanguageHost, "start", opens)
+    box = World(write_genai(tmp_path / "chat" / "1"), tmp_path / "cache", limits__seconds="0.3")
+    try:
+        await box.until(lambda: box.model.settings.seconds < 1)
+        with pytest.raises(DeadlineExceeded, match=r"limits\.seconds"):
+            await asyncio.wait_for(box.ask("x"), 20)
+        box.model.settings = LanguageSettings()
+        asked = asyncio.ensure_future(box.ask("x"))
+        await asyncio.sleep(0.1)
+        await box.model.stop()
+        with pytest.raises(NotReady, match="no longer served"):
+            await asyncio.wait_for(asked, 0.9)
+    finally:
+        await box.model.stop()
+
+
+async def test_request_without_text_ends_when_the_model_is_removed(tmp_path: Path) -> None:
+    async with world(tmp_path) as box:
+        host = box.model.host
+        assert host is not None
+        os.kill(host.pid, signal.SIGSTOP)  # it gives no text
+        asked = asyncio.ensure_future(box.ask("x"))
+        await box.until(lambda: bool(host.requests))
+        await box.model.stop()
+        with pytest.raises(NotReady, match="no longer served"):
+            await asyncio.wait_for(asked, 20)
+
+
 async def test_waiting_requests_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     async with world(tmp_path, slow=20, language__requests="1", language__waiting="2") as box:
         asked = [asyncio.ensure_future(box.ask("a red story", most_tokens=60)) for _ in range(5)]
@@ -249,6 +289,64 @@ async def test_requests_do_not_wait_for_a_host_that_dies_again_and_again(
             await asyncio.wait_for(box.ask("x"), 20)
     finally:
         await box.model.stop()
+
+
+async def test_model_is_read_again_after_a_read_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: Path) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(language, "read_regular", fails)
+        box = World(write_genai(tmp_path / "chat" / "1"), tmp_path / "cache")
+        await box.until(lambda: box.model.state is LanguageState.REFUSED)
+    try:
+        await box.ready()
+    finally:
+        await box.model.stop()
+
+
+async def test_model_is_up_to_date_once_its_newest_content_serves(tmp_path: Path) -> None:
+    async with world(tmp_path) as box:
+        await box.until(lambda: box.model.is_up_to_date)
+        (box.folder / "decoder.onnx").write_bytes(b"not a model")
+        box.model.look(box.entry())
+        assert box.model.state is LanguageState.READY  # the content before serves
+        assert not box.model.is_up_to_date
+        assert not box.model.is_refused
+        await box.until(lambda: box.model.is_refused)
+        write_genai(box.folder)
+        box.model.look(box.entry())
+        assert not box.model.is_refused
+        await box.until(lambda: box.model.is_up_to_date)
+
+
+async def test_changed_memory_limit_starts_another_host(tmp_path: Path) -> None:
+    async with world(tmp_path) as box:
+        box.model.look(box.entry(**{"language.memory_mb": "2048"}))
+        await box.until(lambda: box.model.swaps == 1)
+        assert box.model.host is not None
+        assert box.model.host._memory_mb == 2048
+
+
+async def test_models_that_start_together_do_not_count_on_the_same_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = World(write_genai(tmp_path / "chat" / "1"), tmp_path / "cache", language__memory_mb="1000")
+    start = LanguageHost.start
+
+    async def opens(*arguments: Any) -> LanguageHost:
+        await asyncio.sleep(0.2)
+        box.available_mb -= 1000
+        return await start(*arguments)
+
+    monkeypatch.setattr(LanguageHost, "start", opens)
+    box.available_mb = 1500
+    other = PlannedLanguageModel(box.entry(), box.box)
+    try:
+        await box.until(lambda: all(each.problem or each.host for each in (box.model, other)))
+        assert sorted(each.state.value for each in (box.model, other)) == ["ready", "refused"]
+    finally:
+        await asyncio.gather(box.model.stop(), other.stop())
 
 
 async def test_model_that_cannot_use_its_device_says_that_it_runs_on_the_cpu(tmp_path: Path) -> None:

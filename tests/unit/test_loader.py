@@ -18,6 +18,7 @@ from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, readiness
 from edged.errors import EngineUnusable, InvalidInput, NotReady, OutOfMemory
 from edged.models.entries import ModelEntry
+from tests.tiny_language import write_gguf
 from tests.unit.control_room import entry, inspection, planned_model, serve, settle
 from tests.unit.test_catalogue import House
 from tests.unit.test_ensembles import ensemble_entry
@@ -124,6 +125,36 @@ async def test_load_refused_model_is_read_again(house: House) -> None:
     serve(planned, next(iter(planned.engines)))
     await task
     assert [row.state for row in (await loader.listed())] == ["READY"]
+
+
+class Chats:
+    """A language model whose newest content is judged when a test says so."""
+
+    def __init__(self, entry: ModelEntry) -> None:
+        self.entry, self.problem = entry, EngineUnusable("it is broken")
+        self.is_refused, self.is_up_to_date = True, False
+
+    def look(self) -> None:
+        self.is_refused = False
+
+
+async def test_load_language_model_is_read_again_and_loaded_once_its_newest_content_serves(
+    house: House, tmp_path: Path
+) -> None:
+    there = entry("chat", path=str(write_gguf(tmp_path / "chat.gguf")))
+    loader, chats = loader_of(house, "explicit", models={"chat": there}), Chats(there)
+    house.catalogue.language = {"chat": chats}  # type: ignore[dict-item]
+    for is_good in (True, False):
+        task = asyncio.ensure_future(loader.load("chat"))
+        await until(lambda: not chats.is_refused, "the model is read again")
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        chats.is_up_to_date, chats.is_refused = is_good, not is_good
+        if is_good:
+            await task
+            chats.is_up_to_date, chats.is_refused = False, True
+    with pytest.raises(NotReady, match="it is broken"):
+        await task
 
 
 async def test_load_model_that_repeatedly_has_no_memory_is_not_ready(house: House) -> None:
