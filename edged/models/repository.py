@@ -143,7 +143,8 @@ class Repository:
         With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
         keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
         all earlier settings. Raises AlreadyExists without `replace` if the name is taken, Superseded if `digest` is
-        given and is not the digest of the files.
+        given and is not the digest of the files, InvalidInput if the new model cannot be served with config.pbtxt and
+        the settings.
         """
         check_name(name)
         model_settings.validate(settings)
@@ -161,12 +162,14 @@ class Repository:
                 staged.mkdir(mode=0o750)
                 number = _keep_rest(final, staged, keeps_samples=not samples) if is_there else 1
                 take = os.replace if move else shutil.copyfile
-                for target, source in _targets(staged, str(number), files, samples or {}):
+                triton, problem = read_config(staged, name)
+                model_file = (triton and triton.model_file) or MODEL_FILE
+                for target, source in _targets(staged, str(number), files, samples or {}, model_file):
                     target.parent.mkdir(parents=True, exist_ok=True)
                     take(source, target)
                 version = staged / str(number)
                 first, *external = files
-                main = version / (first if language.is_language(first) else MODEL_FILE)
+                main = version / (first if language.is_language(first) else model_file)
                 if digest and digest != (
                     language.digest(main) if language.is_language(first) else model_digest(main, external)
                 ):
@@ -176,6 +179,9 @@ class Repository:
                 if settings:
                     (staged / SETTINGS_FILE).write_bytes(model_settings.write_toml(settings))
                 if is_there:
+                    for entry in folder_entries(staged, name, triton, problem)[:1]:
+                        if entry.problem:
+                            raise InvalidInput(f"model {name!r} is not replaced: {entry.problem}")
                     self._exchange(name, staged)
                 else:
                     atomic.publish(staged, final)
@@ -407,14 +413,14 @@ def _newest(folder: Path) -> int:
 
 
 def _targets(
-    staged: Path, version: str, files: Mapping[str, Path], samples: Mapping[str, Path]
+    staged: Path, version: str, files: Mapping[str, Path], samples: Mapping[str, Path], model_file: str
 ) -> Iterator[tuple[Path, Path]]:
     """Yield (path in the staged folder, current path) for each file of a new model."""
     for index, (relative, source) in enumerate(files.items()):
-        if index and relative == MODEL_FILE:
-            raise InvalidInput(f"external data must not be named {MODEL_FILE}; export it under another name")
+        if index and relative == model_file:
+            raise InvalidInput(f"external data must not be named {model_file}; export it under another name")
         keeps_name = index or language.is_language(relative)
-        yield staged / version / (relative if keeps_name else MODEL_FILE), source
+        yield staged / version / (relative if keeps_name else model_file), source
     for name, source in samples.items():
         yield staged / model_samples.FOLDER / name, source
 

@@ -537,6 +537,30 @@ def test_add_replace_keeps_the_rest_of_the_folder(
     assert not list(root.glob(".replacing-*"))
 
 
+def test_add_replace_stores_the_file_under_the_name_in_the_configuration(root: Path, source: Path) -> None:
+    folder = lay(root, "m", "1")
+    (folder / "1" / "model.onnx").rename(folder / "1" / "net.onnx")
+    (folder / "config.pbtxt").write_text('default_model_filename: "net.onnx"')
+    repository = Repository(root)
+    assert repository.add("m", {"upload": source}, {}, replace=True) == folder / "2" / "net.onnx"
+    assert (repository.entries()["m"].version, repository.entries()["m"].problem) == ("2", "")
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [("", {"versions": "1"}), ("version_policy { specific { versions: [ 1 ] } }", {}), ("nonsense", {})],
+)
+def test_add_replace_by_a_model_that_cannot_be_served_is_refused(
+    root: Path, source: Path, config: str, settings: dict[str, str]
+) -> None:
+    folder = lay(root, "m", "1")
+    (folder / "config.pbtxt").write_text(config)
+    with pytest.raises(InvalidInput):
+        Repository(root).add("m", {"upload": source}, settings, replace=True)
+    assert (folder / "1" / "model.onnx").read_text() == "m 1"
+    assert not (root / TRASH).exists()
+
+
 def test_add_replace_of_a_plain_file_or_missing_model_adds_the_model(root: Path, source: Path) -> None:
     (root / "plain.onnx").write_text("old")
     (root / "plain.toml").write_text("threads = 2")
