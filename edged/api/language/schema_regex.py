@@ -24,11 +24,20 @@ _MOST_NUMBERS: Final = 200  # most numbers of a range that becomes a list of alt
 _MOST_WORK: Final = 30_000  # characters that are made, and parts that are visited
 _MOST_REPEATED: Final = 256  # larger counts make expressions that take long to prepare
 # Keywords of schemas that change which values are valid, and that are not translated.
-_OTHERS: Final = frozenset(
-    ("allOf", "not", "if", "dependentRequired", "dependentSchemas", "patternProperties", "prefixItems", "contains")
-) | frozenset(
-    ("uniqueItems", "multipleOf", "exclusiveMinimum", "exclusiveMaximum", "pattern", "format", "minProperties")
+_OTHERS: Final = (
+    frozenset(
+        ("allOf", "not", "if", "dependentRequired", "dependentSchemas", "patternProperties", "prefixItems", "contains")
+    )
+    | frozenset(
+        ("uniqueItems", "multipleOf", "exclusiveMinimum", "exclusiveMaximum", "pattern", "format", "minProperties")
+    )
+    | frozenset(("maxProperties", "propertyNames", "dependencies"))
 )
+# The translation of one of these ignores all other keywords of its schema, so the others below must not be there.
+_WHOLE: Final = ("$ref", "const", "enum", "anyOf", "oneOf")
+_LIMITING: Final = frozenset(
+    (*_WHOLE, "type", "properties", "required", "additionalProperties", "items", "minItems", "maxItems")
+) | frozenset(("minLength", "maxLength", "minimum", "maximum"))
 
 
 class _Unknown(Exception):
@@ -61,6 +70,9 @@ class _Translator:
 
     def _value(self, schema: Any, depth: int) -> str:
         if not isinstance(schema, Mapping) or depth > _DEEPEST or _OTHERS & schema.keys():
+            raise _Unknown
+        whole = next((key for key in _WHOLE if key in schema), "")
+        if whole and (_LIMITING & schema.keys()) - {whole, "type" if whole in ("const", "enum") else whole}:
             raise _Unknown
         if "$ref" in schema:
             return self.value(referred(self._root, schema["$ref"]), depth + 1)
