@@ -50,6 +50,8 @@ _OTHERS: Final = (THREADS, limits.SECONDS, "versions")
 _USUAL_CONTEXT, _USUAL_OUTPUT, _USUAL_REQUESTS, _USUAL_WAITING, _USUAL_SECONDS = 4096, 1024, 4, 32, 300.0
 _MOST_SYSTEM = 16 << 10
 
+T = TypeVar("T")
+
 
 class LanguageSettings(msgspec.Struct, frozen=True):
     """Settings of a language model. `context`: the most tokens of a prompt and its answer, 0 for the default;
@@ -76,6 +78,8 @@ def read_settings(settings: Mapping[str, str]) -> LanguageSettings:
     for key in settings:
         if key not in (*NAMES, *_OTHERS):
             raise ConfigError(f"setting {key[:60]!r} is not for language models; {nearest(key, (*NAMES, *_OTHERS))}")
+    if not (threads := settings.get(THREADS, "0").strip()).isdecimal():
+        raise ConfigError(f"setting {THREADS}={threads[:40]!r}: give one number for a language model")
     return check_settings(settings)
 
 
@@ -84,7 +88,7 @@ def check_settings(settings: Mapping[str, str]) -> LanguageSettings:
     for key in (key for key in settings if key.startswith(PREFIX)):
         if key not in NAMES:
             raise ConfigError(f"unknown setting {key[:60]!r}; {nearest(key, NAMES)}")
-    system, threads = settings.get(SYSTEM, ""), settings.get(THREADS, "0")
+    system, threads = settings.get(SYSTEM, ""), settings.get(THREADS, "0").strip()
     if len(system) > _MOST_SYSTEM:
         raise ConfigError(f"setting {SYSTEM} has {len(system)} characters; use at most {_MOST_SYSTEM}")
     return LanguageSettings(
@@ -101,7 +105,7 @@ def check_settings(settings: Mapping[str, str]) -> LanguageSettings:
     )
 
 
-def _or(value: int | None, usual: int) -> int:
+def _or(value: T | None, usual: T) -> T:
     return usual if value is None else value
 
 
@@ -311,7 +315,7 @@ class _Sampling(msgspec.Struct):
     @property
     def values(self) -> tuple[float, float]:
         """Temperature and top_p."""
-        return (1.0 if self.temperature is None else self.temperature) if self.do_sample else 0.0, self.top_p or 1.0
+        return _or(self.temperature, 1.0) if self.do_sample else 0.0, _or(self.top_p, 1.0)
 
 
 class _Genai(msgspec.Struct):
@@ -415,9 +419,6 @@ def _gguf(path: Path) -> LanguageFiles:
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-
-
-T = TypeVar("T")
 
 
 def _json(path: Path, kind: type[T]) -> T:

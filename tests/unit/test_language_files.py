@@ -120,10 +120,16 @@ def test_examine_folder_of_openvino_reads_config_json(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     config = {"model_type": "qwen2", "max_position_embeddings": 99, "num_hidden_layers": 2, "hidden_size": 64}
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4, "num_key_value_heads": 2}))
-    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.7, "top_p": 0.8}')
     found = language.examine(tmp_path / "openvino_model.xml")
     assert (found.kind, found.context, found.token_bytes) == ("qwen2", 99, 2 * 2 * 2 * 16 * 4)
-    assert (found.temperature, found.top_p) == (0.7, 0.8)
+    for text, values in (
+        ('{"do_sample": true, "temperature": 0.7, "top_p": 0.8}', (0.7, 0.8)),
+        ('{"do_sample": true, "top_p": 0}', (1.0, 0.0)),
+        ('{"temperature": 0.7}', (0.0, 1.0)),
+    ):
+        (tmp_path / "generation_config.json").write_text(text)
+        found = language.examine(tmp_path / "openvino_model.xml")
+        assert (found.temperature, found.top_p) == values
 
 
 @pytest.mark.parametrize(
@@ -221,6 +227,13 @@ def test_read_settings_refuses_those_of_other_models() -> None:
         language.read_settings({"thresholds.score": "0.5"})
     with pytest.raises(ConfigError, match=r"language\.context"):
         language.read_settings({"language.contxt": "64"})
+
+
+def test_language_model_has_one_number_of_threads() -> None:
+    assert language.read_settings({"threads": " 2 "}).threads == 2
+    with pytest.raises(ConfigError, match="threads"):
+        language.read_settings({"threads": "2,4"})
+    assert language.check_settings({"threads": "2,4"}).threads == 0  # it may be for another model
 
 
 def test_repository_lists_language_models_with_their_versions(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -14,11 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from edged.api.language import grammar, tools
+from edged.api.language import generate, grammar, tools
+from edged.api.language.requests import ChatMessage, ChatRequest, generation
 from edged.api.language.schema_regex import regex_of
 from edged.errors import InvalidInput, NotReady, Overloaded
 from edged.host.language import StopFinder
 from edged.language.turns import Turns
+from edged.models.entries import ModelEntry
+from edged.models.language import LanguageFiles, LanguageSettings
 
 _PERSON = {
     "type": "object",
@@ -174,10 +178,61 @@ def test_expression_of_a_schema_matches_usual_values(value: Any) -> None:
         {"type": "integer", "minimum": 5},
         {"type": "array"},
         {"$ref": "#", "type": "object", "properties": {"a": {"$ref": "#"}}},
+        {"$ref": "#/$defs/a", "maxLength": 5, "$defs": {"a": {"type": "string"}}},
+        {"type": "object", "required": ["a"], "anyOf": [{"type": "object", "properties": {"a": {"type": "null"}}}]},
+        {"enum": ["a", "b"], "const": "a"},
+        {"enum": ["a", "bc"], "maxLength": 1},
+        {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "maxProperties": 1},
+        {"type": "object", "properties": {"a": {"type": "null"}}, "propertyNames": {"maxLength": 0}},
+        {"type": "object", "properties": {"a": {"type": "null"}}, "dependencies": {"a": ["b"]}},
     ],
 )
 def test_schema_without_an_expression_is_left_to_the_runtime(schema: dict[str, Any]) -> None:
     assert regex_of(schema) is None
+
+
+def test_schema_with_a_title_or_type_next_to_an_enumeration_has_an_expression() -> None:
+    assert regex_of({"enum": ["a", "b"], "type": "string", "title": "Letter", "default": "a"}) == '("a"|"b")'
+    assert regex_of({"oneOf": [{"const": 1}], "discriminator": {"propertyName": "kind"}}) == "(1)"
+
+
+@pytest.mark.parametrize(
+    ("usual", "request_", "sent"),
+    [
+        ((0.7, 0.9), {}, (0.7, 0.9)),
+        ((0.7, 0.0), {}, (0.0, 1.0)),
+        ((0.7, 0.9), {"top_p": 0.0}, (0.0, 1.0)),
+        ((0.7, 0.9), {"top_p": 0.0, "temperature": 2.0}, (0.0, 1.0)),
+        ((0.0, 1.0), {"top_p": 0.5, "temperature": 2.0}, (2.0, 0.5)),
+    ],
+)
+def test_top_p_of_0_takes_always_the_most_likely_token(
+    usual: tuple[float, float], request_: dict[str, float], sent: tuple[float, float]
+) -> None:
+    found = generation(ChatRequest(prompt="x", **request_), planned(*usual))  # type: ignore[arg-type]
+    assert (found.sampling.temperature, found.sampling.top_p) == sent
+
+
+def planned(temperature: float, top_p: float) -> Any:
+    """Return a stand-in for a model that has no host yet."""
+    files = LanguageFiles((), "", 0, 0, 0, True, False, temperature, top_p)
+    entry = ModelEntry("chat", "1", "chat.gguf", {}, "")
+    return SimpleNamespace(entry=entry, settings=LanguageSettings(), files=files, host=None, context=0)
+
+
+def test_request_with_messages_and_a_prompt_is_refused_as_such() -> None:
+    message = ChatMessage("user", "x")
+    with pytest.raises(InvalidInput, match="one of them"):
+        generation(ChatRequest((message,), "x"), planned(0.0, 1.0))
+
+
+def test_numbers_in_the_parameters_of_triton_may_be_texts() -> None:
+    text = '{"temperature": "0.1", "top_p": "0.95", "max_tokens": "100", "stop": "null", "seed": 7}'
+    found = generate._parameters(text)
+    assert (found.temperature, found.top_p, found.max_tokens) == (0.1, 0.95, 100)
+    assert (found.stop, found.seed) == ("null", 7)
+    with pytest.raises(InvalidInput, match="max_tokens"):
+        generate._parameters('{"max_tokens": "many"}')
 
 
 @pytest.mark.parametrize(

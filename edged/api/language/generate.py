@@ -192,7 +192,8 @@ def _picture(data: bytes) -> bytes:
 
 def _parameters(text: str) -> _Parameters:
     try:
-        return msgspec.json.decode(text, type=ready(_Parameters))
+        # Clients of Triton's backend for vLLM may send numbers as texts.
+        return msgspec.json.decode(text, type=ready(_Parameters), strict=False)
     except NOT_JSON as error:
         raise InvalidInput(f"cannot parse sampling_parameters: {explain(error)}") from None
 

@@ -48,7 +48,9 @@ class ChatRequest(msgspec.Struct, frozen=True):
 def generation(request: ChatRequest, planned: PlannedLanguageModel) -> Generation:
     """Return what a model's host generates from. Raises InvalidInput."""
     settings = planned.settings
-    if bool(request.messages) == bool(request.prompt):
+    if request.messages and request.prompt:
+        raise InvalidInput("the request has messages and a prompt; send one of them")
+    if not request.messages and not request.prompt:
         raise InvalidInput("the request has no messages; send messages, or a prompt")
     if len(request.messages) > _MOST_MESSAGES:
         raise InvalidInput(f"the request has {len(request.messages)} messages; send at most {_MOST_MESSAGES}")
@@ -69,7 +71,9 @@ def generation(request: ChatRequest, planned: PlannedLanguageModel) -> Generatio
     usual = (files.temperature, files.top_p) if files is not None else (0.0, 1.0)
     temperature = usual[0] if request.temperature is None else request.temperature
     top_p = usual[1] if request.top_p is None else request.top_p
-    sampling = Sampling(temperature, top_p or 1.0, request.seed, guidance, followed)
+    if top_p == 0:  # always the most likely token; the runtimes do not take 0
+        temperature, top_p = 0.0, 1.0
+    sampling = Sampling(temperature, top_p, request.seed, guidance, followed)
     tools = json.dumps(list(request.tools)) if request.tools else ""
     return Generation(messages, tools, request.prompt, pictures, sampling, most)
 
