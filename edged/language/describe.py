@@ -25,7 +25,8 @@ from edged.vision.detections import Detections, class_name
 
 _LOG = logging.getLogger("edged.language")
 _LOOK_SECONDS = 0.2  # least time between two frames that a rule looks at
-_GAP_SECONDS = 1.5  # a class that is not seen for this long has gone
+_GAP_SECONDS = 1.5  # a class that the frames of this time do not show has gone
+_MOST_INTERVALS = 3  # a longer time without a frame, in intervals between frames, ends what was seen before
 
 
 class Watch:
@@ -34,7 +35,9 @@ class Watch:
     def __init__(self, rule: Describe) -> None:
         self.rule = rule
         self._looked = self._described = -1e9
-        self._since = self._seen = -1e9
+        self._shown = self._seen = -1e9  # when the last frame came, and the last one with a class of the rule
+        self._interval = 0.0  # between the last two frames
+        self._since: float | None = None  # since when a class is seen
         self._best: tuple[float, Tapped] | None = None
 
     def wants(self, now: float) -> bool:
@@ -45,14 +48,20 @@ class Watch:
         self._looked = now
         return True
 
-    def see(self, frame: Tapped, score: float, now: float) -> Tapped | None:
-        """Record a frame. `score` is the best score of the rule's classes in this frame, 0 if they are not in it.
+    def see(self, frame: Tapped, score: float | None, now: float) -> Tapped | None:
+        """Record a frame. `score` is the best score of the rule's classes in this frame, None if they are not in it.
         Return the frame to describe, or None if no description is due."""
-        if now - self._seen > _GAP_SECONDS:
-            self._since, self._best = now, None
-        if score < self.rule.score:
+        interval = now - self._shown
+        is_interrupted = interval > max(_GAP_SECONDS, _MOST_INTERVALS * self._interval)
+        self._shown, self._interval = now, interval
+        is_seen = score is not None and score >= self.rule.score
+        if is_interrupted or (not is_seen and now - self._seen > _GAP_SECONDS):
+            self._since, self._best = None, None
+        if score is None or not is_seen:
             return None
         self._seen = now
+        if self._since is None:
+            self._since = now
         if self._best is None or score > self._best[0]:
             self._best = score, frame
         if now - self._since < self.rule.seconds or now - self._described < self.rule.every_seconds:
@@ -110,7 +119,7 @@ class Describer:
                 for score, number in zip(found.scores, found.class_ids, strict=True)
                 if not rule.classes or class_name(names, int(number)) in rule.classes
             ]
-            best = watch.see(frame, max(scores, default=0.0), now)
+            best = watch.see(frame, max(scores, default=None), now)
             if best is not None:
                 self._busy.add(name)
                 self._tasks.start(self._describe(name, rule, best))

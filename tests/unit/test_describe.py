@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from edged.config.tables import Describe
@@ -26,7 +28,7 @@ def frame(name: bytes, score: float = 0.9, camera: str = "gate") -> Tapped:
     return Tapped("shapes", camera, name, "", 4, 3, 0, FrameWork(b""), answer)
 
 
-def played(watch: Watch, scores: list[float], start: float = 0.0, step: float = 0.5) -> list[bytes]:
+def played(watch: Watch, scores: Sequence[float | None], start: float = 0.0, step: float = 0.5) -> list[bytes]:
     """Show frames with these scores, one each `step` seconds; return the frames to describe, by their numbers."""
     shown = (
         watch.see(frame(str(number).encode()), score, start + number * step) for number, score in enumerate(scores)
@@ -46,6 +48,26 @@ def played(watch: Watch, scores: list[float], start: float = 0.0, step: float = 
 )
 async def test_frame_is_described_if_a_class_is_seen_for_some_time(scores: list[float], described: list[bytes]) -> None:
     assert played(Watch(RULE), scores) == described
+
+
+@pytest.mark.parametrize("step", [2.0, 5.0])
+async def test_camera_with_few_frames_is_described(step: float) -> None:
+    watch = Watch(RULE)
+    assert played(watch, [None, 0.6, 0.7, 0.6], step=step) == [b"2"]
+    assert played(watch, [0.6, None, 0.6, None, 0.6], 1000.0, step) == []
+    assert played(watch, [0.6, 0.7], 2000.0, step) == [b"1"]
+
+
+async def test_time_without_frames_does_not_count() -> None:
+    watch = Watch(RULE)
+    assert played(watch, [0.6, 0.6]) == []
+    assert played(watch, [0.6, 0.6, 0.6], start=10.0) == []
+
+
+async def test_frame_without_a_class_is_not_seen_even_if_every_score_counts() -> None:
+    watch = Watch(msgspec.structs.replace(RULE, score=0.0))
+    assert played(watch, [None] * 10) == []
+    assert played(watch, [0.0] * 5, start=10.0) == [b"0"]
 
 
 async def test_rule_waits_for_its_interval() -> None:
