@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from edged import packages
+from edged import packages, tasks
 from edged.errors import (
     ConfigError,
     DaemonUnavailable,
@@ -195,7 +195,7 @@ class Bucket:
 
     async def _within(self, name: str, call: Awaitable[T], seconds: float) -> T:
         try:
-            return await asyncio.wait_for(call, seconds)
+            return await tasks.at_most(seconds, call)
         except (TimeoutError, asyncio.TimeoutError):
             raise DaemonUnavailable(f"{self.place} does not answer within {seconds:.0f} s") from None
         except EdgedError:

@@ -241,6 +241,8 @@ class EngineSharing:
         except EdgedError as error:
             self._failed(link, error)
             return Turn()
+        if leases is not self._leases:  # new settings came meanwhile: a renewal in the store before would never end
+            return Turn()
         self._writing.worked()
         self._waiting.pop(name, None)
         if lease is None:

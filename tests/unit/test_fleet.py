@@ -377,6 +377,34 @@ async def test_lease_without_renewal_is_taken_over(tmp_path: Path) -> None:
     assert (await other.sharing.turn(KEY)).lease is not None
 
 
+async def test_lease_that_is_taken_while_the_settings_change_is_not_renewed(tmp_path: Path) -> None:
+    one, other = Box(tmp_path, tmp_path / "shared", "dock"), Box(tmp_path, tmp_path / "shared", "yard")
+    one.sharing.timing = FAST._replace(pace=Pace(0.2, 0.01, 10.0))
+    one.configure()
+    taking = asyncio.create_task(one.sharing.turn(KEY))
+    place = one.shared / "leases" / f"{KEY.digest}.json"
+    await until(place.exists, "the lease is there")
+    one.configure(store="")
+    assert await taking == ("", None)
+    data = place.read_bytes()
+    await asyncio.sleep(0.1)
+    assert place.read_bytes() == data
+    assert (await other.sharing.turn(KEY)).other == "dock"
+
+
+async def test_cancellation_together_with_an_answer_of_the_store_is_not_lost(tmp_path: Path) -> None:
+    for turns in range(5):
+        answer = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(Bucket(f"file://{tmp_path}")._within("name", answer, 60.0))
+        await asyncio.sleep(0.001)
+        answer.set_result(1)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_asked = waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() is is_asked
+
+
 async def test_renewed_lease_is_waited_for_until_patience_ends(tmp_path: Path) -> None:
     one = Box(tmp_path, tmp_path / "shared", "dock")
     other = Box(tmp_path, tmp_path / "shared", "yard", wait_minutes=1)
