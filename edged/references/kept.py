@@ -27,6 +27,8 @@ from edged.errors import NotFound, Refused
 from edged.files import NOT_JSON, disk_fault, unwritable
 from edged.references import sources, transfer
 from edged.references.reference import Reference, file_name, parse
+from edged.references.sources import Source
+from edged.references.transfer import Challenged
 
 FOLDER = "references"
 _PIN, _PROBLEM, _FILES, _ABSENT, _OLD = "pin.json", "problem", "files", "absent", "old"
@@ -161,20 +163,31 @@ def _is_kept(reference: Reference, place: Path, pin: Pin) -> bool:
 
 
 def _fetch(reference: Reference, place: Path, pin: Pin | None, notify: Callable[[str], None]) -> Pin:
+    def moved(done: int) -> None:
+        notify(f"fetching {reference.text}: {done >> 20} MiB")
+
     with _scratch(place) as scratch:
         new = scratch / "new"
         notify(f"asking for {reference.text}")
         source = sources.find(reference)
         digests: dict[str, str] = {}
-        for name, location in source.files.items():
+        for name in source.files:
             file = new / _FILES / name
             file.parent.mkdir(parents=True, exist_ok=True)
             try:
-                transfer.save(location, file, lambda done: notify(f"fetching {reference.text}: {done >> 20} MiB"))
+                try:
+                    transfer.save(source.files[name], file, moved)
+                except Challenged:
+                    if not digests:
+                        raise
+                    source = _renewed(reference, source)
+                    file.unlink(missing_ok=True)
+                    transfer.save(source.files[name], file, moved)
             except NotFound:
-                if not location.is_optional:
+                if not source.files[name].is_optional:
                     raise
                 continue
+            location = source.files[name]
             if not location.is_optional and (problem := _no_model(file)):
                 raise Refused(f"{reference.text} {problem}")
             digests[name] = _digest(file)
@@ -190,6 +203,16 @@ def _fetch(reference: Reference, place: Path, pin: Pin | None, notify: Callable[
             place.rename(scratch / _OLD)
         new.rename(place)
         return found
+
+
+def _renewed(reference: Reference, source: Source) -> Source:
+    """Find the files again, because a token may have expired while earlier files were fetched. Raises Refused if the
+    files are no longer the same."""
+    found = sources.find(reference)
+    before, now = ([(name, each.digest) for name, each in of.files.items()] for of in (source, found))
+    if now != before:
+        raise Refused(f"{reference.text} changed while it was fetched; try again")
+    return found
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,9 @@ from edged.errors import (
     Refused,
     Unauthenticated,
 )
-from edged.references import kept
+from edged.references import kept, transfer
 from edged.references.reference import parse
+from edged.references.transfer import Location
 from tests.stand_in import Page, StandIn, stand_in
 
 MODEL = b"a model" * 1000
@@ -316,6 +318,48 @@ def test_artefact_with_a_login(server: StandIn, tmp_path: Path, monkeypatch: pyt
     path, headers = next(each for each in server.asked if each[0].startswith("/token"))
     assert path == "/token?service=box&scope=repository%3Aa%2Fb%3Apull"
     assert headers["Authorization"] == f"Basic {login}"
+
+
+def test_token_that_expires_between_two_layers_is_renewed(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = b"read me"
+    reference = offer(server, manifest(door_dot_onnx=MODEL, readme_dot_md=readme))
+    server.pages |= {
+        f"/v2/a/b/blobs/sha256:{hashlib.sha256(readme).hexdigest()}": readme,
+        "/token": json.dumps({"token": "t0k"}).encode(),
+    }
+    server.token, save = "t0k", transfer.save
+
+    def save_and_expire(location: Location, *more: Any) -> None:
+        save(location, *more)
+        if location.digest == DIGEST:
+            server.token = "new"
+            server.pages["/token"] = json.dumps({"token": "new"}).encode()
+
+    monkeypatch.setattr(transfer, "save", save_and_expire)
+    local = kept.local(f"{reference}:v1", tmp_path)
+    assert local.path.read_bytes() == MODEL
+    assert (local.path.parent / "readme.md").read_bytes() == readme
+
+
+def test_artefact_that_changes_while_it_is_fetched_is_refused(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = offer(server, manifest(door_dot_onnx=MODEL, readme_dot_md=b"read me"))
+    server.pages["/token"] = json.dumps({"token": "t0k"}).encode()
+    server.token, save = "t0k", transfer.save
+
+    def save_and_change(*arguments: Any) -> None:
+        save(*arguments)
+        offer(server, manifest(door_dot_onnx=MODEL))
+        server.token = "new"
+        server.pages["/token"] = json.dumps({"token": "new"}).encode()
+
+    monkeypatch.setattr(transfer, "save", save_and_change)
+    with pytest.raises(Refused, match="changed"):
+        kept.local(f"{reference}:v1", tmp_path)
+    assert not left_behind(tmp_path)
 
 
 def test_artefact_without_the_login_that_it_needs(
