@@ -333,7 +333,7 @@ class EngineInfo(Info, frozen=True):
         if self.verdict is None:
             return "it is not verified yet"
         if not self.verdict.accepted:
-            return "it was refused before, by the golden inputs"
+            return "its answers to the golden inputs were rejected before"
         return f"no frames are collected; to collect some: edged samples collect {self.model}"
 
 

@@ -81,10 +81,10 @@ def is_installed(module: str) -> bool:
 def _pip(*words: str) -> str:
     if Path(sys.prefix).is_relative_to(_DEBIAN):
         names = ", ".join(word.partition(">")[0] for word in words[1:] if not word.startswith("-"))
-        what = (
-            "reinstall the Debian package edged" if "--force-reinstall" in words else "change the Debian package edged"
-        )
-        return f"{what}, whose EXTRAS decide what it contains, for {names} (docs/packages.md)"
+        if "--force-reinstall" in words:
+            return f"reinstall the Debian package edged, which contains {names}"
+        verb = "exclude" if words[0] == "uninstall" else "include"
+        return f"build the Debian package edged with EXTRAS that {verb} {names} (docs/packages.md)"
     interpreter = sys.executable or "python3"
     sudo = () if os.access(sys.prefix, os.W_OK) else ("sudo",)
     return shlex.join((*sudo, interpreter, "-m", "pip", *words))

@@ -47,7 +47,7 @@ def _group(name: str, text: str | None, *functions: _Command, callback: _Command
 def _family() -> typer.Typer:
     from edged.cli import family
 
-    text = "Model families of other packages: start one, and list all."
+    text = "Model families of other packages: create one, list all."
     return _group("family", text, family.new, family.list_)
 
 
@@ -213,9 +213,9 @@ def _root(
     ] = False,
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", "-t", metavar="ADDRESS", help="The daemon to call, as after the command."),
+        typer.Option("--target", "-t", metavar="ADDRESS", help="The daemon to call; can also follow the command."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, as after the command.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON; can also follow the command.")] = False,
 ) -> None:
     """Store the options before the command, and handle --version."""
     from edged.cli import common

@@ -56,7 +56,7 @@ def add(
         str,
         typer.Argument(help="rtsp://..., http://..., /dev/video0, csi://0, or a video file or folder on the box."),
     ],
-    model: Annotated[str, typer.Argument(help="The model that gets its frames; see edged models.")],
+    model: Annotated[str, typer.Argument(help="The model that gets the camera's frames; see edged models.")],
     settings: _Settings = None,
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,

@@ -14,7 +14,7 @@ from edged.cli import common
 from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.decoding import ready
 from edged.errors import InvalidInput
-from edged.models.language import OUTPUT_TOKENS
+from edged.models.language import CONTEXT, OUTPUT_TOKENS
 
 _MOST_TEXT = 1 << 20
 
@@ -61,8 +61,8 @@ def chat(
     else:
         sys.stdout.write("\n")
         if last.finish_reason == "length":
-            which = "--max-tokens" if max_tokens and last.tokens >= max_tokens else f"its setting {OUTPUT_TOKENS}"
-            common.err.print(f"the answer is cut here: it has {last.tokens} tokens, the most by {which}")
+            which = "--max-tokens" if max_tokens and last.tokens >= max_tokens else f"its {OUTPUT_TOKENS} or {CONTEXT}"
+            common.err.print(f"the answer is cut off after {last.tokens} tokens; to allow more, raise {which}")
 
 
 def _schema(path: Path) -> dict[str, object]:

@@ -102,7 +102,7 @@ def read_usual(file: Path | None = None) -> tuple[Reading, str]:
     own = paths.default_config()
     usual = (own, paths.SERVICE_CONFIG) if own else (paths.SERVICE_CONFIG,)
     found = file or next((each for each in usual if os.path.lexists(each)), None)
-    none = f"the defaults, since {' or '.join(map(str, usual))} does not exist"
+    none = f"the defaults, because there is no {' or '.join(map(str, usual))}"
     return configuration.read(found, os.environ), str(found) if found else none
 
 

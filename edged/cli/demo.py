@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 def demo(
     seconds: Annotated[
-        float, typer.Option("--seconds", min=1.0, help="Streaming time before the restart; 4 s more follow it.")
+        float,
+        typer.Option("--seconds", min=1.0, help="Streaming time before the demo restarts its daemon; then 4 s more."),
     ] = 14.0,
     cameras: Annotated[int, typer.Option("--cameras", min=1, max=64, help="Number of cameras.")] = 4,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")] = None,
@@ -55,7 +56,7 @@ def demo(
     if model is not None and not model.is_file():
         raise InvalidInput(f"model file {str(model)!r} does not exist")
     if snapshot is not None and snapshot.suffix.lower() not in (".jpg", ".jpeg"):
-        raise InvalidInput(f"{str(snapshot)!r} will be a JPEG; name it .jpg")
+        raise InvalidInput(f"--snapshot writes a JPEG; give a name that ends in .jpg instead of {snapshot.name!r}")
     for path in (json, snapshot):
         if path is not None:
             _require_writable(path)

@@ -150,7 +150,7 @@ def _require_selection(verb: str, model: str | None, engine: str | None, everyth
     """Raise InvalidInput if the arguments select nothing, or both some engines and all."""
     some = bool(model or engine)
     if some and everything:
-        raise InvalidInput("--all excludes MODEL and --engine; leave out one of them")
+        raise InvalidInput("--all cannot be combined with MODEL or --engine; leave one out")
     if not some and not everything:
         rest = "--all for those that are not needed" if verb == "evict" else "--all"
         raise InvalidInput(f"nothing selected to {verb}; give MODEL, --engine KEY, or {rest}")

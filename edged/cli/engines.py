@@ -176,7 +176,7 @@ def _details(engines: list[EngineInfo]) -> Table:
         rows["load"] = f"other processes used {engine.load:.0%} of the processors while it was timed"
     if engine.adopted_from:
         how = "built ahead" if engine.ahead else "built for another driver"
-        rows["adopted"] = f"from {engine.adopted_from}, {how} and verified with this one"
+        rows["adopted"] = f"from {engine.adopted_from}, {how} and verified on this box"
     if engine.shared_by:
         rows["shared"] = f"built by {engine.shared_by}, verified on this box"
     if engine.ahead:
@@ -200,7 +200,7 @@ def _judged(engine: EngineInfo) -> dict[str, str]:
     if found is None or engine.unjudged:
         return {"on frames": f"not judged on frames of cameras: {engine.unjudged}"}
     skipped = f", {found.skipped} could not be read" if found.skipped else ""
-    text = f"{found.frames} of collection {found.collection}{skipped}, with {found.objects} objects"
+    text = f"{found.objects} objects on {found.frames} frames of collection {found.collection}{skipped}"
     return {"on frames": text, **{f"frames {name}": f"{value:g}" for name, value in found.figures.items()}}
 
 
@@ -226,9 +226,9 @@ def _timed(engine: EngineInfo) -> str:
 def _forms(engine: EngineInfo) -> str:
     """Describe the speed with each number of instances: for one request at a time, and for many requests."""
     return "; ".join(
-        f"{speed.instances} at a time{f' of {speed.threads} threads' if speed.threads else ''}:"
-        f" {speed.reference_ms / speed.latency_ms:.2f} times the reference's speed for one request,"
-        f" {speed.reference_ms / speed.interval_ms:.2f} times for many"
+        f"{speed.instances}{f' with {speed.threads} threads each' if speed.threads else ''}:"
+        f" {speed.reference_ms / speed.latency_ms:.2f} times the reference's speed for single requests,"
+        f" {speed.reference_ms / speed.interval_ms:.2f} times for parallel ones"
         for speed in engine.speeds
     )
 

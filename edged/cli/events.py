@@ -26,7 +26,7 @@ def events(
     targets: Targets = DEFAULT_TARGETS,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new events, until Ctrl-C.")] = False,
     after: Annotated[
-        str, typer.Option("--after", metavar="[EPOCH:]N", help="Only events after number N; EPOCH: the daemon's run.")
+        str, typer.Option("--after", metavar="[EPOCH:]N", help="Only events after number N of the daemon's run EPOCH.")
     ] = "0",
     json: common.Json = False,
 ) -> None:

@@ -52,7 +52,7 @@ def export(
         typer.Option("--imgsz", metavar="PIXELS", help="Size of pictures: 640, or HEIGHTxWIDTH; default: the model's."),
     ] = None,
     opset: Annotated[
-        int | None, typer.Option("--opset", min=7, max=63, help="The opset to write; default: as the boxes take.")
+        int | None, typer.Option("--opset", min=7, max=63, help="The opset; default: one that all boxes support.")
     ] = None,
     dynamic: Annotated[
         str, typer.Option("--dynamic", metavar="WORDS", help="Dimensions to leave open: batch, size, or both.")
@@ -68,7 +68,7 @@ def export(
     samples: model_options.Samples = None,
     push: Annotated[
         str,
-        typer.Option("--push", metavar="NAME", help="Add it to the boxes with this name; wait until it serves."),
+        typer.Option("--push", metavar="NAME", help="Add the model to the boxes as NAME; wait until it serves."),
     ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="With --push: replace a model of this name.")] = False,
     seconds: Annotated[
@@ -120,7 +120,7 @@ def export(
     _check_place(place, found)
     limits = _limits(targets, "" if replace else push, bool(push))
     if opset and limits.opset and opset > limits.opset:
-        raise InvalidInput(f"--opset {opset}: {limits.why} takes {limits.opset}")
+        raise InvalidInput(f"--opset {opset} is too new: {limits.why} supports {limits.opset} at most")
     given = model_options.local_file(weights).path if weights else None
     if given is not None and not given.is_file():
         raise InvalidInput(f"--weights {weights}: no such file")
@@ -186,7 +186,7 @@ def _limits(targets: Targets, new: str, is_pushed: bool) -> Limits:
     if targets.named is None and not is_pushed:
         return Limits()
     boxes = targets.boxes() if targets.is_fleet else ()
-    with common.working("asking what the boxes take"):
+    with common.working("asking which opset the boxes support"):
         if not boxes:
             with targets.client() as client:
                 return intersection({targets.named or "this box": ask(client, lambda _: None)})
@@ -206,8 +206,9 @@ def _lines(done: Exported, title: str) -> list[str]:
     return [
         f"{title} exported as {done.file} by {done.framework}{way} in {done.seconds:g} s with {done.memory_mb} MiB",
         f"  opset {opsets}, IR version {done.ir_version}; {', '.join(done.inputs)} -> {', '.join(done.outputs)}",
-        f"  answers as the framework on {proof.inputs} inputs, by {proof.by}{seen}: differs by at most"
-        f" {worst.difference:.1g} of {worst.allowed:.1g} allowed (relative L2, {worst.output!r} for {worst.picture})",
+        f"  answers as the framework on {proof.inputs} inputs, compared by {proof.by}{seen}: differs by"
+        f" {worst.difference:.1g}, at most {worst.allowed:.1g} is allowed (relative L2, {worst.output!r} for"
+        f" {worst.picture})",
         *(f"  setting {key} = {formatting.shown(value[:100])}" for key, value in sorted(done.settings.items())),
         *(f"  {note}" for note in done.notes),
     ]

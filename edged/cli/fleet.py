@@ -133,7 +133,8 @@ def rollback(
     if len(key) < 6:
         raise InvalidInput(f"{key!r} is too short for a key; give at least 6 characters")
     has_before = asyncio.run(_shelf(store, state).rollback(key))
-    common.show(f"engine {key[:12]} is {'the previous one again' if has_before else 'removed from the store'}")
+    done = "the store has its previous version again" if has_before else "removed from the store"
+    common.show(f"engine {key[:12]}: {done}")
 
 
 def _keys(state: Path | None) -> Keys:

@@ -78,7 +78,7 @@ def _print(result: Result) -> None:
     counted = (len(result.outputs), "output") if result.outputs else (len(result.detections), "detection")
     found = many(*counted)
     if result.second is not None and result.second.left_out:
-        found += f" ({result.second.left_out} left out: no crop for {result.second.model})"
+        found += f" ({result.second.left_out} without a crop for {result.second.model})"
     common.show(f"{found} in {took}")
 
 

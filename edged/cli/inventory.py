@@ -173,7 +173,7 @@ def _require_known(name: str, known: Sequence[str], what: str) -> None:
     if name in known:
         return
     close = difflib.get_close_matches(name, known, n=1)
-    meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
+    meant = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known) or 'none'}"
     raise InvalidInput(f"the inventory has no {what} {name!r}; {meant}")
 
 

@@ -106,7 +106,7 @@ Tokenizer = Annotated[
     typer.Option(
         "--tokenizer",
         metavar="DIR",
-        help="For new prompts: the folder with tokenizer.json of the model, from which their token ids are made.",
+        help="The folder with the model's tokenizer.json, which turns new prompts into token ids.",
     ),
 ]
 

@@ -138,7 +138,7 @@ def add(
 def set_(
     name: Annotated[str, typer.Argument(help="The model's name.")],
     setting: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE...", help="As --set of models add; KEY= removes a setting.")
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="As for --set of models add; KEY= removes a setting.")
     ],
     tokenizer: model_options.Tokenizer = None,
     targets: Targets = DEFAULT_TARGETS,
@@ -351,7 +351,7 @@ def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
 
 def _open_dimensions(shapes: Shapes) -> dict[str, str]:
     lines = [f"{formatting.shown(each.name)}[{', '.join(each.dims)}]" for each in shapes.inputs]
-    lines += [f"one dimension: {tie}" for tie in shapes.ties]
+    lines += [f"equal: {tie}" for tie in shapes.ties]
     seen = _ranges((each.name, each.seen) for each in shapes.inputs)
     return {
         "open": "\n".join(lines),

@@ -116,7 +116,7 @@ def run_on_picture(
         kind, payload = ours.recv()
     except EOFError:
         child.join()
-        raise EngineUnusable(f"running {model.name} {_ended(child.exitcode)}; its runtime may need an update") from None
+        raise EngineUnusable(f"the process of {model.name} {_ended(child.exitcode)}; try a newer runtime") from None
     finally:
         ours.close()
     child.join()
@@ -128,8 +128,8 @@ def run_on_picture(
 
 def _ended(status: int | None) -> str:
     if status is not None and status < 0:
-        return f"crashed its process ({signal.Signals(-status).name})"
-    return f"ended its process with status {status}"
+        return f"crashed ({signal.Signals(-status).name})"
+    return f"ended with status {status}"
 
 
 def _look(

@@ -27,7 +27,7 @@ def collect(
     frames: Annotated[int, typer.Option("--frames", min=1, help="How many frames to keep.")] = 500,
     over: Annotated[
         str,
-        typer.Option("--over", metavar="TIME", help="The time over which they are spread, such as 90min, 24h or 7d."),
+        typer.Option("--over", metavar="TIME", help="Time to spread the frames over, such as 90min, 24h or 7d."),
     ] = "24h",
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,

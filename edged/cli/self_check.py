@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def self_check(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Take some seconds: time nothing, and only load runtimes for GPUs.")
+        bool, typer.Option("--quick", help="Finish in seconds: skip timing, and only load runtimes for GPUs.")
     ] = False,
     json: common.Json = False,
 ) -> None:

@@ -97,7 +97,7 @@ class StreamStats:
         once. Without tracking, the detections of all frames count."""
         counts = Counter({label: len(ids) for label, ids in self._objects.items()}) or self._found
         if counts:
-            what = "objects" if self._objects else "found in all frames"
+            what = "objects" if self._objects else "detections in all frames"
             shown = [f"{label} {count}" for label, count in counts.most_common(_MOST_CLASSES)]
             rest = len(counts) - len(shown)
             yield f"{what}: {', '.join([*shown, *([f'and {rest} more'] if rest else [])])}"
@@ -122,7 +122,7 @@ def stream(
     seconds: Annotated[float | None, typer.Option("--seconds", min=0.0, help="Stop after this many seconds.")] = None,
     pace: Annotated[
         bool,
-        typer.Option("--pace/--no-pace", help="Play a video in real time, or send each frame after an answer."),
+        typer.Option("--pace/--no-pace", help="Play a video in real time, or as fast as frames are answered."),
     ] = True,
     loop: Annotated[bool, typer.Option("--loop", help="Repeat a file or folder.")] = False,
     latest: Annotated[

@@ -60,7 +60,7 @@ def together(targets: tuple[str, ...]) -> str:
         families.add(ip.version)
         found[f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"] = None
     if len(families) > 1:
-        raise InvalidInput("of several daemons, some have only IPv4 addresses and others only IPv6; use one of them")
+        raise InvalidInput("some of the daemons have only IPv4 addresses, others only IPv6; give addresses of one kind")
     return f"ipv{families.pop()}:{','.join(found)}"
 
 

@@ -34,7 +34,7 @@ class Zone(Table, frozen=True):
         tuple[str, ...], Meta(description="Classes that count; empty for all.", examples=[["person"]])
     ] = ()
     on_seconds: Annotated[
-        _Seconds, Meta(description="Seconds that an object must be in the zone before it counts as occupied.")
+        _Seconds, Meta(description="Seconds that an object must be in the zone before the zone counts as occupied.")
     ] = 0.5
     off_seconds: Annotated[
         _Seconds, Meta(description="Seconds that the zone must be empty before it counts as free again.")

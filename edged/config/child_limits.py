@@ -57,8 +57,8 @@ class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_mb: Annotated[
         _Mebibytes,
         Meta(
-            description="Private memory of a host, in MiB; 0: the memory of the box without 10 %, at least"
-            " without 512 MiB."
+            description="Private memory of a host, in MiB; 0: the memory of the box minus 10 % of it, or minus"
+            " 512 MiB if that is more."
         ),
     ] = 0
 

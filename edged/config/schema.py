@@ -122,8 +122,8 @@ class Drift(Table, frozen=True):
         Meta(
             gt=0,
             le=100,
-            description="No check starts while more of the processors is in use. 100 for a box that is always busy:"
-            " checks have the lowest priority.",
+            description="No check starts while more than this percentage of the processors is in use. 100 for a box"
+            " that is always busy: checks have the lowest priority.",
         ),
     ] = 90.0
     learn_hours: Annotated[
@@ -201,7 +201,7 @@ class Frigate(Table, frozen=True):
     model: Annotated[
         str,
         Meta(
-            description="The model that serves; empty for the one named like Frigate's file, or the only one.",
+            description="The model for Frigate; empty: the model with the name of Frigate's file, or the only model.",
             examples=["yolov9-t"],
         ),
     ] = ""
@@ -222,7 +222,7 @@ class Frigate(Table, frozen=True):
     pixel_format: Annotated[Literal["rgb", "bgr"], Meta(description="Frigate's input_pixel_format.")] = "rgb"
     labels: Annotated[
         int,
-        Meta(ge=0, le=1 << 24, description="Labels in Frigate's label map; 0 is as many as the model has names."),
+        Meta(ge=0, le=1 << 24, description="Size of Frigate's label map; 0: as many labels as the model has names."),
     ] = 0
 
 
@@ -258,7 +258,7 @@ class Http(Table, frozen=True):
     listen: Annotated[str, Meta(description=_LOOPBACK, examples=["localhost:8000"])] = ""
     body_mb: Annotated[
         int,
-        Meta(ge=1, le=1024, description="Largest body of a request, in MiB; the limit of all bodies is four times it."),
+        Meta(ge=1, le=1024, description="Largest body of a request, in MiB; four times that for all bodies together."),
     ] = 64
 
 
@@ -287,7 +287,8 @@ class Tls(Table, frozen=True):
     certificate: Annotated[
         str,
         Meta(
-            description="PEM file of the certificate and its chain; empty for no TLS, and so for loopback only.",
+            description="PEM file of the certificate and its chain; empty for no TLS. Then only loopback addresses and"
+            " those in access.unencrypted are allowed.",
             examples=["/etc/edged/tls/box.pem"],
         ),
     ] = ""

@@ -42,7 +42,7 @@ class Collect(Table, frozen=True):
     ] = ()
     frames: Annotated[int, Meta(ge=1, le=MOST_FRAMES, description="How many frames to keep.")] = 500
     over_hours: Annotated[
-        float, Meta(ge=0.001, le=LONGEST_HOURS, description="Hours over which they are spread; a day or more is best.")
+        float, Meta(ge=0.001, le=LONGEST_HOURS, description="Hours to spread the frames over; a day or more is best.")
     ] = 24.0
 
 

@@ -146,7 +146,7 @@ def answering(life: Life, key: str, before: Life | None = None, *, brief: bool =
         return f"{title(engine)} {made}swapped in: {_speed(engine)}"
     if before is not None:
         stored = any(e.key == key and e.created_unix_s > 0 for e in before.engines)
-        return f"first answer, by {title(engine)} {'from the store' if stored else 'and not from the store'}"
+        return f"first answer, by {title(engine)} {'from the store' if stored else '(not from the store)'}"
     return f"first answer, by {title(engine)}{'; nothing is built yet' if engine.is_reference else ''}"
 
 

@@ -35,7 +35,7 @@ FORMAT = 1
 _SECONDS = 120.0  # for the checks of the box
 # These checks name models and cameras of the owner, so the report leaves them out.
 _PRIVATE = frozenset({Name.ALARM, Name.HOSTS})
-_PRIVATE_LEFT_OUT = "models, alarms and hosts, since their names are the owner's; see: edged doctor"
+_PRIVATE_LEFT_OUT = "models, alarms and hosts, because their names are private; see: edged doctor"
 # Facts that the report leaves out: a card's PCI address, and a digest of what `cpu.features` lists.
 _NEEDLESS = re.compile(r"gpu\.\d+\.pci|cpu\.isa")
 _ADDRESS_LIKE = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")

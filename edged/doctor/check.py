@@ -185,8 +185,8 @@ class Examination:
         for step, task in zip(steps, tasks, strict=True):
             if task in late:
                 about = " ".join(filter(None, (step.name.value, step.subject)))
-                self.left_out.append(f"{about}: the time limit of the report was reached")
-                checks.append(step.unknown("no answer before the time limit of the report (--seconds)"))
+                self.left_out.append(f"{about}: the time limit of all checks was reached")
+                checks.append(step.unknown("no answer before the time limit of all checks (--seconds)"))
             else:
                 checks += task.result()
         return checks

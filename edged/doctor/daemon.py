@@ -79,7 +79,7 @@ def silence(target: str, error: EdgedError, known: Socket | None, *, is_named: b
     """Check a daemon that does not answer: wrong if the user named it or its socket exists, otherwise unknown."""
     if known is not None and "ermission" in known.refusal:
         message = f"this user may not connect to {known.path}"
-        return wrong(Name.DAEMON, message, f"join the group that owns it: stat {known.path}", target)
+        return wrong(Name.DAEMON, message, f"join the group of the socket (stat {known.path} shows it)", target)
     if not is_named and (known is None or not known.exists):
         return unknown(Name.DAEMON, "no daemon runs on the default socket", target, "start one: edged serve")
     if address.is_here(target):
@@ -100,7 +100,7 @@ def status(state: DaemonState, target: str) -> Iterator[Check]:
         yield warning(Name.DAEMON_VERSION, message, "restart the daemon: systemctl restart edged")
     if reported.paused:
         remedy = "see the checks state_folder, cache_folder and disk_space"
-        yield wrong(Name.DAEMON, f"it builds nothing: {reported.paused}", remedy, target)
+        yield wrong(Name.DAEMON, reported.paused, remedy, target)
     yield from alarms(reported.alarms)
 
 

@@ -91,7 +91,7 @@ def ownership(name: Name, folder: Folder, daemon_uid: int | None) -> Iterator[Ch
         message = f"it belongs to {owner}, but the daemon runs as {user}"
         yield wrong(name, message, f"chown -R {user} {folder.path}", folder.path)
     elif folder.others:
-        message = f"{folder.others} of its entries do not belong to {owner}, who owns it"
+        message = f"{folder.others} entries do not belong to {owner}, the owner of the folder"
         yield warning(name, message, f"chown -R {owner} {folder.path}", folder.path)
     else:
         yield ok(name, f"it can be written and belongs to {owner}", folder.path)

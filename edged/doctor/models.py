@@ -293,7 +293,7 @@ _REMEDIES = {
     "quarantined": "remove the reason, then: edged engines rebuild --engine {key}",
     "failed": "wait, since it is tried again; or: edged engines rebuild --engine {key}",
     "unsuitable": "change the model's settings, or leave out this backend: backends=…",
-    "stale": "not needed: it is evicted when space is needed; or: edged engines evict --engine {key}",
+    "stale": "do nothing: edged evicts it when space is needed; or: edged engines evict --engine {key}",
     "evicted": "edged engines rebuild --engine {key}, or raise engines.budget_mb",
     "absent": "start the daemon, which builds it",
 }
@@ -330,7 +330,7 @@ def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: boo
         yield unknown(Name.ENGINE, message, model, "wait; see: edged engines list")
     else:
         message = "no engine is ready, so the model is served unoptimised"
-        remedy = "remove the reasons above, then: edged engines rebuild; see: edged engines list"
+        remedy = f"remove the reasons above, then: edged engines rebuild {model}"
         yield warning(Name.ENGINE, message, remedy, model)
 
 
@@ -363,7 +363,7 @@ def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInf
         return ok(Name.LATENCY, f"{_named(engine)} is the fastest engine", model)
     message = f"{_named(engine)} is {engine.speed:.2g} times as fast as the unoptimised model"
     if engine.speed < 1:
-        return warning(Name.LATENCY, message, "not needed: the daemon serves the faster engine", model)
+        return warning(Name.LATENCY, message, "do nothing: the daemon serves the faster engine", model)
     return ok(Name.LATENCY, message, model)
 
 
@@ -435,7 +435,7 @@ def levels(name: str, found: jobs.ComparedLevels) -> Iterator[Check]:
         return
     message = f"from level {first.level}, the optimiser changes the answers: {first.verdict.reason} ({figures})"
     remedy = (
-        "not needed for serving: an engine with wrong answers is rejected and a lower level is tried;"
+        "do nothing: edged rejects an engine with wrong answers and tries a lower level; for the higher level,"
         " export the model differently, or loosen verify.* if the difference is acceptable"
     )
     yield warning(Name.LEVELS, message, remedy, name)

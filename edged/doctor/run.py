@@ -182,6 +182,6 @@ def _store(view: StoreView) -> Check:
     counts, records = view.store.counts, view.store.records()
     if counts.damaged:
         message = f"{many(counts.damaged, 'damaged engine')} set aside, to be built again"
-        return warning(Name.STORE, message, "check the disk: journalctl -k, smartctl; or use another card")
+        return warning(Name.STORE, message, "check the disk (journalctl -k, smartctl), or use another one")
     held = sum(bool(record.files) for record in records.values())
     return ok(Name.STORE, f"{many(held, 'engine')}, {many(len(records) - held, 'record')} without files")

@@ -124,7 +124,8 @@ def loaded_runtime(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> I
         taken = [_up_to(what, most) for what, most in (("opset", loaded.opset), ("IR version", loaded.ir_version))]
         yield ok(Name.OPSET, f"it supports {' and '.join(taken)}", backend)
     if loaded.talks:
-        remedy = "start edged without that variable, or set ORT_DISABLE_TELEMETRY=1"
+        own = "start edged without that variable, or set it to 1"
+        remedy = own if backend == _REFERENCE else packages.uninstall("openvino-telemetry")
         yield warning(Name.TELEMETRY, f"it may send telemetry: {loaded.talks}", remedy, backend)
     else:
         yield ok(Name.TELEMETRY, "it sends no telemetry", backend)

@@ -219,7 +219,8 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is quarantined: {engine.quarantined}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
     if planned.quarantine:
-        yield Alarm(AlarmKind.QUARANTINED, f"model {name} is not served: its engines are quarantined or refused", name)
+        message = f"model {name} is not served: its engines are quarantined or refused; see: edged engines list {name}"
+        yield Alarm(AlarmKind.QUARANTINED, message, name)
     spells = planned.slot.finite.spells(now)
     if spells:
         detail = "; ".join(

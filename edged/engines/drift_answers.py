@@ -116,13 +116,13 @@ class Answers(msgspec.Struct, frozen=True):
     def reason(self) -> str:
         """How the answers have drifted, with the figure and its bound; empty if they have not."""
         if self.tally.is_raised:
-            return f"in several of the last checks, last {self.problem}"
+            return f"several of the last checked answers differ; the last: {self.problem}"
         if not self.is_shifted:
             return ""
         if self.figure == "box_score":
             word = "higher" if self.shift > 0 else "lower"
-            return f"scores are {abs(self.shift):.2g} {word} on average, usual is up to {self.allowed:.2g}"
-        return f"{self.figure} is off by {self.shift:.2g} on average, usual is up to {self.allowed:.2g}"
+            return f"scores are {abs(self.shift):.2g} {word} on average, at most {self.allowed:.2g} is usual"
+        return f"{self.figure} is off by {self.shift:.2g} on average, at most {self.allowed:.2g} is usual"
 
 
 def after(answers: Answers, found: Comparison, held: Tolerance, usual: Tolerance, precision: str) -> Answers:

@@ -117,7 +117,7 @@ class Past(msgspec.Struct, frozen=True):
         if not self.tally.is_raised:
             return ""
         words = _WORDS.get(self.cause, "its pictures are unusual")  # another version of edged may have written it
-        return f"{words} ({self.cause} differs by {self.distance:.2g}, usual is up to {self.bound:.2g})"
+        return f"{words} ({self.cause} differs by {self.distance:.2g}, at most {self.bound:.2g} is usual)"
 
 
 def after(past: Past, seen: Seen, hour: int | None, elapsed_s: float, unix_s: float, learn_s: float) -> Past:

@@ -175,7 +175,7 @@ def answers_alarm(model: str, history: History, engine: EngineRef) -> Iterator[A
         return
     what = f"model {model}: engine {engine.key[:12]} ({engine.backend}) no longer answers as the reference"
     where = f"; both answers: {history.frame}" if history.frame else ""
-    how = f"check it with: edged engines verify {model}; build it again with: edged engines rebuild {model}"
+    how = f"check it with: edged engines verify {model}; build it again with: edged engines rebuild {model} --force"
     message = f"{what}: {history.answers.reason}, first seen on camera {history.camera}{where}; {how}"
     yield Alarm(AlarmKind.ANSWERS_DRIFT, message, model, engine.key)
 

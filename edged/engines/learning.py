@@ -121,8 +121,8 @@ class Learning:
             )
         elif len(times) >= policy.per_hour:
             learning.state = (
-                f"requests need engines for {_words(demand.profile)}; they are built later, because of"
-                f" {len(times)} begun in the last hour"
+                f"requests need engines for {_words(demand.profile)}; they are built later, because"
+                f" {len(times)} ranges were begun in the last hour (shapes.per_hour)"
             )
         elif not _is_busy(planned):
             self._begin(planned, learning, demand.profile, (*times, clock))

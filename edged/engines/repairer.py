@@ -242,7 +242,7 @@ class _Work:
                 raise Unsuitable(freed.refused)
             self.left_out.append(freed.refused)
         elif self._options.insists(Step.DIMS) and not freed.details:
-            self.left_out.append("dims: its inputs accept only the declared dimensions, as far as tried")
+            self.left_out.append("dims: in all trials its inputs accepted only the declared dimensions")
         if freed.details:
             proof = Proof("onnxruntime", "; ".join(freed.details), freed.questions, freed.figures)
             step = Step.SIZES if freed.sized and len(freed.details) == 1 else Step.DIMS

@@ -184,7 +184,7 @@ def precision_reason(planned: PlannedModel) -> str:
     if serving.recipe.precision != EXACT:
         gain = _gain(serving, planned.engines.values())
         asked = not _is_unasked(serving.recipe, planned.entry.settings)
-        return "as set" if asked else "decoded alike" + (f", {gain:.1f}x as fast as fp32" if gain else "")
+        return "as set" if asked else "results agree" + (f", {gain:.1f}x as fast as fp32" if gain else "")
     reasons = dict[str, str]()
     # If a precision has several engines, the reason of the fastest one is kept, because it comes last.
     for each in sorted(planned.engines.values(), key=lambda each: _gain(each, planned.engines.values()) or 0.0):

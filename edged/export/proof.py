@@ -27,8 +27,8 @@ _TIMES_HALF, _LEAST_HALF = 8.0, 5e-3
 _MEANINGLESS, _MEANINGLESS_HALF = 0.01, 0.05  # an allowance above this proves nothing
 _ALIKE = 0.99  # share of the detections that both must have
 _UNPROVEN = (
-    "noise in the last bit of these inputs changes its answers so much that they prove nothing; give pictures that show"
-    " something with --samples"
+    "noise in the last bit of the inputs changes the framework's own answers too much for a comparison; give pictures"
+    " that show something with --samples"
 )
 
 
@@ -113,7 +113,7 @@ def _worst(found: Sequence[Compared]) -> Compared:
 
 
 def _difference(worst: Compared) -> str:
-    return f"{_place(worst)} differs by {worst.difference:.2g} (relative L2), {worst.allowed:.2g} are allowed"
+    return f"{_place(worst)} differs by {worst.difference:.2g} (relative L2), at most {worst.allowed:.2g} is allowed"
 
 
 def _place(compared: Compared) -> str:

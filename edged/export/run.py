@@ -253,7 +253,9 @@ class _Export:
         if proof.problem:
             worst = next((each for each in answers if each.picture == proof.worst.picture), answers[0])
             first = self._first(worst.sample, loaded)
-            raise BuildFailed(f"the exported file does not answer as {loaded.framework}: {proof.problem}{first}")
+            raise BuildFailed(
+                f"the exported file is not proven to answer as {loaded.framework}: {proof.problem}{first}"
+            )
         return proof
 
     async def _golden(self, model: Model) -> list[golden.Sample]:

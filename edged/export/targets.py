@@ -51,7 +51,7 @@ def versions_beyond(found: Inspection, wanted: int, limits: Limits) -> str:
     if wanted and opset > wanted:
         return f"opset {opset} instead of {wanted}"
     if limits.opset and opset > limits.opset:
-        return f"opset {opset}, but {limits.why} takes {limits.opset}"
+        return f"opset {opset}, but {limits.why} supports {limits.opset} at most"
     if limits.ir_version and found.ir_version > limits.ir_version:
         return f"IR version {found.ir_version} instead of {limits.ir_version}"
     return ""

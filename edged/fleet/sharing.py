@@ -279,7 +279,7 @@ class EngineSharing:
         self._refused[found.identity] = math.inf if is_wrong else self._clock() + _ASIDE_S
         self._complain(
             found.manifest.name,
-            f"engine {found.manifest.name[:12]}, built by {found.signer}, cannot be used here and is built: {error}",
+            f"engine {found.manifest.name[:12]} of {found.signer} cannot be used, so this box builds it: {error}",
         )
 
     # -- publishing ---------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class FreeList:
         not fit now."""
         room = max(_ALIGN, -(-size // _ALIGN) * _ALIGN)
         if room > self.capacity:
-            raise TooLarge(f"{size} bytes do not fit in the {self.capacity} bytes of an arena; raise hosts.arena_mb")
+            raise TooLarge(f"{size} bytes exceed a host's shared memory of {self.capacity} bytes; raise hosts.arena_mb")
         for index, (offset, free) in enumerate(self._holes):
             if free >= room:
                 self._holes[index : index + 1] = [(offset + room, free - room)] if free > room else []

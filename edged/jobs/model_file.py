@@ -70,7 +70,7 @@ def _unopened(path: Path, error: OSError) -> Finding:
 def _instead(path: Path) -> str:
     """Return the remedy for a missing file."""
     if path.parent.parent.parent.name == kept.FOLDER:
-        return "edged fetches it"
+        return "wait: edged fetches the file"
     found = _onnx_in(path.parent)
     if path.name == _TRITON_NAME and found:
         return f"rename {found} to {path.name}"

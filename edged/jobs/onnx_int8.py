@@ -140,7 +140,7 @@ class _Conversion:
         self._corrections = {layer: each.mean for layer, each in harm.items() if each.mean is not None}
         corrected = self._try(self.layers, comparison)
         if _rank(corrected) < _rank(outcome):
-            self.notes.append(f"biases are corrected: the outputs move by {corrected.loss:.3g}")
+            self.notes.append(f"biases are corrected: the outputs change by {corrected.loss:.3g}")
             outcome = corrected
         else:
             self._corrections = {}
@@ -154,13 +154,13 @@ class _Conversion:
         best = min(found, key=lambda name: _rank(found[name]))
         self._scales = scales[best]
         others = ", ".join(
-            f"{name} {each.loss:.3g}{'' if each.verdict.accepted else ' and too wrong'}"
+            f"{name} {each.loss:.3g}{'' if each.verdict.accepted else ' (rejected)'}"
             for name, each in found.items()
             if name != best
         )
         pictures = many(len(comparison.samples), "picture")
         self.notes.append(
-            f"ranges: {best}, which moves the outputs by {found[best].loss:.3g} on {pictures} set aside ({others})"
+            f"ranges: {best}; the outputs change by {found[best].loss:.3g} on {pictures} set aside; others: {others}"
         )
         return found[best]
 
@@ -193,9 +193,9 @@ class _Conversion:
         named = ", ".join(f"{layer.node} ({harm[layer.node]:.3g})" for layer in returned[:_NAMED])
         more = f" and {len(returned) - _NAMED} more" if len(returned) > _NAMED else ""
         self.notes.append(
-            f"repaired: {len(returned)} of {many(len(ranked), 'layer')} compute in float32 again after {trials}, which"
-            f" moves the outputs by {after.loss:.3g} instead of {before.loss:.3g}: {named}{more}"
-            f" (in brackets: how far int8 moves the layer's own output); before: {before.verdict.reason}"
+            f"repaired: {len(returned)} of {many(len(ranked), 'layer')} compute in float32 again after {trials}; the"
+            f" outputs change by {after.loss:.3g} instead of {before.loss:.3g}: {named}{more}"
+            f" (in brackets: how much int8 changes the layer's output); before: {before.verdict.reason}"
         )
         self.layers = [layer for layer in self.layers if layer not in returned]
 

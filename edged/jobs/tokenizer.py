@@ -251,7 +251,7 @@ def _from_json(file: _File) -> Tokenizer:
         return Bert({**model.vocab, **added})
     steps = ", ".join((model.type, *sorted(normal.names()), *sorted(split.names())))
     raise ConfigError(
-        f"{JSON} is not of CLIP, or of BERT in lower case (it has {steps[:200]}); give token ids: prompts ="
+        f"{JSON} is neither of CLIP nor of BERT in lower case (it has {steps[:200]}); give token ids: prompts ="
         ' "a cat [49406 320 2368 49407]"'
     )
 

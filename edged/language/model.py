@@ -483,7 +483,7 @@ class PlannedLanguageModel:
         self.problem = error
         if not is_new:
             return
-        continues = "; the version before continues to serve" if self.state is LanguageState.READY else ""
+        continues = "; its previous version continues to serve" if self.state is LanguageState.READY else ""
         _LOG.warning("model %s cannot be served: %s%s", self.entry.name, error, continues)
         self._box.events.emit(ModelRefusedEvent(str(error)), self.entry.name)
 

@@ -81,7 +81,7 @@ class LanguageModels:
                 continue
             is_ready = planned.state is LanguageState.READY
             word = (
-                "changed, and the change cannot be served; what was before serves" if is_ready else "cannot be served"
+                "changed on disk and cannot be served; its previous version serves" if is_ready else "cannot be served"
             )
             yield name, f"model {name} {word}: {planned.problem}"
 

@@ -88,7 +88,7 @@ class Turns:
             except asyncio.TimeoutError:
                 self._leave(turn)
                 raise DeadlineExceeded(
-                    f"a request of model {model!r} waited for {seconds:g} s and was not generated; try again later, or"
+                    f"a request of model {model!r} waited for {seconds:g} s without a turn; try again later, or"
                     " raise the model's setting limits.seconds"
                 ) from None
             except BaseException:

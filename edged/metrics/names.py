@@ -64,7 +64,7 @@ MODEL_LAST = _gauge(
 MODEL_SWAPS = _counter("edged_model_swaps_total", "Engines that replaced another as the serving engine.", "model")
 
 DRIFT_CHECKS = _counter(
-    "edged_drift_checks_total", "Frames that the reference answered as well, by outcome.", "model", "outcome"
+    "edged_drift_checks_total", "Frames that the reference also answered, by outcome.", "model", "outcome"
 )
 DRIFT_AGREEMENT = _gauge(
     "edged_drift_agreement_ratio", "Mean agreement of the last served answers with the reference's.", "model"

@@ -167,7 +167,7 @@ class SoundSource:
         began = time.perf_counter()
         scores = self._family.scores(outputs)
         if turn.scores is not None and turn.scores.shape != scores.shape:
-            raise EngineUnusable(f"the engine returned {len(scores)} classes after {len(turn.scores)}")
+            raise EngineUnusable(f"the engine returned {len(scores)} classes, but {len(turn.scores)} before")
         turn.scores = scores if turn.scores is None else np.maximum(turn.scores, scores)
         for state in self._family.sound.states:
             kept = outputs.get(state.output)

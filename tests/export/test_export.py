@@ -92,7 +92,7 @@ def test_module_is_pushed_and_serves_with_its_classes(daemon: Daemon, tmp_path: 
 def test_wrong_resize_is_found_with_the_module(tmp_path: Path) -> None:
     done = export(tmp_path, "networks:resizing", "--imgsz", "64")
     assert done.returncode == 1
-    assert "does not answer as torch" in done.stderr
+    assert "is not proven to answer as torch" in done.stderr
     assert "the first module that differs is enlarge" in done.stderr
     assert not (tmp_path / "model.onnx").exists()
 

@@ -164,7 +164,7 @@ def test_doctor_broken_runtime_and_hanging_package_are_reported(tmp_path: Path, 
     found = doctor(*folders(tmp_path), "--seconds", "15", environment={"PYTHONPATH": str(tmp_path)})
     assert error in found.one(Name.RUNTIME, "onnxruntime").message
     assert found.one(Name.EXTRA, "media").result is Result.UNKNOWN
-    assert "extra media: the time limit of the report was reached" in found.left_out
+    assert "extra media: the time limit of all checks was reached" in found.left_out
 
 
 # -- models with problems -------------------------------------------------------------------------------------------

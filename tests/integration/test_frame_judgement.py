@@ -110,7 +110,7 @@ def test_engine_is_judged_on_held_out_frames_and_reported(daemon: Daemon) -> Non
     assert len(stored.blocks.engine) == len(stored.blocks.reference) >= 3
 
     shown = run(daemon, "engines", "show", engine.key[:12])
-    assert f"{held_out - 1} of collection {collection.id}, 1 could not be read" in " ".join(shown.stdout.split())
+    assert f"{held_out - 1} frames of collection {collection.id}, 1 could not be read" in " ".join(shown.stdout.split())
     told = json.loads(run(daemon, "engines", "report", engine.key[:12], "--json").stdout)
     assert told["judgement"]["figures"] == found.figures
     assert run(daemon, "engines", "report", engine.key[:12], "-o", "report.html").returncode == 0

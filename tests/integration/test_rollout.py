@@ -132,7 +132,7 @@ def test_new_model_that_a_box_refuses_is_removed_from_the_others(fleet: Fleet, t
     done = fleet.rollout("models", "doors", str(variant(tmp_path, 1)), "--then", "1")
     assert done.returncode == 1
     assert "aborted: wave 3: box3" in done.stdout
-    assert "3 of 3 boxes of the rollout have what they had before" in done.stdout
+    assert "3 of 3 changed boxes are rolled back" in done.stdout
     assert [fleet.model(each) for each in fleet.daemons[:2]] == [None, None]
 
 

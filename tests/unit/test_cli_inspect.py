@@ -266,16 +266,14 @@ def vanish(*_: object) -> None:
     os._exit(7)
 
 
-@pytest.mark.parametrize(
-    ("work", "words"), [(crash, "crashed its process (SIGSEGV)"), (vanish, "ended its process with status 7")]
-)
+@pytest.mark.parametrize(("work", "words"), [(crash, "crashed (SIGSEGV)"), (vanish, "ended with status 7")])
 def test_draw_runtime_that_crashes_fails_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, work: object, words: str
 ) -> None:
     monkeypatch.setattr(sample_run, "_look", work)
     result = call(MODEL_PATH, "--draw", "street.png")
     assert result.exit_code == 1
-    assert result.stderr == f"edged: running shapes.onnx {words}; its runtime may need an update\n"
+    assert result.stderr == f"edged: the process of shapes.onnx {words}; try a newer runtime\n"
 
 
 def test_output_range_leaves_out_nan_and_infinity() -> None:

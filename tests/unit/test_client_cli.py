@@ -76,7 +76,7 @@ def test_infer_pipeline_prints_what_the_second_model_found(running: Running, pic
     printed = call("infer", "pipeline", picture, "--target", running.target).stdout
     assert "READER" in printed.upper()
     assert "AB 123 50%" in printed
-    assert "1 left out: no crop for reader" in printed
+    assert "1 without a crop for reader" in printed
 
 
 def test_pipelines_prints_a_row_for_each_or_json(running: Running) -> None:
@@ -126,7 +126,7 @@ def test_stream_prints_lines_and_a_summary(running: Running, video: str) -> None
     assert re.search(r"fps  age 1[23] ms  skipped \d+  2 detections  null", result.stdout.splitlines()[0])
     account = summary(result.stdout)
     assert account["sent"] == 40 == account["answered"] + account["skipped"] + account["failed"]
-    found = re.findall(r"(\w+) (\d+)", result.stdout.splitlines()[-1].removeprefix("found in all frames: "))
+    found = re.findall(r"(\w+) (\d+)", result.stdout.splitlines()[-1].removeprefix("detections in all frames: "))
     assert sum(int(count) for _, count in found) == 2 * account["answered"]
 
 
@@ -341,7 +341,7 @@ def test_engines_show_has_every_fact_of_an_engine(stored: list[EngineInfo]) -> N
         "speed": "2.90 times the reference (2.500 ms against 7.250 ms, timed alternately)",
         "used": "not known",
         "pinned": "no",
-        "adopted": f"from {'99' * 16}, built ahead and verified with this one",
+        "adopted": f"from {'99' * 16}, built ahead and verified on this box",
         "built ahead": "for sm_86, on another box",
         "layers": "20 in fp16, 1 in fp32",
         "on CUDAExecutionProvider": "20 Conv, 2 Add, 2 Mul",

@@ -156,7 +156,7 @@ def test_check_mistake_has_its_line_and_a_remedy(tmp_path: Path, text: str, word
 
 def test_check_without_argument_reads_the_services_file(box: Path) -> None:
     service = box / "etc" / "edged.toml"
-    assert call("check") == (0, f"the defaults, since {service} does not exist: ok\n", "")
+    assert call("check") == (0, f"the defaults, because there is no {service}: ok\n", "")
     service.parent.mkdir()
     service.write_text("stop_seconds = 5")
     assert call("check") == (0, f"{service}: ok\n", "")

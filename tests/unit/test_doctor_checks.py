@@ -105,7 +105,7 @@ async def test_run_past_the_deadline_lists_the_steps_left_out() -> None:
     steps = [step(Name.LEVELS, sleep=60), step(Name.SWAP, ok(Name.SWAP, "fine"))]
     found, left_out = await examine(steps, seconds=0.2)
     assert [check.result for check in found] == [Result.UNKNOWN, Result.OK]
-    assert left_out == ["levels it: the time limit of the report was reached"]
+    assert left_out == ["levels it: the time limit of all checks was reached"]
 
 
 @pytest.mark.parametrize(("is_heavy", "expected"), [(True, 2), (False, 6)])

@@ -233,7 +233,7 @@ def test_status_reports_another_version_a_pause_and_an_alarm() -> None:
     alarm = AlarmInfo("slow", "inference takes 9 ms", "m", "k" * 32, 1.0)
     found = lines(daemon.status(reported(alarm, version="9.9", paused="the disk is full"), "unix:/s"))
     assert "warning : the daemon is edged 9.9 and this program" in found
-    assert "wrong unix:/s: it builds nothing: the disk is full" in found
+    assert "wrong unix:/s: the disk is full" in found
     assert f"wrong slow m {'k' * 12}: inference takes 9 ms" in found
 
 

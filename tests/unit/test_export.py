@@ -201,7 +201,7 @@ def test_versions_beyond(tmp_path: Path) -> None:
     found = inspection(tmp_path, [1, 3])
     assert versions_beyond(found, 17, Limits()) == versions_beyond(found, 18, Limits()) == ""
     assert versions_beyond(found, 13, Limits()) == "opset 17 instead of 13"
-    assert "tensorrt on a takes 15" in versions_beyond(found, 0, Limits(15, 0, "tensorrt on a"))
+    assert "tensorrt on a supports 15" in versions_beyond(found, 0, Limits(15, 0, "tensorrt on a"))
     assert "IR version" in versions_beyond(found, 0, Limits(0, 3))
 
 

@@ -119,7 +119,7 @@ def test_reconcile_coarse_engine_with_an_exact_one_of_a_lower_level_serves(tmp_p
         ),
         ({EXACT: 0.5, HALF: None}, EXACT, {}, ["exact", "bf16 answers differ"]),
         ({EXACT: None, HALF: 0.1}, REFERENCE, {}, ["exact", "not trusted"]),
-        ({EXACT: 0.5, HALF: 0.25}, HALF, {}, ["decoded alike", "2.0x"]),
+        ({EXACT: 0.5, HALF: 0.25}, HALF, {}, ["results agree", "2.0x"]),
         ({EXACT: 0.5, HALF: 0.25}, HALF, {"precisions": "bf16,fp32"}, ["as set"]),
     ],
 )

@@ -157,7 +157,7 @@ def test_page_of_an_engine_that_was_not_judged_says_why(precision: str, judged: 
 
 
 def test_engine_says_why_it_was_not_judged_on_frames() -> None:
-    assert "refused before" in engine().unjudged
+    assert "rejected before" in engine().unjudged
     assert engine(verdict=Verdict(True, "", {})).unjudged.endswith("edged samples collect doors")
     assert engine(judgement=JudgementInfo("c1", "alike", "", 9, 0, 60, {}, {})).unjudged == ""
 

@@ -78,4 +78,4 @@ def test_rules_compare_figures(rules: str, after: Figures, broken: str) -> None:
 
 def test_rule_whose_figure_is_unknown_is_told() -> None:
     (line,) = unknown(parse_rules("p99 > 2x or alarms"), {"a": BEFORE, "b": Figures(), "c": Figures()})
-    assert line == "p99 is unknown on b, c: no camera sends frames; its rule is not applied there"
+    assert line == "p99 is unknown on b, c: no camera sends frames; the rule for p99 is not applied there"

@@ -209,7 +209,7 @@ def test_build_rtx_for_another_capability_needs_no_device(tmp_path: Path, gpu: S
     assert trace.host_code == []  # there is no device to load it on
     assert gpu.closed == 0
     assert made.layers == {"fp32": 2}
-    assert "as the graph asks for" in made.notes[0]
+    assert "with the graph's precisions" in made.notes[0]
 
 
 def test_build_rtx_for_this_device_targets_the_current_capability(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_recognise_open_input_has_size_of_metadata_or_settings():
 def test_recognise_detector_by_number_of_cells(height, width, cells):
     found = see((output(1, 7, cells),), inputs=image(1, 3, height, width))
     assert found.family == "ultralytics"
-    assert "arithmetic" in found.reason
+    assert "number of rows" in found.reason
     assert "3 classes" in found.reason
     assert see((output(1, 7, cells + 1),), inputs=image(1, 3, height, width)).family is None
 
@@ -112,7 +112,7 @@ END2END, RTDETR, DEEPSTREAM = "family=ultralytics-end2end", "family=rtdetr-ultra
         (
             (output(1, 20, 8400),),
             {"names": str(dict.fromkeys(range(15), "x")), "stride": "32"},
-            ("metadata names 15", "family=ultralytics"),
+            ("metadata has 15 names", "family=ultralytics"),
         ),
         (
             (output(1, 116, 8400), output(1, 32, 160, 160, name="output1")),
@@ -341,7 +341,7 @@ def test_recognise_hostile_metadata_counts_as_absent(text):
         if key == "names":
             # The shape is still recognised; only the names are missing.
             assert found.family == "ultralytics"
-            assert "arithmetic" in found.reason
+            assert "number of rows" in found.reason
             assert found.names == ()
 
 

@@ -107,7 +107,9 @@ class TokenFile:
         with self._locked():
             tokens = self.read()
             if any(each.name == token.name for each in tokens):
-                raise AlreadyExists(f"token {token.name} already exists; revoke it first: edged tokens revoke")
+                raise AlreadyExists(
+                    f"token {token.name} already exists; revoke it first: edged tokens revoke {token.name}"
+                )
             self._write((*tokens, token))
 
     def revoke(self, name: str) -> Token:

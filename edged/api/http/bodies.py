@@ -21,7 +21,7 @@ Receive: TypeAlias = "Callable[[], Awaitable[Any]]"
 _SLOWEST = 32 << 10  # lowest rate in bytes per second, over `idle_seconds`; a slower body would hold its room for hours
 _STEP, _BEHIND_SECONDS = 64 << 10, 0.5  # a body that needs more than _BEHIND_SECONDS for _STEP bytes may be refused
 _LINGER_SECONDS = 2.0  # how long the rest of a refused body is read, since the client may read the response only then
-_AGAIN = "send it again later, or faster"
+_AGAIN = "send the request again later, or faster"
 
 
 class Gone(Exception):
@@ -58,7 +58,7 @@ class Bodies:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
             if slowest is held or not is_behind or self.used + size - slowest.size > self._room:
-                raise Overloaded(f"running requests hold {self.used} bytes; {_AGAIN}")
+                raise Overloaded(f"running requests hold {self.used} of {self._room} bytes for all bodies; {_AGAIN}")
             slowest.give_way()
         self.used += size
 

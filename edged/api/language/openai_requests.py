@@ -253,7 +253,7 @@ def _arguments(call: _Call) -> Any:
 def _picture(url: str) -> bytes:
     head = next((each for each in _DATA_URLS if url[: len(each)].lower() == each), None)
     if head is None:
-        raise InvalidInput("an image_url is not data:image/jpeg;base64,... or png; addresses are not fetched")
+        raise InvalidInput("an image_url is not data:image/jpeg;base64,... or the same with png; edged fetches nothing")
     try:
         return b64decode(url[len(head) :], validate=True)
     except ValueError:

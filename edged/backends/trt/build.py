@@ -299,7 +299,7 @@ def of_network(network: Network) -> Composition:
     layers = list(_layers(network))
     makers = {tensor.name: layer.type.name for layer in layers for tensor in _outputs(layer)}
     counts = Counter(_asked(layer, makers) for layer in layers if not _MOVERS.search(layer.type.name))
-    notes = (f"{network.num_layers} layers before fusion, as the graph asks for: the engine was not loaded here",)
+    notes = (f"{network.num_layers} layers before fusion, with the graph's precisions: the engine is not loaded here",)
     return Composition(layers=dict(sorted(counts.items())), notes=notes)
 
 

@@ -70,7 +70,8 @@ class AddModel:
         if now == had:
             return "nothing had changed"
         if not now:
-            raise Refused("another client has removed the model meanwhile; to restore it: edged models restore")
+            model = self._order.model
+            raise Refused(f"another client has removed the model; to restore it: edged models restore {model}")
         if now["digest"] not in ("", self._order.digest):
             raise Refused("another client has replaced the model meanwhile; it stays")
         if not had:
@@ -135,14 +136,14 @@ class Rebuild:
             raise Refused(f"{failed[0].backend} {failed[0].precision}: {failed[0].reason or failed[0].state}")
 
     def undo(self, client: Client, had: Had) -> str:
-        raise Refused("a built engine stays: it was verified, and the previous one stays if the build failed")
+        raise Refused("the new engine is verified and stays; if its build failed, the previous engine stays")
 
 
 class Reload:
     """The change that reads the configuration file again. The new file must already be on the boxes."""
 
     def plan(self) -> str:
-        return "read the configuration file again, which must be on the box already"
+        return "reload the configuration file, which must already be on the box"
 
     def had(self, client: Client) -> dict[str, str]:
         return {}
@@ -166,7 +167,7 @@ KINDS: Mapping[str, Callable[[Order], Change]] = {
 def of(order: Order) -> Change:
     """Return the change that an order describes. Raises InvalidInput or Refused if this change is not possible."""
     if order.kind not in KINDS:
-        raise InvalidInput(f"{order.kind[:40]!r} cannot be rolled out by this edged")
+        raise InvalidInput(f"this edged cannot roll out {order.kind[:40]!r}; use the version that began the rollout")
     return KINDS[order.kind](order)
 
 

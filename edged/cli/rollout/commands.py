@@ -28,8 +28,8 @@ AbortOn = Annotated[
     typer.Option(
         "--abort-on",
         metavar="RULES",
-        help="What ends the rollout and takes it back: alarms (new ones), failures (requests), p99 > 1.5x (age of"
-        " camera frames), infer > 1.5x (median of an inference); joined by or.",
+        help="Stop the rollout, and undo it, on: alarms (new ones), failures (of requests), p99 > 1.5x (age of"
+        " camera frames), infer > 1.5x (median inference time); joined by or.",
     ),
 ]
 Watch = Annotated[float, typer.Option("--watch", min=0, metavar="SECONDS", help="How long each wave is watched.")]
@@ -70,7 +70,7 @@ def models(
 
 def settings(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The model's name.")],
-    setting: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="As of edged models set.")],
+    setting: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="As for edged models set.")],
     canary: Canary = _CANARY,
     then: Then = _THEN,
     abort_on: AbortOn = _ABORT_ON,
@@ -232,8 +232,8 @@ def _show_plan(order: Order, change: str, waves: Sequence[Sequence[str]], abort_
     common.show(f"on each box: {change}")
     for number, wave in enumerate(waves, 1):
         common.show(f"wave {number}: {', '.join(wave)}")
-    rules = f"a box fails, or {abort_on}" if abort_on else "a box fails"
-    end = "all is taken back" if order.kind in ("models", "settings") else "the rollout ends"
+    rules = f"a box fails or breaks a rule ({abort_on})" if abort_on else "a box fails"
+    end = "the rollout is undone" if order.kind in ("models", "settings") else "the rollout ends"
     common.show(f"each wave is watched for {watch:g} s; {end} if {rules}")
 
 

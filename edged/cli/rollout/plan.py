@@ -93,5 +93,5 @@ def unknown(rules: Rules, before: Mapping[str, Figures]) -> tuple[str, ...]:
     for figure in rules.factors:
         if lost := [box for box, figures in before.items() if not _value(figures, figure)]:
             why = "no camera sends frames" if figure == "p99" else "no engine serves"
-            lines.append(f"{figure} is unknown on {', '.join(lost)}: {why}; its rule is not applied there")
+            lines.append(f"{figure} is unknown on {', '.join(lost)}: {why}; the rule for {figure} is not applied there")
     return tuple(lines)

@@ -150,7 +150,7 @@ class _Rollout:
             self._note(f"{name}: not rolled back: {problem}")
         record.state = "aborted"
         back = sum(record.boxes[name].state == "rolled back" for name in changed)
-        self._note(f"{back} of {len(changed)} boxes of the rollout have what they had before")
+        self._note(f"{back} of {len(changed)} changed boxes are rolled back")
 
     def _undo(self, name: str, client: Client) -> None:
         box = self._record.boxes[name]

@@ -25,7 +25,7 @@ def top(
     interval: Annotated[
         float, typer.Option("--interval", "-i", min=0.2, max=3600, help="Seconds between updates.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and exit, as without a terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit; the default without a terminal.")] = False,
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:

@@ -252,7 +252,7 @@ def _news(load: LoadInfo) -> Iterator[tuple[str, str]]:
     for alarm in load.status.alarms:
         yield f"alarm {alarm.kind} since {formatting.clock(alarm.since_unix_s)}: {alarm.message}", _BAD
     if load.status.paused:
-        yield f"nothing is built: {load.status.paused}", _DOUBTFUL
+        yield load.status.paused, _DOUBTFUL
     for engine in load.status.building:
         yield f"making {formatting.line(engine)}", ""
 

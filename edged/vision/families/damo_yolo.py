@@ -70,6 +70,6 @@ class DamoYolo(Family, frozen=True):
         """Claim a model by the names of its exporter and one row for each grid cell."""
         if evidence.picture.name != "images" or evidence.output_names[:1] != ("output",):
             return None
-        claim = cls.claim(evidence, "images and output, with a row for each grid cell, of a DAMO-YOLO export")
+        claim = cls.claim(evidence, "tensors images and output of a DAMO-YOLO export, a row for each grid cell")
         is_grid = len(evidence.outputs[0].shape) == 3 and evidence.outputs[0].shape[1] == evidence.cells()
         return claim if claim is not None and is_grid else None

@@ -96,7 +96,7 @@ class EfficientDet(Family, frozen=True):
         names = (evidence.picture.name.removesuffix(":0"), *(name.removesuffix(":0") for name in evidence.output_names))
         if names != ("image_arrays", "detections"):
             return None
-        return cls.claim(evidence, "image_arrays and detections of an EfficientDet export")
+        return cls.claim(evidence, "tensors image_arrays and detections of an EfficientDet export")
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:

@@ -82,7 +82,7 @@ class NanoDetPlus(Family, frozen=True):
         bins = cls._bins(columns, len(names))
         if bins is None:
             counts = " or ".join(f"{columns - 4 * each} (with {each} bins)" for each in cls.bins)
-            return Claim(None, f"{reason}, but the number of classes is unknown: set names, {counts}, or family=raw")
+            return Claim(None, f"{reason}, but the number of classes is unknown: set {counts} names, or family=raw")
         return Claim(cls.name, reason, Reading((output.name,), str(bins)), columns - 4 * bins)
 
     @classmethod
@@ -99,7 +99,7 @@ class NanoDetPlus(Family, frozen=True):
             return None
         if len(output.shape) != 3 or output.shape[1] != evidence.cells(cls.strides):
             return None
-        return cls.claim(evidence, f"{_INPUT} and {_OUTPUT}, with a row for each cell, of a {cls.name} export")
+        return cls.claim(evidence, f"tensors {_INPUT} and {_OUTPUT} of a {cls.name} export, a row for each cell")
 
 
 class NanoDet(NanoDetPlus, frozen=True):

@@ -215,7 +215,7 @@ def _lacking(prompts: Sequence[Prompt]) -> str:
     text = next((prompt.text for prompt in prompts if not prompt.tokens), None)
     if text is None:
         return ""
-    how = "edged models add, edged inspect and edged models set --tokenizer add them, from tokenizer.json of the model"
+    how = "put tokenizer.json next to the file for edged models add or inspect; edged models set needs --tokenizer"
     return f"prompt {text[:60]!r} has no token ids; {how}"
 
 

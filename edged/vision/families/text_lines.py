@@ -117,7 +117,7 @@ class TextReader(ContentFamily, frozen=True):
         if output is None:
             return None
         if len(output.shape) != 3 and layout is None:
-            what = f"needs a text [N, T, classes]; the model has {shown(output)}"
+            what = f"needs an output [N, T, classes]; the model has {shown(output)}"
             return Claim(None, f"family={cls.name} {what}; if the file declares it wrongly, set decode.layout")
         layout = layout or _layout(evidence, output.shape)
         classes = count_classes(output.shape[_LAYOUTS[layout]]) if len(output.shape) == 3 else None
@@ -220,7 +220,7 @@ class PpOcrCls(Classification, frozen=True):
         output = evidence.only_output
         if output is None or evidence.picture.name != _PADDLE or output.shape[1:] != (2,):
             return None
-        return undecided(f"{output.name} [N,2] of a model of Paddle is two classes", cls.name, Classification.name)
+        return undecided(f"{output.name} [N,2] of Paddle: text direction or two classes", cls.name, Classification.name)
 
 
 def by_height(evidence: Evidence) -> Claim | None:

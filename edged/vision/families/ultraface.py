@@ -87,7 +87,7 @@ class UltraFace(Ssd, frozen=True):
             form = _CORNERS if "Exp" in evidence.operators else _OFFSETS
         if form is None:
             formats = "set decode.boxes=corners, decode.boxes=offsets or family=raw"
-            return Claim(None, f"{reason} of unknown box format: {formats}")
+            return Claim(None, f"{reason}, but the box format is unknown: {formats}")
         slots = count_classes(scores[2])
         names = ("background", "face") if slots == 2 else ()
         reading = Reading(found.outputs, form)

@@ -115,9 +115,9 @@ class Ultralytics(Family, frozen=True):
             return undecided(f"{output.name} has 56 rows: {either}", cls.name, UltralyticsPose.name)
         names = evidence.metadata.names
         if names and len(names) != rows - 4:
-            either = f"{rows - 4} classes, or more than boxes"
-            return undecided(f"{output.name} has {rows} rows, metadata names {len(names)}: {either}", cls.name)
-        return cls.claim(evidence, f"row arithmetic: {output.name} is [4+{rows - 4} classes, {cells} grid cells]")
+            either = f"{rows - 4} classes, or classes and other values"
+            return undecided(f"{output.name} has {rows} rows, metadata has {len(names)} names: {either}", cls.name)
+        return cls.claim(evidence, f"number of rows: {output.name} is [4+{rows - 4} classes, {cells} grid cells]")
 
 
 def _main_output(evidence: Evidence) -> TensorSpec | None:

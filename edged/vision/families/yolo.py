@@ -108,7 +108,7 @@ class YoloV5(Family, frozen=True):
         if any(count is not None and rows == 3 * count for count in cells) and (is_named or not names):
             if claim.classes == 1 and not names and evidence.picture.name != "images":
                 return undecided(f"{table} has three rows a grid cell and six columns", cls.name, DeepStreamYolo.name)
-            who = f"metadata names {len(names)} classes" if names else "row arithmetic"
+            who = f"metadata names {len(names)} classes" if names else "number of rows"
             return cls.claim(evidence, f"{who}: {table} has three rows a grid cell, as YOLOv5 and YOLOv7 have")
         if is_named and meta.stride and isinstance(rows, str):
             return cls.claim(evidence, f"metadata names {len(names)} classes: {table} has as many columns and 5 more")
@@ -203,7 +203,7 @@ class YoloV7(YoloV5, frozen=True):
             return None
         if evidence.picture.name != "images" or evidence.picture.datatype == "UINT8":
             return None
-        return cls.claim(evidence, "images and output [N, 7], as YOLOv7 exports have them with --max-wh")
+        return cls.claim(evidence, "tensors images and output [N, 7], as in YOLOv7 exports with --max-wh")
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
@@ -274,7 +274,7 @@ class YoloX(Family, frozen=True):
             form = _IN_PIXELS if "Exp" in evidence.operators else _IN_CELLS
         if form is None:
             formats = "set decode.boxes=grid, decode.boxes=pixels or family=raw"
-            return Claim(None, f"{reason} of unknown box format: {formats}")
+            return Claim(None, f"{reason}, but the box format is unknown: {formats}")
         _, rows, columns = output.shape
         if form == _IN_CELLS and cells is not None and isinstance(rows, int) and rows != cells:
             needs = f"needs {cells} rows for this input, {output.name} has {rows}"
@@ -294,12 +294,12 @@ class YoloX(Family, frozen=True):
             return None
         what, names = f"{output.name} has one row per grid cell", evidence.metadata.names
         if names and columns == 4 + len(names):
-            return not_decoded(f"{what} and 4+{len(names)} columns: an ultralytics table, but with rows for columns")
+            return not_decoded(f"{what} and 4+{len(names)} columns: an ultralytics table, but transposed")
         if output.name != "output" or (columns == 6 and evidence.picture.name != "images"):
             six = (DeepStreamYolo.name,) if columns == 6 else ()
-            counts = f"{columns - 5} classes; with {columns - 4} it is an ultralytics table with rows for columns"
+            counts = f"{columns - 5} classes; with {columns - 4} classes it is a transposed ultralytics table"
             return undecided(f"{what}, as YOLOX and others with {counts}", cls.name, "yolov6", *six)
-        return cls.claim(evidence, f"row arithmetic: {what}, a YOLOX export")
+        return cls.claim(evidence, f"number of rows: {what}, as in a YOLOX export")
 
 
 _QUERIES = 1000  # with at most this many rows, a model could be an end-to-end export
@@ -338,7 +338,7 @@ class DeepStreamYolo(Family, frozen=True):
         rows = output.shape[1]
         if not isinstance(rows, int) or (rows <= _QUERIES and (cells is None or rows not in (cells, 3 * cells))):
             return None
-        return cls.claim(evidence, "input and output [N, rows, 6] of a DeepStream-Yolo export, a row a prediction")
+        return cls.claim(evidence, "tensors input and output [N, rows, 6] of a DeepStream-Yolo export")
 
 
 class YoloNas(Family, frozen=True):

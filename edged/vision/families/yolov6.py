@@ -43,4 +43,4 @@ class YoloV6(YoloV7, frozen=True):
         rows = output.shape[1]  # open in exports with an open batch
         if isinstance(rows, int) and rows not in map(evidence.cells, STRIDES):
             return None
-        return cls.claim(evidence, f"{' and '.join(_NAMES)}, with a row for each grid cell, of a YOLOv6 export")
+        return cls.claim(evidence, f"tensors {' and '.join(_NAMES)} of a YOLOv6 export, a row for each grid cell")
