@@ -28,17 +28,18 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def wait_until_served(client: Client, name: str) -> Served:
-    """Wait until one engine of a model serves and no other is being built. Missing engines that nothing builds, such as
-    those of a daemon that builds only by command, are not awaited. Raises Refused if no engine can serve, or if none
-    serves in time."""
+    """Wait until one engine of a model serves and no other is being built. A missing engine is awaited while the daemon
+    builds anything, since it may be the next one. Missing engines that nothing builds, such as those of a daemon that
+    builds only by command, are not awaited. Raises Refused if no engine can serve, or if none serves in time."""
     end = time.monotonic() + _WAIT_S
     settled = time.monotonic()  # the time since which no engine is under way
     while time.monotonic() < end:
         try:
             engines: list[EngineInfo] = list(client.engines(name))
+            is_queued = any(each.state == "absent" for each in engines) and bool(client.status().building)
         except EdgedError:  # the daemon has not looked at the folder yet
-            engines = []
-        if not engines or any(_is_under_way(each) for each in engines):
+            engines, is_queued = [], False
+        if not engines or is_queued or any(_is_under_way(each) for each in engines):
             settled = time.monotonic()
         is_over = all(each.state in _ENDED for each in engines) or time.monotonic() - settled > _IDLE_S
         serving = next((each for each in engines if each.state == "serving"), None)
