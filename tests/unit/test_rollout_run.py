@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +126,7 @@ def test_interrupted_rollout_is_completed(boxes: Boxes, dies: str) -> None:
     boxes.dies = ""
     assert go(boxes)
     assert set(boxes.model.values()) == {"new"}
+    assert [word for word in boxes.did if word.startswith("apply")] == [f"apply {name}" for name in NAMES]
 
 
 def test_wave_that_was_not_watched_to_its_end_is_watched(boxes: Boxes) -> None:
@@ -168,6 +171,25 @@ def test_only_one_command_carries_a_rollout_out(boxes: Boxes) -> None:
         pass
     with record.alone("r"):
         pass
+
+
+def test_older_state_of_a_record_does_not_replace_a_newer_one(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, write, is_writing = begin(), record.atomic.write_file, threading.Event()
+
+    def write_slowly(path: Path, data: bytes, mode: int) -> None:
+        if not is_writing.is_set():
+            is_writing.set()
+            time.sleep(0.2)
+        write(path, data, mode)
+
+    monkeypatch.setattr(record.atomic, "write_file", write_slowly)
+    older = threading.Thread(target=made.save)
+    older.start()
+    is_writing.wait()
+    made.state = "done"
+    made.save()
+    older.join()
+    assert record.load("r").state == "done"
 
 
 def test_records_have_different_names_and_damaged_ones_are_told(boxes: Boxes) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import getpass
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from edged.store import atomic
 
 _FOLDER = "rollouts"
 _ID = re.compile(r"[\w.-]{1,80}", re.ASCII)
+_WRITING = threading.Lock()  # several threads save: an older state must not replace a newer one
 
 # started: the change may or may not be in force on the box, for example after a power cut.
 BoxState: TypeAlias = Literal["waiting", "started", "done", "failed", "rolled back", "not rolled back"]
@@ -90,7 +92,8 @@ class Record(msgspec.Struct):
         place = _place(self.id)
         try:
             place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            atomic.write_file(place, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n", 0o600)
+            with _WRITING:
+                atomic.write_file(place, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n", 0o600)
         except OSError as error:
             raise Refused(f"the record {place} cannot be written: {error.strerror}") from None
 

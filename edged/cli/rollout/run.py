@@ -93,6 +93,7 @@ class _Rollout:
         box, began = self._record.boxes[name], time.monotonic()
         self._change.apply(client, box.had or {})
         box.state, box.seconds = "done", round(time.monotonic() - began, 1)
+        self._record.save()  # other boxes of the wave may take hours
 
     def _watch(self, names: Sequence[str]) -> str:
         """Compare figures until the time of watching is over; return the first broken rule, or an empty text."""
