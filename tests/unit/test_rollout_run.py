@@ -10,24 +10,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 from edged.cli import remote
 from edged.cli.inventory import Box
-from edged.cli.rollout import changes, record, run
+from edged.cli.rollout import changes, commands, record, run
 from edged.cli.rollout.plan import Figures
 from edged.cli.rollout.record import BoxRecord, Order, Record
-from edged.errors import EdgedError, NotFound, Refused
+from edged.errors import DaemonUnavailable, EdgedError, InvalidInput, NotFound, Refused
 
 NAMES = ("b1", "b2", "b3", "b4")
 
 
 class Boxes:
-    """Boxes whose model is "old" or "new". `fails`: on which the change fails; `dies`: during what the command is
-    killed; `alarm`: boxes with a new alarm."""
+    """Boxes whose model is "old" or "new". `fails`: on which the change fails; `stays`: on which it cannot be taken
+    back; `dies`: during what the command is killed; `alarm`: boxes with a new alarm."""
 
     def __init__(self) -> None:
         self.model = dict.fromkeys(NAMES, "old")
         self.fails: set[str] = set()
+        self.stays: set[str] = set()
         self.dies = ""
         self.alarm: set[str] = set()
         self.did: list[str] = []
@@ -49,6 +51,8 @@ class Boxes:
 
     def undo(self, client: Any, had: Any) -> str:
         self._do("undo", client)
+        if self.of(client.target) in self.stays:
+            raise DaemonUnavailable("the link is down")
         self.model[self.of(client.target)] = had["model"]
         return "back"
 
@@ -153,6 +157,33 @@ def test_interrupted_abort_is_finished_and_never_goes_forward(boxes: Boxes, dies
     assert record.load("r").state == "aborted"
     assert boxes.did.count("undo b1") == 1
     assert "b2: no engine serves" in record.load("r").why
+
+
+def test_box_that_could_not_be_rolled_back_is_rolled_back_by_resume(
+    boxes: Boxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory, made = tmp_path / "fleet.toml", begin()
+    inventory.write_text("".join(f'[boxes.{name}]\ntarget = "unix:/{name}.sock"\n' for name in NAMES))
+    made.inventory = str(inventory)
+    boxes.fails, boxes.stays = {"b2"}, {"b1"}
+    assert not go(boxes, made)
+    assert states() == ["not rolled back", "rolled back", "rolled back", "waiting"]
+    boxes.stays = set()
+    monkeypatch.setattr(changes, "of", lambda order, only_undo: boxes)
+    with pytest.raises(typer.Exit):
+        commands.resume("r")
+    assert set(boxes.model.values()) == {"old"}
+    assert [boxes.did.count(f"undo {name}") for name in NAMES] == [2, 1, 1, 0]
+    with pytest.raises(InvalidInput, match="begin a new one"):
+        commands.resume("r")
+
+
+def test_undo_needs_no_model_file(tmp_path: Path) -> None:
+    order = Order("models", "doors", str(tmp_path / "gone.onnx"), "digest")
+    with pytest.raises(EdgedError):
+        changes.of(order)
+    client: Any = SimpleNamespace(models=list)
+    assert changes.of(order, only_undo=True).undo(client, {}) == "nothing had changed"
 
 
 def test_setting_that_is_too_long_to_be_set_again_is_refused(boxes: Boxes) -> None:

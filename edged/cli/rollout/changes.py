@@ -46,12 +46,9 @@ class AddModel:
     """The change that adds a model file, and replaces a model of this name if there is one."""
 
     def __init__(self, order: Order) -> None:
-        from edged.client.upload import Package
-
         self._order = order
-        if digest_of(Path(order.file)) != order.digest:
+        if order.file and digest_of(Path(order.file)) != order.digest:
             raise Refused(f"{order.file} has changed since the rollout began; begin a new one")
-        self._package = Package.of(order.model, order.file, order.settings, replace=True)
 
     def plan(self) -> str:
         return f"add {self._order.file} as model {self._order.model}, and wait for its verified engine"
@@ -60,10 +57,12 @@ class AddModel:
         return _identity(_find(client, self._order.model))
 
     def apply(self, client: Client, had: Had) -> None:
-        now = _identity(_find(client, self._order.model))
-        if now == had or now.get("digest") != self._order.digest:  # otherwise it was uploaded before an interruption
-            client.upload(self._package)
-        wait_until_served(client, self._order.model)
+        from edged.client.upload import Package
+
+        order, now = self._order, _identity(_find(client, self._order.model))
+        if now == had or now.get("digest") != order.digest:  # otherwise it was uploaded before an interruption
+            client.upload(Package.of(order.model, order.file, order.settings, replace=True))
+        wait_until_served(client, order.model)
 
     def undo(self, client: Client, had: Had) -> str:
         now = _identity(_find(client, self._order.model))
@@ -164,11 +163,12 @@ KINDS: Mapping[str, Callable[[Order], Change]] = {
 }
 
 
-def of(order: Order) -> Change:
-    """Return the change that an order describes. Raises InvalidInput or Refused if this change is not possible."""
+def of(order: Order, *, only_undo: bool = False) -> Change:
+    """Return the change that an order describes. Raises InvalidInput or Refused if this change is not possible. With
+    `only_undo` the model's file may be missing or changed."""
     if order.kind not in KINDS:
         raise InvalidInput(f"this edged cannot roll out {order.kind[:40]!r}; use the version that began the rollout")
-    return KINDS[order.kind](order)
+    return KINDS[order.kind](msgspec.structs.replace(order, file="") if only_undo else order)
 
 
 def measure(client: Client, model: str) -> Figures:

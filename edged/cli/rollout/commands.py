@@ -129,14 +129,14 @@ def resume(
     name: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Its name, as edged fleet rollout list shows it.")],
     json: common.Json = False,
 ) -> None:
-    """Continue a rollout that was interrupted.
+    """Continue a rollout that was interrupted, or roll back the boxes that could not be rolled back.
 
     Boxes that are changed already are not changed again.
     """
     record.load(name)  # raises an error for an invalid name before a lock is taken
     with record.alone(name):
         found = record.load(name)
-        if found.state not in ("running", "aborting"):
+        if not found.can_be_resumed:
             raise InvalidInput(f"rollout {name} is {found.state}; begin a new one")
         inventory = Path(found.inventory) if found.inventory else None
         boxes = Targets(tuple(found.targets), inventory, tuple(found.groups)).boxes()
@@ -233,14 +233,15 @@ def _show_plan(order: Order, change: str, waves: Sequence[Sequence[str]], abort_
     for number, wave in enumerate(waves, 1):
         common.show(f"wave {number}: {', '.join(wave)}")
     rules = f"a box fails or breaks a rule ({abort_on})" if abort_on else "a box fails"
-    end = "the rollout is undone" if order.kind in ("models", "settings") else "the rollout ends"
+    end = "the rollout is undone" if order.can_be_undone else "the rollout ends"
     common.show(f"each wave is watched for {watch:g} s; {end} if {rules}")
 
 
 def _carry_out(began: Record, boxes: Sequence[Box], json: bool) -> None:
     quietly: Callable[[str], None] = lambda text: None  # noqa: E731
     try:
-        done = run.run(began, changes.of(began.order), boxes, quietly if json else common.show)
+        change = changes.of(began.order, only_undo=began.only_undo)
+        done = run.run(began, change, boxes, quietly if json else common.show)
     except KeyboardInterrupt:
         common.say(f"interrupted; to continue: edged fleet rollout resume {began.id}")
         raise
@@ -248,6 +249,8 @@ def _carry_out(began: Record, boxes: Sequence[Box], json: bool) -> None:
         common.print_json(msgspec.json.encode(began))
     else:
         common.show(f"record: edged fleet rollout show {began.id}")
+        if began.can_be_resumed:
+            common.show(f"to roll back the other boxes: edged fleet rollout resume {began.id}")
     if not done:
         raise typer.Exit(common.FAILED)
 

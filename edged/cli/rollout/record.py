@@ -27,6 +27,7 @@ _WRITING = threading.Lock()  # several threads save: an older state must not rep
 
 # started: the change may or may not be in force on the box, for example after a power cut.
 BoxState: TypeAlias = Literal["waiting", "started", "done", "failed", "rolled back", "not rolled back"]
+_GONE_WRONG = ("failed", "rolled back", "not rolled back")
 # aborting: boxes are being changed back.
 State: TypeAlias = Literal["running", "aborting", "done", "aborted"]
 
@@ -41,6 +42,11 @@ class Order(msgspec.Struct, frozen=True):
     digest: str = ""
     settings: dict[str, str] = {}
     force: bool = False
+
+    @property
+    def can_be_undone(self) -> bool:
+        """Whether a box can get back what it had before the change."""
+        return self.kind in ("models", "settings")
 
 
 class BoxRecord(msgspec.Struct):
@@ -81,6 +87,17 @@ class Record(msgspec.Struct):
     watched: int = 0  # waves that were watched to the end
     boxes: dict[str, BoxRecord] = {}
     history: list[Step] = []
+
+    @property
+    def only_undo(self) -> bool:
+        """Whether no further box is changed, because something went wrong."""
+        return self.state in ("aborting", "aborted") or any(box.state in _GONE_WRONG for box in self.boxes.values())
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether boxes are left to change, or to change back."""
+        lost = self.order.can_be_undone and any(box.state == "not rolled back" for box in self.boxes.values())
+        return lost or self.state in ("running", "aborting")
 
     def note(self, text: str) -> None:
         """Add a line to the history, and write the file."""

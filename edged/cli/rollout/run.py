@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edged.client.client import Client
 
 _POLL_S = 2.0
-_GONE_WRONG = ("failed", "rolled back", "not rolled back")
 
 
 def run(record: Record, change: Change, boxes: Sequence[Box], report: Callable[[str], None]) -> bool:
@@ -48,7 +47,7 @@ class _Rollout:
 
     def carry_out(self) -> bool:
         record = self._record
-        if record.state == "aborting" or any(box.state in _GONE_WRONG for box in record.boxes.values()):
+        if record.only_undo:
             self._abort(record.why or "it was interrupted after a failure")
             return False
         for number, wave in enumerate(record.waves, 1):
