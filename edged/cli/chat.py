@@ -54,7 +54,7 @@ def chat(
         ):
             whole += last.text
             if not json:
-                sys.stdout.write(last.text)
+                sys.stdout.write(common.harmless(last.text))
                 sys.stdout.flush()
     if json:
         common.print_json(msgspec.json.encode(msgspec.structs.replace(last, text=whole)))

@@ -79,9 +79,11 @@ class Targets(msgspec.Struct, frozen=True):
         return tuple(self.with_timeout(Box(target, target)) for target in reversed(unlike.values()))
 
     def client(self) -> Client:
-        """Open a client of the only daemon."""
+        """Open a client of the only daemon. Raises InvalidInput for a fleet."""
         from edged.client.client import Client
 
+        if self.is_fleet:
+            raise InvalidInput("this command calls one box only; name it with one --target, without --inventory")
         return Client(self.target, timeout=self.timeout or _TIMEOUT_S)
 
     def with_timeout(self, box: Box) -> Box:

@@ -1,4 +1,4 @@
-"""The commands infer, stream and engines show: their output, the stream it goes to, and the exit status."""
+"""The commands chat, infer, stream and engines show: their output, the stream it goes to, and the exit status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 from typer.testing import CliRunner, Result
 
-from edged.api_types import CollectedCamera, Composition, EngineInfo, FrameCollection, Verdict
+from edged.api_types import ChatText, CollectedCamera, Composition, EngineInfo, FrameCollection, Verdict
 from edged.cli import common, local
 from edged.cli.app import app
 from edged.cli.targets import is_daemon_addressed
@@ -54,6 +54,22 @@ def wrong(result: Result) -> str:
     assert result.stderr.startswith("edged: ")
     assert result.stderr.count("\n") == 1
     return result.stderr
+
+
+# --- chat -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", [["--target", "unix:/a", "--target", "unix:/b"], ["--inventory", "boxes.toml"]])
+def test_chat_with_several_boxes_is_refused(where: list[str]) -> None:
+    """Without the check, the daemon of this machine would get the question."""
+    result = call("chat", "qwen", "Who is at the gate?", *where)
+    assert (result.exit_code, "one box" in wrong(result)) == (common.USAGE, True)
+
+
+def test_chat_escapes_control_characters_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = [ChatText("a\x1b[2J\n", "stop", "qwen", 1, 0, 1)]
+    monkeypatch.setattr(Client, "chat", lambda *args, **options: iter(answer))
+    assert call("chat", "qwen", "Who?", "--target", "unix:/a").stdout == "a\\x1b[2J\n\n"
 
 
 # --- infer ----------------------------------------------------------------------------------------------------------
