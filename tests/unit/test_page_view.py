@@ -108,6 +108,7 @@ def test_device_is_one_line() -> None:
     found = view.device(load, {"jetson.model": "Orin", "cpu.model": "ARM"}, 20_000_000_000)
     expected = "Orin · processors 25% busy · 5.0 GB of 8.0 GB memory free · 49 °C · 15W · 20.0 GB of disk free"
     assert (found.line, found.cpu, found.memory_mb) == (expected, 0.25, 3_000_000_000 >> 20)
+    assert view.device(load, {"gpu.0.name": "L4", "cpu.model": "AMD"}, 0).line.startswith("L4 · ")
 
 
 def test_log_line_of_a_build_step_is_none() -> None:

@@ -277,7 +277,7 @@ def alarm(info: AlarmInfo) -> AlarmRow:
 
 def device(load: DeviceLoad, facts: Mapping[str, str], free_bytes: int) -> Device:
     """Describe the box."""
-    name = facts.get("jetson.model") or facts.get("gpu.name") or facts.get("cpu.model") or facts.get("cpu.arch", "")
+    name = facts.get("jetson.model") or facts.get("gpu.0.name") or facts.get("cpu.model") or facts.get("cpu.arch", "")
     used = load.memory_bytes - load.memory_free_bytes
     parts = [name, f"processors {load.cpu_busy:.0%} busy"]
     if load.memory_bytes:
