@@ -130,6 +130,10 @@ class CameraRun:
 
     async def _live(self) -> str:
         """Run one process from its start to its end; return why it ended."""
+        if self.camera.events.snapshots or self.camera.events.clips:
+            # The process may write only to folders that exist when it starts. It reports if this folder is unusable.
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(os.makedirs, self._begin.folder, 0o750, exist_ok=True)
         reach = capture_reach(self._begin)
         command = [*self._limits.command, str(os.getpid()), reach.argument()]
         decoder = msgspec.msgpack.Decoder(ready(m.FromCapture))

@@ -135,6 +135,13 @@ def test_commands_add_change_and_remove(box: CameraBox) -> None:
         client.remove_camera("hall")
 
 
+def test_snapshots_of_a_camera_that_writes_no_other_files(box: CameraBox) -> None:
+    box.api.add_camera("porch", {"source": "scene:7", "model": "shapes", "max_fps": "5", "events.snapshots": "true"})
+    box.until(lambda: any((box.state / "events" / "porch").glob("*_any.jpg")))
+    assert "events" not in box.camera("porch").sinks
+    box.api.remove_camera("porch")
+
+
 def test_camera_of_a_missing_model_fails_until_the_model_exists(box: CameraBox) -> None:
     client = box.api
     client.add_camera("later", {"source": "scene:3", "model": "later", "max_fps": "5"})

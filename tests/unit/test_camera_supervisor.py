@@ -76,6 +76,16 @@ async def test_start_camera_reports_its_state_without_passwords(tmp_path: Path) 
         assert (alarm.kind, alarm.camera) == (AlarmKind.CAMERA_LOST, "yard")
 
 
+@pytest.mark.parametrize("kind", ["snapshots", "clips"])
+async def test_start_camera_with_event_files_creates_their_folder(tmp_path: Path, kind: str) -> None:
+    """Landlock lets the process write only to folders that exist when it starts."""
+    hall, yard = camera("streaming", events={kind: True}), camera("streaming")
+    async with supervised(tmp_path, hall=hall, yard=yard) as (supervisor, _):
+        for name in ("hall", "yard"):
+            await reaches(supervisor, name, State.STREAMING)
+        assert os.listdir(tmp_path / "events") == ["hall"]
+
+
 async def test_run_process_that_dies_is_restarted(tmp_path: Path) -> None:
     async with supervised(tmp_path, hall=camera("streaming die")) as (_, events):
         seen = moves(events)
