@@ -27,13 +27,17 @@ _JOIN_SECONDS = 4.0  # how long to wait for a source that is stuck in the kernel
 class CameraHealth:
     """Derives a camera's state from the times of its frames and from its failures. Pure; times are monotonic seconds.
 
-    `lost_seconds`: a camera that sends no frame for this time is lost; 0 means never.
+    `lost_seconds`: a camera that sends no frame for this time is lost; 0 means never. `max_fps`: the camera's highest
+    rate, 0 for no limit. At a low rate, a camera may be silent for the time of two frames.
     """
 
-    def __init__(self, lost_seconds: float, now: float) -> None:
+    def __init__(self, lost_seconds: float, now: float, max_fps: float = 0.0) -> None:
         self.frames = 0
         self.error = ""
-        self._lost_seconds, self._began = lost_seconds, now
+        two_frames = 2 / max_fps if max_fps else 0.0
+        self._usual_gap = max(_USUAL_GAP, two_frames)
+        self._lost_seconds = max(lost_seconds, two_frames) if lost_seconds else 0.0
+        self._began = now
         self._last: float | None = None
         self._is_answered = self._has_failed = self._has_ended = False
 
@@ -64,7 +68,7 @@ class CameraHealth:
         silent = now - (self._began if self._last is None else self._last)
         if self._lost_seconds and silent >= self._lost_seconds:
             return State.LOST, problem or f"no frame came for {silent:.0f} s"
-        if not self._is_answered or problem or silent > _USUAL_GAP:
+        if not self._is_answered or problem or silent > self._usual_gap:
             return State.CONNECTING, problem
         return State.STREAMING, self.error
 
@@ -74,7 +78,7 @@ class Capture:
 
     def __init__(self, begin: Begin, send: Callable[[FromCapture], None]) -> None:
         self._begin, self._camera, self._send = begin, begin.camera, send
-        self._health = CameraHealth(begin.camera.lost_seconds, time.monotonic())
+        self._health = CameraHealth(begin.camera.lost_seconds, time.monotonic(), begin.camera.max_fps)
         self._outputs = Outputs(begin, send)
         self._source: Source | None = None
         self._size = (0, 0)

@@ -29,6 +29,7 @@ from edged.ipc.capture_messages import Begin, FromCapture, Happened, LineState, 
 _log = logging.getLogger("edged.camera")
 _ANYTHING = "any"  # the place of events if the camera has no zones
 _ON_SECONDS, _OFF_SECONDS = 0.5, 3.0  # for _ANYTHING; zones have settings for this: see Presence
+_UNANSWERED_S = 60.0  # after this time without an answer, zones become free as if the camera did not stream
 
 
 class Outputs:
@@ -38,6 +39,8 @@ class Outputs:
         camera = begin.camera
         self._send, self._events_wanted = send, camera.events.snapshots or camera.events.clips
         self._watch = Watch(camera.zones, camera.lines, camera.rotation)
+        self._answered = time.monotonic()
+        self._longest_gap = max(_UNANSWERED_S, 2 / camera.max_fps if camera.max_fps else 0.0)
         self._anything = None if camera.zones or not self._events_wanted else Presence(_ON_SECONDS, _OFF_SECONDS)
         self._busy = threading.Lock()
         self._pending: PendingFrames | None = None
@@ -71,6 +74,7 @@ class Outputs:
         if self._recorder is not None:
             self._recorder.on_answer(answered, now)
         if result.error is None:
+            self._answered = now
             with self._busy:
                 happened = self._watch.update(result, now, unix_s)
                 self._report(happened, answered, now, unix_s)
@@ -80,9 +84,9 @@ class Outputs:
         self.viewer.on_answer(answered)
 
     def pass_time(self, now: float, *, is_streaming: bool) -> None:
-        """Publish the state of zones and lines; called about once a second. While the camera does not stream, also
-        advance the time, so that its zones become free."""
-        if not is_streaming:
+        """Publish the state of zones and lines; called about once a second. While the camera does not stream or gets no
+        answers, also advance the time, so that its zones become free."""
+        if not is_streaming or now - self._answered > self._longest_gap:
             with self._busy:
                 self._report(self._watch.pass_time(now, time.time()), None, now, time.time())
                 self._note_anything(False, None, now, time.time())

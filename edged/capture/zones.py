@@ -53,19 +53,22 @@ def standing(result: Result, rotation: int = 0) -> list[Standing]:
 
 class Presence:
     """Whether an object is present, without flapping: `is_on` is set after an object was present for `on_seconds`, and
-    cleared after objects were absent for `off_seconds`."""
+    cleared after objects were absent for `off_seconds`. Pictures may have any distance: between two successive pictures
+    with an object, the object is present."""
 
     def __init__(self, on_seconds: float, off_seconds: float) -> None:
         self.is_on = False
         self._on_seconds, self._off_seconds = on_seconds, off_seconds
         self._began = self._seen = -float("inf")
+        self._was_there = False  # in the last picture
 
     def update(self, is_there: bool, now: float) -> bool:
         """Update with one picture; return whether `is_on` changed."""
         if is_there:
-            if now - self._seen > _GAP:
+            if not self._was_there and now - self._seen > _GAP:
                 self._began = now
             self._seen = now
+        self._was_there = is_there
         before = self.is_on
         if self.is_on:
             self.is_on = now - self._seen < self._off_seconds or is_there
@@ -217,7 +220,8 @@ class Watch:
         return self._updated(standing(result, self._rotation), now, unix_s)
 
     def pass_time(self, now: float, unix_s: float) -> tuple[Happened, ...]:
-        """Update while no frames arrive, so that zones become free after their time; return the events."""
+        """Update while no frames arrive: objects count as absent, so zones become free after their time. Return the
+        events."""
         return self._updated([], now, unix_s)
 
     def zones(self) -> dict[str, ZoneState]:

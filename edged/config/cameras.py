@@ -167,7 +167,11 @@ class Camera(Table, frozen=True):
     hardware: Annotated[bool, Meta(description="Whether to decode video in hardware if possible.")] = True
     loop: Annotated[bool, Meta(description="Whether to repeat a file or folder.")] = True
     lost_seconds: Annotated[
-        _Seconds, Meta(description="Raise an alarm after this many seconds without a frame; 0 is never.")
+        _Seconds,
+        Meta(
+            description="Raise an alarm after this many seconds without a frame; 0 is never. At a low max_fps, it is at"
+            " least the time of two frames."
+        ),
     ] = 15.0
     dark_seconds: Annotated[
         _Seconds, Meta(description="Raise an alarm if the picture is black for this many seconds; 0 is never.")

@@ -27,6 +27,16 @@ def test_camera_that_never_gives_a_frame_is_lost() -> None:
     assert CameraHealth(0.0, 100.0).state(1000.0, "")[0] is State.CONNECTING
 
 
+def test_camera_with_a_low_rate_streams_between_its_frames() -> None:
+    health = CameraHealth(15.0, 100.0, max_fps=0.05)
+    assert health.state(120.0, "")[0] is State.CONNECTING
+    health.frame(120.0)
+    health.works()
+    assert health.state(159.0, "")[0] is State.STREAMING
+    assert health.state(160.0, "")[0] is State.LOST
+    assert CameraHealth(0.0, 100.0, max_fps=0.05).state(1000.0, "")[0] is State.CONNECTING
+
+
 def test_camera_that_the_daemon_refuses_fails_until_it_works() -> None:
     health = CameraHealth(15.0, 100.0)
     health.frame(101.0)

@@ -67,6 +67,24 @@ def test_presence_short_appearances_never_begin_it() -> None:
         assert not presence.update(False, now + 1)
 
 
+def test_presence_at_less_than_one_picture_a_second_begins_and_ends() -> None:
+    presence = Presence(on_seconds=15.0, off_seconds=3.0)
+    states = []
+    for number, is_there in enumerate((True, True, False, True, True, True, False)):
+        presence.update(is_there, number * 10.0)
+        states.append(presence.is_on)
+    assert states == [False, False, False, False, False, True, False]
+
+
+def test_watch_time_without_frames_does_not_count_as_presence() -> None:
+    watch = Watch({"door": Zone(points=SQUARE, on_seconds=10, off_seconds=3)}, {})
+    seen = result([Detection(40, 40, 60, 60, 0.9, 0, "person")])
+    assert watch.update(seen, 0.0, 1e9) == ()
+    assert watch.pass_time(5.0, 1e9) == ()
+    assert watch.update(seen, 3600.0, 1e9) == ()
+    assert [each.kind for each in watch.update(seen, 3610.0, 1e9)] == ["occupied"]
+
+
 def test_zone_counts_classes_and_visits() -> None:
     door = zone(classes=("person", "dog"))
     assert kinds(door, [at(0.5, 0.5), at(0.3, 0.3), at(0.5, 0.5, "dog"), at(0.5, 0.5, "cat"), at(0.9, 0.9)], 1.0) == [
