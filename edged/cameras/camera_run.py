@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Set
 from contextlib import aclosing
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -27,6 +27,7 @@ from edged.ipc.piped_process import PipedProcess, ProtocolError
 
 _LOG = logging.getLogger("edged.cameras")
 _SETTLED = (m.State.STREAMING, m.State.LOST, m.State.FAILED)
+_IN_TROUBLE = (m.State.CONNECTING, m.State.LOST, m.State.FAILED)
 
 
 class RunLimits(msgspec.Struct, frozen=True):
@@ -57,6 +58,7 @@ class CameraRun:
         self._watchers: list[m.Watch] = []
         self._ending = asyncio.Event()
         self._is_asked = False  # whether the process was asked to stop
+        self._is_renewed = False  # whether `_renew` ended the last process, and the camera has given no frame since
         self._task = tasks.keep(f"camera {name}", self._run)
 
     async def stop(self) -> None:
@@ -124,17 +126,22 @@ class CameraRun:
             if self._ending.is_set():
                 return
             pause = backoff.after(time.monotonic() - began)
-            _LOG.warning("camera %s: %s; starting it again in %g s", self.name, problem, pause)
-            self._take(msgspec.structs.replace(self.report, state=m.State.FAILED, error=problem))
+            self._is_renewed = problem is None
+            if problem is None:
+                _LOG.info("camera %s: one of its files or devices is new; starting it again in %g s", self.name, pause)
+            else:
+                _LOG.warning("camera %s: %s; starting it again in %g s", self.name, problem, pause)
+                self._take(msgspec.structs.replace(self.report, state=m.State.FAILED, error=problem))
             await asyncio.sleep(pause)
 
-    async def _live(self) -> str:
-        """Run one process from its start to its end; return why it ended."""
+    async def _live(self) -> str | None:
+        """Run one process from its start to its end; return why it ended, or None if `_renew` ended it."""
         if self.camera.events.snapshots or self.camera.events.clips:
             # The process may write only to folders that exist when it starts. It reports if this folder is unusable.
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(os.makedirs, self._begin.folder, 0o750, exist_ok=True)
         reach = capture_reach(self._begin)
+        known = await asyncio.to_thread(rules.inodes, reach)
         command = [*self._limits.command, str(os.getpid()), reach.argument()]
         decoder = msgspec.msgpack.Decoder(ready(m.FromCapture))
         try:
@@ -143,6 +150,7 @@ class CameraRun:
             return f"cannot start its process: {error.strerror or error}"
         self._process, self._heard = child, None
         watch = tasks.keep(f"watch of camera {self.name}", lambda: self._watch(child))
+        renewal = tasks.keep(f"renewal of camera {self.name}", lambda: self._renew(child, reach, known))
         try:
             child.send(self._begin)
             self._tell()
@@ -154,10 +162,14 @@ class CameraRun:
             child.end(f"its process sent {error}")
         finally:
             watch.cancel()
+            is_renewed = renewal.done()
+            renewal.cancel()
             if not self._is_asked:
                 child.end()
             status = await child.gone()
             self._process = None
+        if is_renewed and not child.ended:
+            return None
         return child.ended or self.report.error or f"its process ended with status {status}"
 
     async def _watch(self, child: PipedProcess[m.FromCapture]) -> None:
@@ -173,6 +185,16 @@ class CameraRun:
             if silence > limit:
                 child.end(f"its process sent no message for {limit:g} s")
 
+    async def _renew(self, child: PipedProcess[m.FromCapture], reach: rules.Reach, known: Set[tuple[int, int]]) -> None:
+        """Ask the process to stop when the camera or an output does not work, and a file or device has appeared since
+        the start of the process: it may use only those that existed then, such as the camera before it was plugged in
+        again."""
+        while True:
+            await asyncio.sleep(self._limits.silent / 10)
+            is_in_trouble = self.report.state in _IN_TROUBLE or self.report.sinks
+            if reach.mode != "off" and is_in_trouble and await asyncio.to_thread(rules.inodes, reach) - known:
+                return child.ask_to_stop()
+
     async def _receive(self, message: m.FromCapture) -> None:
         if isinstance(message, m.Report):
             self._take(message)
@@ -186,8 +208,14 @@ class CameraRun:
             self._events.emit(what, self.camera.model)
 
     def _take(self, report: m.Report) -> None:
-        """Store a report; log a change of state and emit an event for it."""
-        before, self.report = self.report, msgspec.structs.replace(report, error=redact(report.error))
+        """Store a report; log a change of state and emit an event for it. If the process was started again because of a
+        new file or device, a camera that gave no frames keeps its state until it gives one."""
+        before = self.report
+        is_held = self._is_renewed and report.state is m.State.CONNECTING and not report.frames
+        if is_held and before.state in (m.State.LOST, m.State.FAILED):
+            report = msgspec.structs.replace(report, state=before.state, error=report.error or before.error)
+        self._is_renewed = is_held
+        self.report = msgspec.structs.replace(report, error=redact(report.error))
         if report.state is before.state or (report.state not in _SETTLED and before.state is not m.State.STREAMING):
             return
         level = logging.INFO if report.state is m.State.STREAMING else logging.WARNING

@@ -5,6 +5,7 @@ Call `use` once, before this process starts its first child, to set the mode.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -67,18 +68,34 @@ class Reach(NamedTuple):
 
 def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
     """Yield every path with its rights, for this interpreter and its environment."""
-    for path in (*_LIBRARIES, *_DESCRIPTIONS, *_interpreter(), *_by_environment(), *reach.reads):
+    for path in (*_LIBRARIES, *_DESCRIPTIONS, *_interpreter(), *_by_environment()):
         yield path, READ
     for name in _DEVICES:
         yield f"/dev/{name}", USE
     for pattern in _ACCELERATORS:
         for path in glob.glob(f"/dev/{pattern}"):
             yield path, USE
+    yield from _for_job(reach)
+
+
+def inodes(reach: Reach) -> frozenset[tuple[int, int]]:
+    """Return the device and inode numbers of the files, folders and devices of the job that exist now. A process that
+    is already confined may not use one that appears or is replaced later, since the kernel's rules are for inodes."""
+    found = set[tuple[int, int]]()
+    for path, _ in _for_job(reach):
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            found.add((status.st_dev, status.st_ino))
+    return frozenset(found)
+
+
+def _for_job(reach: Reach) -> Iterator[tuple[str, int]]:
+    """Yield the paths that not every process may use, with their rights."""
+    for path in (*reach.reads, *(_NETWORK if reach.network else ())):
+        yield path, READ
     for pattern in reach.devices:
         for path in glob.glob(f"/dev/{pattern}"):
             yield path, USE
-    for path in _NETWORK if reach.network else ():
-        yield path, READ
     for path in reach.writes:
         yield path, WRITE
 

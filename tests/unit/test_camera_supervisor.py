@@ -93,6 +93,22 @@ async def test_run_process_that_dies_is_restarted(tmp_path: Path) -> None:
         assert seen().count("streaming") >= 2
 
 
+async def test_run_lost_camera_whose_file_appears_is_started_again_and_stays_lost(tmp_path: Path) -> None:
+    others = set(children())
+    async with supervised(tmp_path, hall=camera("connecting lost")) as (supervisor, events):
+        seen = moves(events)
+        await reaches(supervisor, "hall", State.LOST)
+        (first,) = set(children()) - others
+        await asyncio.sleep(LIMITS.silent / 5)  # two checks
+        assert first in children()
+        (tmp_path / "events" / "hall").mkdir(parents=True)  # the process may write there
+        await until(lambda: first not in children() and bool(set(children()) - others))
+        await asyncio.sleep(1)
+        assert supervisor.find("hall").report.state is State.LOST
+        assert seen() == ["lost"]
+        assert len(set(children()) - others) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "limits"),
     [("streaming noise", LIMITS), ("streaming hang", HURRIED)],
