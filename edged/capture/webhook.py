@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import logging
 import queue
 import threading
@@ -74,7 +75,7 @@ class Webhook:
             if pause is None or self._wait(pause):
                 break
         self.dropped += 1
-        _log.warning("webhook %s: %s; an event was dropped", self._url, self.problem)
+        _log.warning("webhook %s: %s; an event was dropped", redact(self._url), self.problem)
 
     def _post(self, body: bytes) -> str:
         """Send a request; return why it failed, or an empty text."""
@@ -84,9 +85,9 @@ class Webhook:
                 return ""
         except urllib.error.HTTPError as error:
             return f"it answered {error.code}"
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
-            return redact(str(getattr(reason, "strerror", None) or reason))
+            return redact(str(getattr(reason, "strerror", None) or reason) or type(error).__name__)
 
 
 def _credentials(url: str) -> tuple[str, dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -93,6 +94,26 @@ def test_put_event_that_is_always_refused_is_dropped_and_the_next_arrives() -> N
         wait(lambda: len(at.bodies) == 1)
         hook.close()
     assert at.bodies[0]["place"] == "zone2"
+
+
+def test_put_event_with_an_invalid_answer_is_dropped_and_the_next_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    """The receiver is not an HTTP server. The log does not contain the address's token."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(b"SSH-2.0-other\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        hook = Webhook(f"http://127.0.0.1:{server.server_address[1]}/x?token=s3cret", "hall", "doors", no_wait)
+        for number in (1, 2):
+            hook.put(happened(number))
+        wait(lambda: hook.dropped == 2)
+        hook.close()
+        server.shutdown()
+    assert hook.problem
+    assert "s3cret" not in caplog.text
 
 
 def test_put_with_a_slow_receiver_does_not_block() -> None:
