@@ -243,6 +243,15 @@ def test_mp4_shows_annotations_at_capture_times(tmp_path: Path) -> None:
     assert int(np.ptp(images[0][28:46, 38:62])) > 60  # the box
 
 
+def test_mp4_damaged_picture_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "found.mp4"
+    sink = Mp4(path, lossless=True)
+    for number, image in enumerate((b"no picture", shade(10), b"no picture", shade(20))):
+        sink.on_answer(answered(number + 1, image))
+    sink.close()
+    assert len(read_back(path)[0]) == 2
+
+
 def test_mp4_other_sizes_are_fitted(tmp_path: Path) -> None:
     path = tmp_path / "found.mp4"
     sink = Mp4(path, lossless=True)

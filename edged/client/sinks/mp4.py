@@ -13,7 +13,7 @@ from edged import packages
 from edged.client.result import Result
 from edged.client.sinks.sink import Answered, Background, Sink
 from edged.client.sources.pyav import reason, require_av
-from edged.errors import InvalidInput, Unsupported
+from edged.errors import EdgedError, InvalidInput, Unsupported
 from edged.vision.image import Image
 
 _TICKS = 1000  # ticks of the video's clock per second
@@ -26,8 +26,8 @@ _ENCODING = {"g": "50", "bf": "0"}
 
 class Mp4(Sink):
     """Writes a video; a thread encodes. Each picture is shown until the capture time of the next one. The video has the
-    size of the first picture; later pictures are fitted into it. If the program is killed, all but the last few seconds
-    can be played.
+    size of the first picture; later pictures are fitted into it. Pictures that cannot be decoded are left out. If the
+    program is killed, all but the last few seconds can be played.
 
     A picture is left out and counts in `dropped` if its encoding would delay the stream; with `lossless` the stream
     waits. Raises Unsupported if PyAV is not installed or cannot encode, InvalidInput if the file cannot be written.
@@ -65,7 +65,10 @@ class Mp4(Sink):
 
     def _write(self, answered: Answered) -> None:
         av = require_av()
-        image = answered.painted
+        try:
+            image = answered.painted
+        except EdgedError:  # a picture that cannot be decoded
+            return
         if image is None:
             return
         try:
