@@ -68,6 +68,17 @@ def test_shared_camera_removed_ring_is_waited_for(tmp_path: Path, caplog: pytest
     assert "no process has a ring named" in caplog.text
 
 
+def test_shared_camera_ring_of_a_process_with_a_longer_number_is_not_read(tmp_path: Path) -> None:
+    """The newest ring is of process 4711, and process 47 has one too."""
+    with SharedRing(4, 48 * 64 * 3, folder=tmp_path) as mine, SharedRing(4, 48 * 64 * 3, folder=tmp_path) as other:
+        for each, name, value in ((mine, "edged-47-x", 5), (other, "edged-4711-x", 6)):
+            each.put(shade(value))
+            (tmp_path / name).hardlink_to(tmp_path / each.segment.lstrip("/"))
+            os.utime(tmp_path / name, (value, value))
+        with Newest(shared_camera(f"edged-47{RAW}", tmp_path)) as source:
+            assert np.array_equal(next(source).image, shade(5))  # type: ignore[arg-type]
+
+
 def test_shared_camera_ring_of_other_pictures_is_refused(
     ring: SharedRing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,8 +51,8 @@ class Slot(NamedTuple):
 
 
 def shared_camera(address: str, folder: Path = layout.FOLDER) -> Live:
-    """Return the camera at `NAME?width=1280&height=720&format=bgr&slots=8`. NAME is a segment's name or its beginning,
-    such as edged-4711 for the newest ring of process 4711. Raises InvalidInput for an invalid address."""
+    """Return the camera at `NAME?width=1280&height=720&format=bgr&slots=8`. NAME is a segment's name, or edged-4711 for
+    the newest ring of process 4711. Raises InvalidInput for an invalid address."""
     name, settings = _parse(address)
 
     @contextlib.contextmanager
@@ -86,7 +86,8 @@ def _parse(address: str) -> tuple[str, RingSettings]:
 
 
 def _newest(folder: Path, name: str) -> Path:
-    found = sorted(folder.glob(f"{name}*"), key=lambda path: path.stat().st_mtime_ns)
+    segments = (path for path in folder.iterdir() if path.name == name or path.name.startswith(f"{name}-"))
+    found = sorted(segments, key=lambda path: path.stat().st_mtime_ns)
     if not found:
         raise FileNotFoundError(f"no process has a ring named {name}")
     return found[-1]
