@@ -158,13 +158,14 @@ def channel(
     place: str = "",
 ) -> grpc.Channel:
     """Open a channel to a resolved target. If `credentials` is None, read them from the environment. `more` are further
-    channel options; `place` is the address for gRPC if that is not the target.
+    channel options; `place` is the address for gRPC if that is not the target, such as the list of several daemons.
 
     Raises InvalidInput if a file cannot be used or a token would be sent unencrypted.
     """
-    place, options = place or target.removeprefix(TLS), [*_OPTIONS, *more]
-    if not is_here(target):
+    options = [*_OPTIONS, *more]
+    if place or not is_here(target):  # any of several daemons may be on another machine
         options += _ALIVE
+    place = place or target.removeprefix(TLS)
     if isinstance(credentials, grpc.ChannelCredentials):
         return grpc.secure_channel(place, credentials, options)
     known = Credentials.from_environment() if credentials is None else credentials

@@ -94,6 +94,23 @@ def test_camera_stays_with_a_daemon_while_that_is_healthy(servers: Servers) -> N
             assert now == chosen[camera] or camera in moved
 
 
+@pytest.mark.parametrize("targets", [["localhost:1", "192.0.2.7:1"], ["192.0.2.7:1", "localhost:1"], ["192.0.2.7:1"]])
+def test_client_with_another_machine_keeps_its_connections_alive(
+    monkeypatch: pytest.MonkeyPatch, targets: list[str]
+) -> None:
+    opened: list[dict[str, Any]] = []
+    real = grpc.insecure_channel
+
+    def insecure(place: str, options: Any) -> grpc.Channel:
+        opened.append(dict(options))
+        return real(place, options)
+
+    monkeypatch.setattr(grpc, "insecure_channel", insecure)
+    Client(targets, credentials=Credentials()).close()
+    assert opened
+    assert all("grpc.keepalive_time_ms" in each for each in opened)
+
+
 def _wait_for(opened: grpc.Channel, names: set[str]) -> None:
     def asked() -> set[str]:
         try:
