@@ -23,7 +23,7 @@ from edged.client.sinks.mqtt import Crossings, Place, broker
 from edged.client.sinks.preview import parse_address
 from edged.client.sinks.sink import Answered, PendingFrames, Sink
 from edged.client.sources import Source
-from edged.errors import EdgedError, InvalidInput, redact
+from edged.errors import InvalidInput, redact
 from edged.ipc.capture_messages import Begin, FromCapture, Happened, LineState, ZoneState
 
 _log = logging.getLogger("edged.camera")
@@ -168,8 +168,8 @@ class _Managed:
                 self.sink = self._open()
             self.sink.on_answer(answered)
             self._problem = ""
-        except (OSError, EdgedError) as error:
-            problem = redact(str(getattr(error, "strerror", None) or error))
+        except Exception as error:  # a sink's library may raise any class, and the camera must continue
+            problem = redact(str(getattr(error, "strerror", None) or error) or type(error).__name__)
             if problem != self._problem:
                 _log.warning("%s: %s; trying again", self._name, problem)
             self._problem = problem
@@ -179,7 +179,7 @@ class _Managed:
     def close(self) -> None:
         sink, self.sink = self.sink, None
         if sink is not None:
-            with contextlib.suppress(OSError, EdgedError):  # it has already failed
+            with contextlib.suppress(Exception):  # it has already failed
                 sink.close()
 
 

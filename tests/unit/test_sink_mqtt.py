@@ -232,6 +232,12 @@ def test_broker_valid_addresses_are_parsed() -> None:
         Mqtt(broker("mqtts://box?ca=/nowhere", {}), "hall")
 
 
+def test_broker_password_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "password").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match="password"):
+        broker("mqtt://box", {"EDGED_MQTT_PASSWORD_FILE": str(tmp_path / "password")})
+
+
 def test_slug_different_names_stay_different() -> None:
     names = ["hall", "hall 1", "hall_1", "hall/1", "", "+", "Türe"]
     assert len({slug(name) for name in names}) == len(names)

@@ -313,6 +313,8 @@ def _password(environment: Mapping[str, str]) -> str | None:
         return Path(path).read_text().rstrip("\r\n")
     except OSError as error:
         raise NotFound(f"the password file {path!r} of {PASSWORD_FILE} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"the password file {path!r} of {PASSWORD_FILE} is not text; write it in UTF-8") from None
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
