@@ -29,6 +29,8 @@ _MINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:-\d{1,3})?_[A-Za-z0-9._-]{
 _MOST_BYTES = 128 << 20  # bytes of pictures that are kept for the seconds before an event
 _LONGEST_S = 600.0  # the longest clip
 _WAITING = 256  # pictures and events in the queue
+_MOST_WAITING_BYTES = 64 << 20  # bytes of pictures in the queue
+_PRUNE_S = 3600.0  # how often old files are removed, besides before each event
 _CLOSE_S = 3.0
 _LOOK_S = 0.5  # without pictures and events, how often a clip is checked for its end
 
@@ -95,7 +97,8 @@ class EventRecorder:
     """Writes a snapshot, a clip, or both for each event, in its own thread.
 
     A clip begins some seconds before its event and ends some seconds after it. `problem` is why the last file could not
-    be written, or empty if it was written. `dropped` counts items that were dropped because the thread was too slow.
+    be written, or why pictures are left out; empty if the last event had no problem. `dropped` counts items that were
+    dropped because the thread was too slow.
     """
 
     def __init__(self, events: Events, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -110,14 +113,19 @@ class EventRecorder:
         self._video: Path | None = None  # of the current clip; set by `begin` before the thread creates the clip
         self._clip_began, self._until = 0.0, -math.inf
         self._active: set[str] = set()
+        self._queued_bytes = self._taken_bytes = 0  # of all pictures so far; each is written by one thread only
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._thread = threading.Thread(target=self._run, name="edged-events", daemon=True)
         self._thread.start()
 
     def on_answer(self, answered: Answered, now: float) -> None:
         """Add an answered picture, for clips. `now` is monotonic."""
-        if self._events.clips and answered.image is not None:
-            self._put(lambda: self._take(answered, now))
+        if not self._events.clips or answered.image is None:
+            return
+        if self._queued_bytes - self._taken_bytes > _MOST_WAITING_BYTES:
+            self._drop()
+        elif self._put(lambda: self._take(answered, now)):
+            self._queued_bytes += answered.size
 
     def begin(self, place: str, answered: Answered | None, now: float, unix_s: float) -> str:
         """Begin an event; return the path of its snapshot, or of its clip if no snapshot is made. An empty text means
@@ -151,16 +159,25 @@ class EventRecorder:
         try:
             self._work.put_nowait(work)
         except queue.Full:
-            self.dropped += 1
+            self._drop()
             return False
         return True
 
+    def _drop(self) -> None:
+        self.dropped += 1
+        self._fail("the box is too slow to write all pictures")
+
     def _run(self) -> None:
+        due = -math.inf
         while True:
+            if (now := self._clock()) >= due:
+                due = now + _PRUNE_S
+                self._folder.prune(time.time())
             try:
-                work = self._work.get(timeout=None if self._clip is None else _LOOK_S)
+                work = self._work.get(timeout=due - now if self._clip is None else _LOOK_S)
             except queue.Empty:  # the camera sends no pictures now
-                self._attempt(lambda: self._complete_if_over(self._clock()))
+                if self._clip is not None:
+                    self._attempt(lambda: self._complete_if_over(self._clock()))
                 continue
             if work is None:
                 break
@@ -171,29 +188,38 @@ class EventRecorder:
         try:
             work()
         except (OSError, EdgedError) as error:
-            self._clip = self._video = None
+            with contextlib.suppress(OSError, EdgedError):  # only the first error matters
+                self._complete()
             self._fail(error)
 
     def _begin(
         self, place: str, picture: Path | None, video: Path | None, answered: Answered | None, now: float, unix_s: float
     ) -> None:
         self._active.add(place)
-        if picture is not None and answered is not None and answered.jpeg is not None:
-            atomic.write_file(picture, answered.jpeg)
+        self._folder.prune(unix_s)
+        failure: Exception | None = None
+        try:
+            if picture is not None and answered is not None and answered.jpeg is not None:
+                atomic.write_file(picture, answered.jpeg)
+        except (OSError, EdgedError) as error:  # the clip may still be possible
+            failure = error
         if video is not None and self._clip is None:
             if video.exists():  # the clip of the earlier event was completed meanwhile
                 video = self._video = self._folder.path(place, ".mp4", unix_s)
             self._clip, self._clip_began = _Clip(video), now
             for _, earlier in self._recent:
                 self._clip.add(earlier)
-        self.problem = ""
-        self._folder.prune(unix_s)
+        if failure is not None:
+            self._fail(failure)
+        else:
+            self.problem = ""
 
     def _end(self, place: str, now: float) -> None:
         self._active.discard(place)
         self._until = now + self._events.after_seconds
 
     def _take(self, answered: Answered, now: float) -> None:
+        self._taken_bytes += answered.size
         kept = Answered(answered.result, _compressed(answered.image))
         self._recent.append((now, kept))
         self._bytes += kept.size
@@ -217,10 +243,10 @@ class EventRecorder:
         finally:
             self._video = None
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception | str) -> None:
         problem = str(getattr(error, "strerror", None) or error)
         if problem != self.problem:
-            _log.warning("files of events cannot be written: %s", problem)
+            _log.warning("files of events: %s", problem)
         self.problem = problem
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 
 from edged.capture.events import EventFolder, EventRecorder
 from edged.client.result import Detection, Result, Timings
+from edged.client.sinks.mp4 import Mp4
 from edged.client.sinks.sink import Answered
 from edged.config.cameras import Events
+from edged.store import atomic
 from edged.vision.draw import encode_jpeg
 from tests.waiting import wait
 
@@ -30,6 +34,10 @@ def answered(number: int, *, raw: bool = False) -> Answered:
 
 def files(folder: Path, suffix: str) -> list[Path]:
     return sorted(folder.glob(f"*{suffix}"))
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "the disk is full")
 
 
 def test_begin_writes_a_snapshot(tmp_path: Path) -> None:
@@ -132,6 +140,63 @@ def test_begin_in_a_folder_that_is_writable_again_ends_the_problem(tmp_path: Pat
     kept = Path(recorder.begin("door", answered(2), 2.0, UNIX))
     wait(kept.exists)
     wait(lambda: not recorder.problem)
+    recorder.close()
+
+
+@with_av
+def test_begin_snapshot_that_fails_does_not_end_the_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic, "write_file", full)
+    recorder = EventRecorder(Events(snapshots=True, clips=True), tmp_path, lambda: 0.0)
+    recorder.begin("door", answered(0), 0.0, UNIX)
+    recorder.on_answer(answered(1), 0.1)
+    recorder.begin("gate", answered(2), 0.2, UNIX)
+    recorder.on_answer(answered(3), 0.3)
+    recorder.close()
+    assert "full" in recorder.problem
+    assert [path.name.partition("_")[2] for path in files(tmp_path, ".mp4")] == ["door.mp4"]
+
+
+@with_av
+def test_clip_that_fails_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mp4, "on_answer", full)
+    recorder = EventRecorder(Events(clips=True), tmp_path, lambda: 0.0)
+    recorder.begin("door", None, 0.0, UNIX)
+    recorder.on_answer(answered(1), 0.1)
+    wait(lambda: bool(recorder.problem))
+    wait(lambda: "edged-video" not in [thread.name for thread in threading.enumerate()])
+    recorder.close()
+    assert not files(tmp_path, ".part")
+
+
+def test_on_answer_of_a_slow_box_drops_pictures_to_save_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr("edged.capture.events._MOST_WAITING_BYTES", 20_000)
+    monkeypatch.setattr("edged.capture.events._compressed", lambda picture: picture if gate.wait(20) else None)
+    recorder = EventRecorder(Events(clips=True), tmp_path, lambda: 0.0)
+    for number in range(10):
+        recorder.on_answer(answered(number, raw=True), number / 10)  # 9216 bytes
+    assert 5 <= recorder.dropped <= 8
+    assert "slow" in recorder.problem
+    gate.set()
+    recorder.close()
+
+
+def test_old_files_are_removed_at_the_start_and_before_an_event_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def old() -> Path:
+        path = tmp_path / "2020-01-01T00-00-00_door.jpg"
+        path.touch()
+        os.utime(path, (1.0, 1.0))
+        return path
+
+    monkeypatch.setattr(atomic, "write_file", full)
+    path = old()
+    recorder = EventRecorder(Events(snapshots=True), tmp_path, lambda: 0.0)
+    wait(lambda: not path.exists())
+    old()
+    recorder.begin("door", answered(0), 0.0, UNIX)
+    wait(lambda: not path.exists())
     recorder.close()
 
 
