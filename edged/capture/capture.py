@@ -69,7 +69,7 @@ class CameraHealth:
         if self._lost_seconds and silent >= self._lost_seconds:
             return State.LOST, problem or f"no frame came for {silent:.0f} s"
         if not self._is_answered or problem or silent > self._usual_gap:
-            return State.CONNECTING, problem
+            return State.CONNECTING, problem or self.error
         return State.STREAMING, self.error
 
 
@@ -112,14 +112,16 @@ class Capture:
         """Stream until stopped; try again after failures."""
         backoff = Backoff()
         while not self._stopped.is_set():
-            began = time.monotonic()
+            began, frames = time.monotonic(), self._health.frames
             try:
                 self._stream()
                 if not self._stopped.is_set() and not self._camera.loop:
                     self._health.ended()
                     self._news.set()
                     return
-                continue
+                if self._stopped.is_set() or self._health.frames > frames:
+                    continue
+                self._health.failed("the source has no usable picture")
             except EdgedError as error:
                 self._health.failed(redact(str(error)))
             except Exception as error:  # drivers and libraries raise any class

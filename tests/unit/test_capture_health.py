@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from edged.capture.capture import CameraHealth
-from edged.ipc.capture_messages import State
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edged.capture.capture import CameraHealth, Capture
+from edged.config.cameras import Camera
+from edged.ipc.capture_messages import Begin, FromCapture, Report, State
+from edged.proto import cameras_pb2 as pb
+from tests.unit.scripted_daemon import ScriptedDaemon, answer
+from tests.waiting import wait
 
 
 def test_camera_connects_streams_and_is_lost() -> None:
@@ -46,7 +54,36 @@ def test_camera_that_the_daemon_refuses_fails_until_it_works() -> None:
     assert health.state(102.0, "") == (State.STREAMING, "")
 
 
+def test_camera_whose_first_frames_are_refused_connects_with_the_reason() -> None:
+    health = CameraHealth(15.0, 100.0)
+    health.frame(101.0)
+    health.error = "wrong size"
+    assert health.state(102.0, "") == (State.CONNECTING, "wrong size")
+    assert health.state(102.0, "refused") == (State.CONNECTING, "refused")
+    health.works()
+    assert health.state(102.0, "") == (State.STREAMING, "")
+
+
 def test_camera_of_a_file_that_ended_is_ended() -> None:
     health = CameraHealth(15.0, 100.0)
     health.ended()
     assert health.state(1000.0, "")[0] is State.ENDED
+
+
+def test_camera_of_a_repeated_folder_without_usable_pictures_fails_and_waits(tmp_path: Path) -> None:
+    (tmp_path / "damaged.jpg").write_bytes(b"no picture")
+    sent: list[FromCapture] = []
+    calls = 0
+
+    def detect(frames: Iterator[pb.Frame], _: Any) -> Iterator[pb.Result]:
+        nonlocal calls
+        calls += 1
+        yield from (answer(frame) for frame in frames)
+
+    target = f"unix:{tmp_path}/daemon.sock"
+    with ScriptedDaemon(target, detect):
+        capture = Capture(Begin("hall", Camera(source=str(tmp_path), model="m"), target, str(tmp_path)), sent.append)
+        capture.start()
+        wait(lambda: any(isinstance(each, Report) and each.state is State.FAILED for each in sent))
+        capture.stop()
+    assert calls <= 2
