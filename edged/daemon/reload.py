@@ -20,6 +20,7 @@ from edged.engines.builder import Builder
 from edged.engines.controller import Controller
 from edged.errors import ConfigError, EdgedError, Refused
 from edged.systemd import Notifier
+from edged.tasks import despite_cancelling
 
 _LOG = logging.getLogger("edged")
 _LATER = "it takes effect when the daemon is restarted"
@@ -64,13 +65,25 @@ class Reloader:
 
         Raises ConfigError if the configuration is invalid, and InvalidInput if the name of a model is invalid; in both
         cases nothing changes. Raises Refused if the daemon has no configuration file.
+
+        If the client goes away meanwhile, this task is cancelled, but the reload is completed: otherwise an endpoint
+        that is closed and opened again could stay closed.
         """
-        if self._read is None:
+        if (read := self._read) is None:
             raise Refused("this daemon was started without a configuration file; restart it with one to reload")
+        outcomes: list[Change] = []
+
+        async def work() -> None:
+            outcomes.extend(await self._reload(read))
+
+        await despite_cancelling(work())
+        return tuple(outcomes)
+
+    async def _reload(self, read: Callable[[], Config]) -> tuple[Change, ...]:
         async with self._turn:
             self._notifier.reloading()
             try:
-                wanted = await asyncio.to_thread(self._read)
+                wanted = await asyncio.to_thread(read)
                 locations.named_models(wanted)
                 outcomes = tuple([await self._make(change, wanted) for change in diff(self.config, wanted)])
             except EdgedError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -96,3 +98,24 @@ async def test_reload_applies_every_key_or_asks_for_a_restart(key: str) -> None:
     assert change.key == key
     assert bool(change.problem) == (RELOADS[key] is Reload.RESTART)
     assert (value(reloader.config, key) == value(wanted, key)) != bool(change.problem)
+
+
+async def test_reload_by_a_client_that_goes_away_is_completed() -> None:
+    """An endpoint stays closed if the reload ends between closing and opening."""
+    closed, opened = asyncio.Event(), asyncio.Event()
+
+    async def change(*_: object) -> None:
+        closed.set()
+        await asyncio.sleep(0.05)
+        opened.set()
+
+    wanted, part = with_value(DEFAULTS, OTHER, "http"), cast(Any, Recorder([]))
+    endpoints = cast(Any, SimpleNamespace(http=SimpleNamespace(change=change)))
+    reloader = Reloader(DEFAULTS, lambda: wanted, part, part, part, endpoints, part, part)
+    reload = asyncio.create_task(reloader.reload())
+    await closed.wait()
+    reload.cancel()
+    await asyncio.wait([reload])
+    assert reload.cancelled()
+    assert opened.is_set()
+    assert reloader.config.http == OTHER.http
