@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from edged.errors import AlreadyExists, InvalidInput, NotFound
-from edged.shapes import MODEL_PATH
+from edged.shapes import MODEL_PATH, Scene
+from edged.vision.draw import encode_jpeg
 from tests.integration.camera_box import CameraBox
 from tests.unit.mqtt_broker import Broker
 
@@ -140,6 +141,15 @@ def test_snapshots_of_a_camera_that_writes_no_other_files(box: CameraBox) -> Non
     box.until(lambda: any((box.state / "events" / "porch").glob("*_any.jpg")))
     assert "events" not in box.camera("porch").sinks
     box.api.remove_camera("porch")
+
+
+def test_camera_of_a_missing_file_fails_until_the_file_exists(box: CameraBox) -> None:
+    file = box.home / "late.jpg"
+    box.api.add_camera("late", {"source": str(file), "model": "shapes"})
+    box.reaches("late", "failed")
+    file.write_bytes(encode_jpeg(Scene(7).frame(0)[0]))
+    box.reaches("late", "streaming")
+    box.api.remove_camera("late")
 
 
 def test_camera_of_a_missing_model_fails_until_the_model_exists(box: CameraBox) -> None:
