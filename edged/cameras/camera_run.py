@@ -215,12 +215,12 @@ class CameraRun:
         if is_held and before.state in (m.State.LOST, m.State.FAILED):
             report = msgspec.structs.replace(report, state=before.state, error=report.error or before.error)
         self._is_renewed = is_held
-        self.report = msgspec.structs.replace(report, error=redact(report.error))
+        self.report = report = msgspec.structs.replace(report, error=redact(report.error))
         if report.state is before.state or (report.state not in _SETTLED and before.state is not m.State.STREAMING):
             return
         level = logging.INFO if report.state is m.State.STREAMING else logging.WARNING
         _LOG.log(level, "camera %s is %s%s", self.name, report.state.value, f": {report.error}" * bool(report.error))
-        self._events.emit(CameraMoved(self.name, report.state.value, self.report.error), self.camera.model)
+        self._events.emit(CameraMoved(self.name, report.state.value, report.error), self.camera.model)
 
 
 def capture_reach(begin: m.Begin) -> rules.Reach:

@@ -67,11 +67,15 @@ def moves(events: EventLog) -> Callable[[], list[str]]:
     return lambda: seen
 
 
-async def test_start_camera_reports_its_state_without_passwords(tmp_path: Path) -> None:
+async def test_start_camera_reports_its_state_without_passwords(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with supervised(tmp_path, hall=camera("streaming"), yard=camera("lost")) as (supervisor, _):
         assert (await reaches(supervisor, "hall", State.STREAMING)).width == 640
         report = await reaches(supervisor, "yard", State.LOST)
         assert report.error == "rtsp://hall/ does not answer"
+        assert "yard is lost" in caplog.text
+        assert "secret" not in caplog.text
         (alarm,) = supervisor.alarms()
         assert (alarm.kind, alarm.camera) == (AlarmKind.CAMERA_LOST, "yard")
 
