@@ -28,11 +28,11 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def wait_until_served(client: Client, name: str) -> Served:
-    """Wait until one engine of a model serves and no other is being built. A missing engine is awaited while the daemon
-    builds anything, since it may be the next one. Missing engines that nothing builds, such as those of a daemon that
-    builds only by command, are not awaited. Raises Refused if no engine can serve, or if none serves in time."""
+    """Wait until one engine of a model serves and no other is being built, at most two hours. A missing engine is
+    awaited while the daemon builds anything, since it may be the next one. Raises Refused if no engine serves then."""
     end = time.monotonic() + _WAIT_S
     settled = time.monotonic()  # the time since which no engine is under way
+    serving: EngineInfo | None = None
     while time.monotonic() < end:
         try:
             engines: list[EngineInfo] = list(client.engines(name))
@@ -44,11 +44,13 @@ def wait_until_served(client: Client, name: str) -> Served:
         is_over = all(each.state in _ENDED for each in engines) or time.monotonic() - settled > _IDLE_S
         serving = next((each for each in engines if each.state == "serving"), None)
         if serving is not None and is_over:
-            return Served(name, serving.backend, serving.precision, serving.latency_ms, serving.speed)
+            break
         if engines and is_over and not any(each.state in ("serving", "ready") for each in engines):
             raise Refused(f"no engine of {name} serves; see: edged engines why {name}")
         time.sleep(_POLL_S)
-    raise Refused(f"no verified engine of {name} serves after {_WAIT_S / 60:g} minutes; see: edged engines list")
+    if serving is None:
+        raise Refused(f"no verified engine of {name} serves after {_WAIT_S / 60:g} minutes; see: edged engines list")
+    return Served(name, serving.backend, serving.precision, serving.latency_ms, serving.speed)
 
 
 def _is_under_way(engine: EngineInfo) -> bool:

@@ -28,6 +28,7 @@ from edged.engines.plan import PlannedModel
 from edged.engines.reconcile import Replan
 from edged.engines.shape_book import ShapeBook, configured_range, largest_bytes
 from edged.errors import Unsuitable
+from edged.formatting import many
 from edged.models.model import Model
 from edged.serving.extents import Kind, Seen, Traffic
 from edged.tasks import TaskGroup
@@ -122,7 +123,7 @@ class Learning:
         elif len(times) >= policy.per_hour:
             learning.state = (
                 f"requests need engines for {_words(demand.profile)}; they are built later, because"
-                f" {len(times)} ranges were begun in the last hour (shapes.per_hour)"
+                f" {many(len(times), 'range')} began in the last hour (shapes.per_hour)"
             )
         elif not _is_busy(planned):
             self._begin(planned, learning, demand.profile, (*times, clock))

@@ -108,8 +108,10 @@ class KnownAnswers:
 
     def is_of(self, model: Model) -> bool:
         same = self.model.digest == model.digest and self.model.recognition == model.recognition
-        same = same and self.model.learnt == model.learnt  # another learnt range begins with probes of other shapes
-        return same and (not model.samples or self.model.entry.stamp == model.entry.stamp)
+        # Another range of shapes, and other samples, give other probes.
+        same = same and ShapeRange.of(self.model) == ShapeRange.of(model)
+        has_samples = bool(self.model.samples or model.samples)
+        return same and (not has_samples or self.model.entry.stamp == model.entry.stamp)
 
 
 class SessionProbe:

@@ -48,9 +48,10 @@ class Quarantine:
         """Record that a host died, hung, or took too much memory."""
         if not loss.suspects:
             return
-        death = Death(time.time(), loss.why, is_alone=len(loss.suspects) == 1, is_outside=loss.end.is_outside)
+        suspects = dict(loss.suspects)  # an engine may have been open twice
+        death = Death(time.time(), loss.why, is_alone=len(suspects) == 1, is_outside=loss.end.is_outside)
         before, most = self._records, memory.hosts_for(memory.available_mb())
-        self._records = crash_attribution.died(before, loss.suspects, death, most)
+        self._records = crash_attribution.died(before, suspects.items(), death, most)
         for suspect, record in self._records.items():
             known = before.get(suspect, Record())
             if record.is_quarantined and not known.is_quarantined:

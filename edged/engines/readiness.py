@@ -14,7 +14,7 @@ from edged.config import Health
 from edged.engines.plan import PlannedModel
 from edged.engines.probe import SessionProbe
 from edged.errors import EdgedError, EngineUnusable, HostLost, NotReady, OutOfMemory
-from edged.serving.session import ServingSession
+from edged.serving.session import ServingSession, SessionHealth
 from edged.serving.slot import Slot
 from edged.tasks import TaskGroup
 
@@ -100,15 +100,15 @@ def _is_due(planned: PlannedModel, slot: Slot, settings: Health, now: float) -> 
         return False
     if current.link.lost or current.link.stopping:
         return False
-    is_idle = not current.in_flight and not slot.waiting
-    if current.health.is_suspect and (is_idle or _has_probe(planned)):
+    is_idle = slot is planned.slot and not current.in_flight and not slot.waiting
+    if current.health.is_suspect and (is_idle or _has_answered(planned, current.health)):
         return now - current.health.probed_at >= min(_SUSPECT_SECONDS, settings.probe_seconds or _SUSPECT_SECONDS)
-    return is_idle and slot is planned.slot and 0 < settings.probe_seconds <= now - _last(slot)
+    return is_idle and 0 < settings.probe_seconds <= now - _last(slot)
 
 
-def _has_probe(planned: PlannedModel) -> bool:
-    """Whether an engine of the model has answered a probe."""
-    return planned.model is not None and planned.known_answers().place is not None
+def _has_answered(planned: PlannedModel, health: SessionHealth) -> bool:
+    """Whether an engine has answered the probe that it would get now."""
+    return health.is_probed and planned.model is not None and planned.known_answers().place is not None
 
 
 def _last(slot: Slot) -> float:
@@ -137,26 +137,23 @@ class Prober:
         """Start the probe that is due, if any. `now` in monotonic seconds."""
         if self._is_asking:
             return
-        if (due := next_probe(models, self._settings, now)) is not None:
+        if (due := next_probe(models, self._settings, now)) is not None and due[1].current is not None:
             self._is_asking = True
-            self._tasks.start(self._probe(*due))
+            self._tasks.start(self._probe(*due, due[1].current))
 
-    async def _probe(self, planned: PlannedModel, slot: Slot) -> None:
-        session = slot.current
-        if session is None:
-            self._is_asking = False
-            return
+    async def _probe(self, planned: PlannedModel, slot: Slot, session: ServingSession) -> None:
         health = session.health
         try:
             await self._ask(planned, session)
         except (HostLost, NotReady):  # the link reports a lost host
             pass
         except EdgedError as error:
-            # An engine that has never answered a probe refuses every probe anyway.
-            if slot.current is session and not health.unproven and _has_probe(planned):
+            # An engine that has never answered this probe may refuse it although it works.
+            if slot.current is session and _has_answered(planned, health):
                 self._missed(planned, session, error)
         else:
             health.answered(time.monotonic())
+            health.is_probed = True
         finally:
             health.probed_at = time.monotonic()
             self._is_asking = False

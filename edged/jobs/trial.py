@@ -81,7 +81,9 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
 def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: str) -> Finding | None:
     """Check the opset and IR versions against those that the runtime supports."""
     if (known.newest_ir and job.ir_version > known.newest_ir) or job.ir_version > MOST_VERSION:
-        message = f"IR version {job.ir_version} is newer than {title} supports ({known.newest_ir or 'no such version'})"
+        message = (
+            f"IR version {job.ir_version} is newer than {title} supports ({known.newest_ir or 'no known version'})"
+        )
         remedy = f"write it with ir_version {known.newest_ir or 10} or older, {_CONVERT}"
         return Finding(Stage.OPSET, Category.IR_TOO_NEW, message, remedy)
     for domain, version in job.opsets.items():
@@ -89,7 +91,7 @@ def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: 
         newest = known.newest if own else _newest_of(backend, domain, version)
         named = f"opset {version}" if own else f"opset {version} of domain {domain[:100]!r}"
         if (newest and version > newest) or version > MOST_VERSION:
-            message = f"{named} is newer than {title} supports ({newest or 'no such version'})"
+            message = f"{named} is newer than {title} supports ({newest or 'no known version'})"
             remedy = f"export it with opset {newest or 20} or older, {_CONVERT}"
             return Finding(Stage.OPSET, Category.OPSET_TOO_NEW, message, remedy)
         if version < (known.oldest if own else 1):

@@ -263,17 +263,16 @@ def _names(path: Path) -> list[str]:
     if is_gguf(path.name) and not path.parent.name.isdecimal():
         return [path.name]
     try:
-        found = sorted(
-            str((Path(parent) / name).relative_to(path.parent))
-            for parent, _, names in os.walk(path.parent, onerror=_raise)
-            for name in names
-            if not name.startswith(".")
-        )
+        found = list[str]()
+        for parent, folders, names in os.walk(path.parent, onerror=_raise):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            shown = (Path(parent) / name for name in names if not name.startswith("."))
+            found += [str(each.relative_to(path.parent)) for each in shown]
     except OSError as error:
         raise ModelRefused(f"{path.parent.name} cannot be read: {error.strerror}") from error
     if path.name not in found:
         raise ModelRefused(f"{path.name} does not exist")
-    return found
+    return sorted(found)
 
 
 def _raise(error: OSError) -> None:

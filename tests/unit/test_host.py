@@ -39,6 +39,8 @@ class Session:
         self.wrong, self.closed = wrong, 0
 
     def nodes(self) -> Nodes:
+        if self.wrong.isupper():
+            raise EngineUnusable(f"CUDA error: {self.wrong}")
         if self.wrong == "disk":
             raise EngineUnusable("INVALID_PROTOBUF") from OSError(errno.EIO, os.strerror(errno.EIO))
         if self.wrong == "nodes":
@@ -115,6 +117,16 @@ def test_open_without_threads_is_out_of_memory_and_leaves_none(
     assert answer.error == "OutOfMemory"
     assert threads.is_over
     wait(lambda: threading.active_count() == before, "the end of the threads")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "CL_OUT_OF_RESOURCES"]
+)
+def test_open_that_fails_for_lack_of_device_memory_is_out_of_memory(wrong: str) -> None:
+    _, received = opened(Session(wrong))
+    answer = received()
+    assert isinstance(answer, m.OpenFailed)
+    assert answer.error == "OutOfMemory"
 
 
 @pytest.mark.parametrize("wrong", ["", "close"])

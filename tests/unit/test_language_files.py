@@ -66,6 +66,14 @@ def test_folder_that_cannot_be_read_is_not_a_missing_file(folder: Path, monkeypa
     assert isinstance(found.value.__cause__, OSError)
 
 
+def test_hidden_folders_do_not_belong_to_a_model(folder: Path) -> None:
+    before = language.files(folder / "genai_config.json")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "lock").write_text("")
+    (folder / ".cache").chmod(0)
+    assert language.files(folder / "genai_config.json") == before
+
+
 def _spoil(name: str, text: bytes | None) -> Callable[[Path], None]:
     def work(folder: Path) -> None:
         if text is None:

@@ -175,7 +175,7 @@ async def test_learning_begins_a_limited_number_per_hour_across_restarts(tmp_pat
         await school.look()
     school.ask((1, 64))
     assert await school.look(1) == "x=1x16:1x16:1x32"
-    assert "2 ranges were begun in the last hour" in school.learning.state("m")
+    assert "2 ranges began in the last hour" in school.learning.state("m")
     await school.settle()
     school.start()
     assert await school.look() == await school.look(60) == "x=1x16:1x16:1x32"

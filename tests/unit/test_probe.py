@@ -212,6 +212,7 @@ def test_ask_uses_the_users_samples_first_and_again_when_replaced(tmp_path: Path
     assert (known.place, len(host.asked)) == (0, 1)
     assert known.is_of(Model.of(given, inspection()))
     assert not known.is_of(Model.of(msgspec.structs.replace(given, stamp="2"), inspection()))
+    assert not known.is_of(Model.of(msgspec.structs.replace(given, stamp="2", samples=()), inspection()))
     (tmp_path / "ask.npz").write_bytes(b"half copied")
     with pytest.raises(NoUsableProbe, match=r"ask\.npz"):
         ask(host, KnownAnswers(Model.of(given, inspection())), is_reference=True)
@@ -222,6 +223,13 @@ def test_known_answers_are_of_a_model_with_its_content() -> None:
     assert known.is_of(known.model)
     assert known.is_of(msgspec.structs.replace(known.model, entry=entry(stamp="2")))
     assert not known.is_of(Model.of(entry(), inspection("other")))
+
+
+def test_known_answers_of_another_range_of_shapes_are_void() -> None:
+    before, after = (
+        Model.of(entry(**{"profile.x": text}), inspection(shape=("n", 4))) for text in ("1x4 1x4 4x4", "2x4 2x4 4x4")
+    )
+    assert not KnownAnswers(before).is_of(after)
 
 
 # -- the form of an answer ------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ def probed_reference(name: str = "m") -> PlannedModel:
     """Return a model whose reference serves and has answered a probe."""
     planned = served_reference(name)
     planned.known_answers().place = 0
+    health(planned).is_probed = True
     return planned
 
 
@@ -257,7 +258,7 @@ async def test_probe_records_its_outcome() -> None:
 )
 async def test_probe_that_could_not_run_or_never_succeeded_records_nothing(error: Exception, unproven: str) -> None:
     probe, planned = SessionProbe(), probed_reference()
-    health(planned).unproven = unproven
+    health(planned).unproven, health(planned).is_probed = unproven, not unproven
     probe.outcomes.append(error)
     prober(probe).look([planned], LATER)
     await settle()
@@ -310,6 +311,7 @@ async def test_host_of_a_fallback_engine_that_no_longer_answers_is_killed() -> N
     fallback, link = planned.fallback, FakeHost("fake")
     engine = session(planned).engine
     fallback.current = ServingSession(link, 2, engine)  # type: ignore[arg-type]
+    fallback.current.health.is_probed = True
     assert due([planned], Health(probe_seconds=0.0), LATER) is None
     for _ in range(3):
         fallback.current.health.failed(WRONG)
@@ -330,8 +332,10 @@ async def test_host_of_an_engine_whose_requests_and_probe_fail_is_killed() -> No
     assert session(planned).link.lost
 
 
-async def test_probe_of_an_engine_that_never_answered_a_probe_records_nothing() -> None:
+@pytest.mark.parametrize("place", [None, 0], ids=["no probe", "a probe that another engine answered"])
+async def test_probe_of_an_engine_that_never_answered_it_records_nothing(place: int | None) -> None:
     probe, planned = SessionProbe(), served_reference()
+    planned.known_answers().place = place
     for _ in range(5):
         probe.outcomes.append(EngineUnusable("it answers no probe"))
         prober(probe).look([planned], LATER)

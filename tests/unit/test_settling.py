@@ -46,3 +46,10 @@ def test_missing_engine_is_awaited_while_another_model_is_built(
     monkeypatch.setattr(settling, "time", SimpleNamespace(monotonic=lambda: box.now, sleep=box.sleep))
     assert settling.wait_until_served(box, "doors").backend == backend
     assert box.now <= latest_s
+
+
+def test_model_that_serves_at_the_time_limit_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    box: Any = Box(builds=True)
+    monkeypatch.setattr(settling, "time", SimpleNamespace(monotonic=lambda: box.now, sleep=box.sleep))
+    monkeypatch.setattr(settling, "_WAIT_S", 50.0)
+    assert settling.wait_until_served(box, "doors").backend == "onnxruntime"
