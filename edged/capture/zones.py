@@ -216,7 +216,7 @@ class Watch:
         self._rotation = rotation
 
     def update(self, result: Result, now: float, unix_s: float) -> tuple[Happened, ...]:
-        """Update with a result without error; return the events. `now` is monotonic, `unix_s` the wall clock."""
+        """Update with a result that is not an error; return the events. `now` is monotonic, `unix_s` the wall clock."""
         return self._updated(standing(result, self._rotation), now, unix_s)
 
     def pass_time(self, now: float, unix_s: float) -> tuple[Happened, ...]:

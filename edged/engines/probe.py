@@ -336,7 +336,7 @@ def _file(what: str, folder: Path, path: PurePosixPath, spec: TensorSpec, shape:
         raise ConfigError(f"{what}: {path.name} cannot be read: {error.strerror or error}") from error
     if spec.datatype != "BYTES" and len(data) != byte_size(spec.datatype, shape):
         wanted = byte_size(spec.datatype, shape)
-        raise ConfigError(f"{what}: {path.name} has {len(data)} bytes, {spec.datatype}{list(shape)} takes {wanted}")
+        raise ConfigError(f"{what}: {path.name} has {len(data)} bytes, but {spec.datatype}{list(shape)} takes {wanted}")
     return data
 
 

@@ -13,8 +13,9 @@ _PATIENCE = Patience(starved_seconds=1800.0)  # on a box whose processors are al
 
 
 async def sift(job: jobs.Sift) -> jobs.Sifted:
-    """Examine the frames of a job in a child. Raises Overloaded if the box is the cause and not a frame: the child
-    cannot be started, or gets too little processor time. For other failures, raises the errors of `child.run`."""
+    """Examine the frames of a job in a child. Raises Overloaded if this fails because of the box, not because of a
+    frame: the child cannot be started, or gets too little processor time. For other failures, raises the errors of
+    `child.run`."""
     try:
         return await run(job, jobs.Sifted, _LIMITS, patience=_PATIENCE)
     except BuildFailed as error:

@@ -32,7 +32,7 @@ def intersection(boxes: Mapping[str, Sequence[RuntimeSupport]]) -> Limits:
     for box, runtimes in boxes.items():
         working = [each for each in runtimes if not each.problem]
         if _REFERENCE not in {each.backend for each in working}:
-            raise Unsupported(f"ONNX Runtime does not work on {box}; see there: edged doctor")
+            raise Unsupported(f"ONNX Runtime does not work on {box}; to see why, run on that box: edged doctor")
         for each in working:
             opset, ir_version, why = limits
             if each.opset < _ANY and (not opset or each.opset < opset):

@@ -258,7 +258,7 @@ def check(model: Model, chosen: Collection[str]) -> None:
         for value in layers[name].input[:2]:
             pair = producers.get(value)
             if pair is None or pair.op_type != "DequantizeLinear":
-                raise EngineUnusable(f"quantising left layer {name} in float32; build it in another precision")
+                raise EngineUnusable(f"layer {name} was not quantised; build the engine in another precision")
             scales = model.array(model.constants[pair.input[1]])
             if not np.all(np.isfinite(scales)) or not np.all(scales > 0):
                 raise EngineUnusable(f"layer {name} has no finite range on the calibration data; give other samples")

@@ -508,7 +508,7 @@ def _measured(wanted: _Wanted) -> str:
 
 
 def _is_passing(error: EdgedError) -> bool:
-    """Whether a failure may pass although neither the model nor the box changes: also a file that could not be
-    read."""
+    """Whether a failure may be temporary, although neither the model nor the box changes. This includes a file that
+    exists but could not be read."""
     is_unread = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
     return isinstance(error, _PASSING) or is_unread

@@ -208,7 +208,8 @@ def check_name(name: str) -> None:
     """Raise InvalidInput unless a name consists of at most 128 letters, digits, spaces and . _ + @ - and begins with a
     letter, digit or _."""
     if not NAME.fullmatch(name):
-        raise InvalidInput(f"invalid model name {name[:80]!r}; use at most 128 letters, digits, spaces and . _ - + @")
+        rule = "begin with a letter, digit or _, and use at most 128 letters, digits, spaces and . _ - + @"
+        raise InvalidInput(f"invalid model name {name[:80]!r}; {rule}")
 
 
 def _unread(folder: Path, version: Path) -> Iterator[str]:

@@ -226,7 +226,7 @@ class Collector:
                     owner.plan()
 
     async def _add(self, owner: Gathering, outcomes: list[Outcome]) -> None:
-        """Add the candidates that can be used and look new to the frames of a model."""
+        """Add to the frames of a model those candidates that can be used and look new."""
         frames, duplicates, unusable = list(owner.collection.frames), 0, 0
         problem = next((each.disk_problem for each in outcomes if each.disk_problem), "")
         try:

@@ -199,7 +199,7 @@ class Tracking:
             self._fail(child.process.ended or f"died (exit status {status})")
 
     async def _watch(self, child: TrackerProcess) -> None:
-        """Give frames that have waited too long an answer without ids; end a process that hangs or is not needed."""
+        """Answer frames without ids if they have waited too long; end a process that hangs or is not needed."""
         limits, then = self._limits, time.monotonic()
         period, silence = limits.patience / 4, 0.0
         while True:

@@ -2,7 +2,8 @@
 
 Only the decoded answer of the engine is known, not the boxes that suppression or the threshold removed. So a detection
 of the reference is required in the served answer only if its score is clearly above the threshold. A detection that was
-served must be among all boxes of the reference, as in a verification (`boxes.py`).
+served must be among the reference's boxes before suppression whose score is at most slightly below the threshold, as in
+a verification (`boxes.py`).
 """
 
 from __future__ import annotations

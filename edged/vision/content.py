@@ -254,7 +254,7 @@ def pack(content: Content) -> bytes:
 def unpack(packed: bytes | memoryview) -> Content:
     """Reverse `pack`. Raises ValueError if the bytes are not a valid content."""
     if len(packed) > _MOST_PACKED:
-        raise ValueError(f"a content of {len(packed)} bytes; at most {_MOST_PACKED} are possible")
+        raise ValueError(f"the content has {len(packed)} bytes; at most {_MOST_PACKED} are allowed")
     content: Content = _DECODER.decode(packed)
     return content
 

@@ -264,8 +264,8 @@ _ROWS = 16  # rows of the result per matrix product, few enough that most of its
 
 
 class _Band(NamedTuple):
-    """Weights for some rows of the result: the rows from `first` up to, without, `last` are `weights` times the source
-    rows from `start` on."""
+    """Weights for some rows of the result. Rows `first` to `last` - 1 are the product of `weights` and the source rows
+    that begin at `start`."""
 
     first: int
     last: int

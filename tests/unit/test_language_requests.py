@@ -222,7 +222,7 @@ def planned(temperature: float, top_p: float) -> Any:
 
 def test_request_with_messages_and_a_prompt_is_refused_as_such() -> None:
     message = ChatMessage("user", "x")
-    with pytest.raises(InvalidInput, match="one of them"):
+    with pytest.raises(InvalidInput, match="one of"):
         generation(ChatRequest((message,), "x"), planned(0.0, 1.0))
 
 

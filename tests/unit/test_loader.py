@@ -153,7 +153,7 @@ async def test_load_language_model_is_read_again_and_loaded_once_its_newest_cont
         if is_good:
             await task
             chats.is_up_to_date, chats.is_refused = False, True
-    with pytest.raises(NotReady, match="it is broken"):
+    with pytest.raises(NotReady, match="broken"):
         await task
 
 

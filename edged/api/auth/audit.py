@@ -1,4 +1,5 @@
-"""The audit log: one line of JSON for each command and each refused call, in rotated files.
+"""The audit log, in rotated files: one line of JSON for each command, and for refused calls at most one line per
+second and host.
 
 A thread writes the lines, so that no call waits for the disk. Lines that cannot be written are counted. Lines are not
 synced to the disk: after a power cut the last lines may be missing.

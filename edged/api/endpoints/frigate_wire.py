@@ -44,7 +44,7 @@ class ModelAsked(msgspec.Struct, frozen=True):
 
 
 class ModelSent(msgspec.Struct, frozen=True):
-    """The file of a model that was missing."""
+    """The file of a model. Frigate sends it if the daemon answered that it does not have the model."""
 
     name: str
     data: memoryview

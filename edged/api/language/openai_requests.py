@@ -41,7 +41,7 @@ class _ResponseFormat(msgspec.Struct):
 
 
 class _StructuredOutputs(msgspec.Struct):
-    """An extension of vLLM."""
+    """A field that vLLM adds to OpenAI's protocol: the form that the answer must have."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None

@@ -161,7 +161,7 @@ def read_header(data: bytes) -> Header:
 
 def require_version(header: Header, kind: str, installed: str, *, any_minor: bool = False) -> None:
     """Raise EngineUnusable unless exactly this version of this kind of runtime built the plan; with `any_minor`, only
-    the major version must match. The error names both versions.
+    the major version must match. The error names both kinds if the kind differs, otherwise both versions.
     """
     if header.kind != kind:
         raise EngineUnusable(f"the engine was built by {header.kind}; {kind} cannot load it")

@@ -102,7 +102,7 @@ class SetModel:
         settings = _require(client, self._order.model).settings
         had = {key: settings.get(key, "") for key in self._order.settings}
         if long := next((key for key, value in had.items() if _CUT.search(value)), ""):
-            raise Refused(f"the value of {long} is too long to be read and set again; use edged models set")
+            raise Refused(f"the value of {long} is too long to be restored after a failure; use edged models set")
         return had
 
     def apply(self, client: Client, had: Had) -> None:

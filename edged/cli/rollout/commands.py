@@ -129,9 +129,9 @@ def resume(
     name: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Its name, as edged fleet rollout list shows it.")],
     json: common.Json = False,
 ) -> None:
-    """Continue a rollout that was interrupted, or roll back the boxes that could not be rolled back.
+    """Continue an interrupted rollout, or a rollback.
 
-    Boxes that are changed already are not changed again.
+    Boxes that are changed already are not changed again. If a rollout could not roll back all boxes, it tries again.
     """
     record.load(name)  # raises an error for an invalid name before a lock is taken
     with record.alone(name):

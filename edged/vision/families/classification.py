@@ -83,7 +83,8 @@ class Classification(Classifier, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim one row of scores, if a name or a count shows that they are classes."""
+        """Claim one row of scores if it has as many columns as the setting names lists, or as ImageNet has classes;
+        otherwise return an undecided claim. None if there is no such row."""
         output = _row(evidence)
         if output is None:
             return None

@@ -81,8 +81,8 @@ class NanoDetPlus(Family, frozen=True):
         names = keys.words(evidence.settings, "names") or evidence.metadata.names
         bins = cls._bins(columns, len(names))
         if bins is None:
-            counts = " or ".join(f"{columns - 4 * each} (with {each} bins)" for each in cls.bins)
-            return Claim(None, f"{reason}, but the number of classes is unknown: set {counts} names, or family=raw")
+            counts = " or ".join(f"{columns - 4 * each} ({each} bins)" for each in cls.bins if columns > 4 * each)
+            return Claim(None, f"{reason}, but the number of classes is unknown: set names to {counts} names")
         return Claim(cls.name, reason, Reading((output.name,), str(bins)), columns - 4 * bins)
 
     @classmethod
