@@ -417,11 +417,22 @@ class PlannedLanguageModel:
         folders = tuple(dict.fromkeys((*reads, *(os.path.realpath(each) for each in reads))))
         if not language.is_gguf(wanted.form.path):
             folders = (str(Path(wanted.form.path).parent), *folders)
-        async with self._box.opening:
-            await self._make_room(needed, files, settings)
-            return await LanguageHost.start(wanted.form, wanted.version, wanted.how, folders, limit, self.entry.name)
+        while True:
+            async with self._box.opening:
+                before = self._taken_away(needed, files, settings)
+                if before is None:
+                    return await LanguageHost.start(
+                        wanted.form, wanted.version, wanted.how, folders, limit, self.entry.name
+                    )
+            # Its requests may take long, and other models can open their hosts meanwhile.
+            try:
+                await before.drain()
+            finally:
+                await before.stop()
 
-    async def _make_room(self, needed: int, files: LanguageFiles, settings: LanguageSettings) -> None:
+    def _taken_away(self, needed: int, files: LanguageFiles, settings: LanguageSettings) -> LanguageHost | None:
+        """Take the serving host out of service if it must stop before another host starts, and return it; None if there
+        is memory for another host. Raises OutOfMemory."""
         available, serving = self._box.available_mb(), self.host
         held = round(memory.used_mb(serving.pid)) if serving is not None else 0
         if available and needed + _SPARE_MB > available + held:
@@ -436,10 +447,8 @@ class PlannedLanguageModel:
                 *(self.entry.name, available, needed),
             )
             self.host = self._serving = None
-            try:
-                await serving.drain()
-            finally:
-                await serving.stop()
+            return serving
+        return None
 
     async def _verify(self, host: LanguageHost, wanted: _Wanted, settings: LanguageSettings, known: Proof) -> Proof:
         """Compare the host's answers with those of the runtime's previous version, measure the host's speed, and return

@@ -349,6 +349,31 @@ async def test_models_that_start_together_do_not_count_on_the_same_memory(
         await asyncio.gather(box.model.stop(), other.stop())
 
 
+async def test_model_opens_while_another_one_waits_for_its_old_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_stop, waiting = asyncio.Event(), asyncio.Event()
+
+    async def drains(host: LanguageHost) -> None:
+        waiting.set()
+        await may_stop.wait()
+
+    async with world(tmp_path) as box:
+        monkeypatch.setattr(LanguageHost, "drain", drains)
+        box.available_mb = 1255  # 1256 are needed; the host that serves frees some
+        box.model.look(box.entry(**{"language.memory_mb": "1000"}))
+        await asyncio.wait_for(waiting.wait(), 20)
+        other = PlannedLanguageModel(box.entry(**{"language.memory_mb": "900"}), box.box)
+        try:
+            await box.until(lambda: other.state is LanguageState.READY)
+            assert box.model.host is None
+            box.available_mb = 64 * _GB
+            may_stop.set()
+            await box.ready()
+        finally:
+            await other.stop()
+
+
 async def test_model_that_cannot_use_its_device_says_that_it_runs_on_the_cpu(tmp_path: Path) -> None:
     folder = write_genai(tmp_path / "chat" / "1")
     config = json.loads((folder / "genai_config.json").read_text())
