@@ -27,6 +27,7 @@ _LOG = logging.getLogger("edged.language")
 _LOOK_SECONDS = 0.2  # least time between two frames that a rule looks at
 _GAP_SECONDS = 1.5  # a class that the frames of this time do not show has gone
 _MOST_INTERVALS = 3  # a longer time without a frame, in intervals between frames, ends what was seen before
+_LONGEST_INTERVAL = 60.0  # a longer time without a frame is no interval between frames
 
 
 class Watch:
@@ -36,7 +37,7 @@ class Watch:
         self.rule = rule
         self._looked = self._described = -1e9
         self._shown = self._seen = -1e9  # when the last frame came, and the last one with a class of the rule
-        self._interval = 0.0  # between the last two frames
+        self._interval = 0.0  # between two frames; longer ones than _LONGEST_INTERVAL do not count
         self._since: float | None = None  # since when a class is seen
         self._best: tuple[float, Tapped] | None = None
 
@@ -53,7 +54,9 @@ class Watch:
         Return the frame to describe, or None if no description is due."""
         interval = now - self._shown
         is_interrupted = interval > max(_GAP_SECONDS, _MOST_INTERVALS * self._interval)
-        self._shown, self._interval = now, interval
+        self._shown = now
+        if interval <= _LONGEST_INTERVAL:
+            self._interval = interval
         is_seen = score is not None and score >= self.rule.score
         if is_interrupted or (not is_seen and now - self._seen > _GAP_SECONDS):
             self._since, self._best = None, None
