@@ -143,8 +143,8 @@ class Repository:
         With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
         keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
         all earlier settings. Raises AlreadyExists without `replace` if the name is taken, Superseded if `digest` is
-        given and is not the digest of the files, InvalidInput if the new model cannot be served with config.pbtxt and
-        the settings.
+        given and is not the digest of the files, InvalidInput for an ensemble, or if the new model cannot be served
+        with config.pbtxt and the settings.
         """
         check_name(name)
         model_settings.validate(settings)
@@ -179,9 +179,10 @@ class Repository:
                 if settings:
                     (staged / SETTINGS_FILE).write_bytes(model_settings.write_toml(settings))
                 if is_there:
-                    for entry in folder_entries(staged, name, triton, problem)[:1]:
-                        if entry.problem:
-                            raise InvalidInput(f"model {name!r} is not replaced: {entry.problem}")
+                    (entry,) = folder_entries(staged, name, triton, problem)
+                    entry.require_file()
+                    if entry.problem:
+                        raise InvalidInput(f"model {name!r} is not replaced: {entry.problem}")
                     self._exchange(name, staged)
                 else:
                     atomic.publish(staged, final)

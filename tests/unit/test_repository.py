@@ -644,11 +644,10 @@ def test_add_replace_of_a_plain_file_that_fails_keeps_the_old_model(
         ("edged.models.repository._move_to_trash", True),
     ],
 )
-@pytest.mark.parametrize("old", ["3", None], ids=["a version", "an ensemble"])
 def test_sweep_after_a_killed_replacement_keeps_the_old_model(
-    root: Path, source: Path, step: str, is_replaced: bool, old: str | None
+    root: Path, source: Path, step: str, is_replaced: bool
 ) -> None:
-    folder = lay(root, "m", old) if old else ensemble(root).rename(root / "m")
+    folder = lay(root, "m", "3")
     (folder / "notes.txt").write_text("old")
     before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
     if (child := os.fork()) == 0:
@@ -662,7 +661,7 @@ def test_sweep_after_a_killed_replacement_keeps_the_old_model(
     repository.sweep()
     assert not list(root.glob(".replacing-*"))
     if is_replaced:
-        assert (folder / ("4" if old else "2") / "model.onnx").read_bytes() == source.read_bytes()
+        assert (folder / "4" / "model.onnx").read_bytes() == source.read_bytes()
         repository.restore("m")
     else:
         with pytest.raises(ModelNotFound):
@@ -786,6 +785,13 @@ def test_entries_ensemble_needs_no_version_folder(root: Path) -> None:
     assert entry.labels == {"Y": ("cat", "dog")}
     with pytest.raises(InvalidInput, match="is an ensemble"):
         entry.require_file()
+
+
+def test_add_replace_of_an_ensemble_is_refused(root: Path, source: Path) -> None:
+    folder = ensemble(root)
+    with pytest.raises(InvalidInput, match="is an ensemble"):
+        Repository(root).add(folder.name, {"upload": source}, {}, replace=True)
+    assert not (root / TRASH).exists()
 
 
 def test_entries_ensemble_has_the_versions_of_its_folders(root: Path) -> None:
