@@ -181,6 +181,7 @@ def test_expression_of_a_schema_matches_usual_values(value: Any) -> None:
         {"$ref": "#/$defs/a", "maxLength": 5, "$defs": {"a": {"type": "string"}}},
         {"type": "object", "required": ["a"], "anyOf": [{"type": "object", "properties": {"a": {"type": "null"}}}]},
         {"enum": ["a", "b"], "const": "a"},
+        {"type": "string", "const": 1},
         {"enum": ["a", "bc"], "maxLength": 1},
         {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "maxProperties": 1},
         {"type": "object", "properties": {"a": {"type": "null"}}, "propertyNames": {"maxLength": 0}},
@@ -193,7 +194,15 @@ def test_schema_without_an_expression_is_left_to_the_runtime(schema: dict[str, A
 
 def test_schema_with_a_title_or_type_next_to_an_enumeration_has_an_expression() -> None:
     assert regex_of({"enum": ["a", "b"], "type": "string", "title": "Letter", "default": "a"}) == '("a"|"b")'
-    assert regex_of({"oneOf": [{"const": 1}], "discriminator": {"propertyName": "kind"}}) == "(1)"
+    assert regex_of({"oneOf": [{"const": 1}], "discriminator": {"propertyName": "kind"}}) == "((1))"
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("integer", "(1|3000000000000)"), ("number", "(1|3000000000000|0\\.5)"), (["null", "boolean"], "(true|null)")],
+)
+def test_type_limits_an_enumeration(kind: str | list[str], found: str) -> None:
+    assert regex_of({"type": kind, "enum": ["a", 1, True, 3_000_000_000_000, None, 0.5, [], {}]}) == found
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,15 @@ _WHOLE: Final = ("$ref", "const", "enum", "anyOf", "oneOf")
 _LIMITING: Final = frozenset(
     (*_WHOLE, "type", "properties", "required", "additionalProperties", "items", "minItems", "maxItems")
 ) | frozenset(("minLength", "maxLength", "minimum", "maximum"))
+_KINDS: Final[Mapping[type, str]] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
 
 
 class _Unknown(Exception):
@@ -76,10 +85,8 @@ class _Translator:
             raise _Unknown
         if "$ref" in schema:
             return self.value(referred(self._root, schema["$ref"]), depth + 1)
-        if "const" in schema:
-            return _literal(schema["const"])
-        if "enum" in schema:
-            return _any(map(_literal, schema["enum"]))
+        if "const" in schema or "enum" in schema:
+            return _any(map(_literal, _values(schema)))
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 return _any(self.value(each, depth + 1) for each in schema[key])
@@ -135,6 +142,18 @@ class _Translator:
         else:
             rest = f"(, {item}){{{more},{most - 1}}}" if most > 1 else ""
         return rf"\[{item}{rest}\]" if least else rf"\[({item}{rest})?\]"
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the values of `const` or `enum` that `type` allows. Raises _Unknown if it allows none."""
+    values, kinds = schema.get("enum", [schema.get("const")]), schema.get("type", [*_KINDS.values()])
+    allowed = {kinds} if isinstance(kinds, str) else set(kinds)
+    if "number" in allowed:
+        allowed.add("integer")
+    found = [value for value in values if _KINDS[type(value)] in allowed]
+    if not found:
+        raise _Unknown
+    return found
 
 
 def _integer(schema: Mapping[str, Any]) -> str:
