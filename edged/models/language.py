@@ -58,8 +58,8 @@ class LanguageSettings(msgspec.Struct, frozen=True):
     `output_tokens`: the most tokens of an answer, also for a request that names no number; `requests`: how many
     requests are answered at once; `waiting`: how many requests may wait; `memory_mb`: the memory of the host in MiB, 0
     for an estimate; `runtime`: empty for the faster one; `system`: the first message of every chat without a system
-    message; `threads`: 0 for all processors but one; `seconds`: the longest time of a request; `verifies`: whether a
-    new version of the runtime must answer like the version before."""
+    message; `threads`: the first number of the setting, 0 for all processors but one; `seconds`: the longest time of a
+    request; `verifies`: whether a new version of the runtime must answer like the version before."""
 
     context: int = 0
     output_tokens: int = _USUAL_OUTPUT
@@ -78,8 +78,6 @@ def read_settings(settings: Mapping[str, str]) -> LanguageSettings:
     for key in settings:
         if key not in (*NAMES, *_OTHERS):
             raise ConfigError(f"setting {key[:60]!r} is not for language models; {nearest(key, (*NAMES, *_OTHERS))}")
-    if not (threads := settings.get(THREADS, "0").strip()).isdecimal():
-        raise ConfigError(f"setting {THREADS}={threads[:40]!r}: give one number for a language model")
     return check_settings(settings)
 
 
@@ -88,7 +86,7 @@ def check_settings(settings: Mapping[str, str]) -> LanguageSettings:
     for key in (key for key in settings if key.startswith(PREFIX)):
         if key not in NAMES:
             raise ConfigError(f"unknown setting {key[:60]!r}; {nearest(key, NAMES)}")
-    system, threads = settings.get(SYSTEM, ""), settings.get(THREADS, "0").strip()
+    system, threads = settings.get(SYSTEM, ""), settings.get(THREADS, "0").split(",")[0].strip()
     if len(system) > _MOST_SYSTEM:
         raise ConfigError(f"setting {SYSTEM} has {len(system)} characters; use at most {_MOST_SYSTEM}")
     return LanguageSettings(
