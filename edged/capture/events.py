@@ -29,10 +29,12 @@ _MINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:-\d{1,3})?_[A-Za-z0-9._-]{
 _MOST_BYTES = 128 << 20  # bytes of pictures that are kept for the seconds before an event
 _LONGEST_S = 600.0  # the longest clip
 _WAITING = 256  # pictures and events in the queue
-_MOST_WAITING_BYTES = 64 << 20  # bytes of pictures in the queue
+_MOST_WAITING_BYTES = 64 << 20  # bytes of pictures in the queue, before further ones are compressed
 _PRUNE_S = 3600.0  # how often old files are removed, besides before each event
 _CLOSE_S = 3.0
 _LOOK_S = 0.5  # without pictures and events, how often a clip is checked for its end
+
+_TOO_SLOW = "the box is too slow to write all pictures"
 
 _log = logging.getLogger("edged.capture")
 
@@ -97,8 +99,8 @@ class EventRecorder:
     """Writes a snapshot, a clip, or both for each event, in its own thread.
 
     A clip begins some seconds before its event and ends some seconds after it. `problem` is why the last file could not
-    be written, or why pictures are left out; empty if the last event had no problem. `dropped` counts items that were
-    dropped because the thread was too slow.
+    be written, or why pictures are left out now; empty if the last event had no problem. `dropped` counts items that
+    were dropped because the thread was too slow.
     """
 
     def __init__(self, events: Events, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -123,8 +125,8 @@ class EventRecorder:
         if not self._events.clips or answered.image is None:
             return
         if self._queued_bytes - self._taken_bytes > _MOST_WAITING_BYTES:
-            self._drop()
-        elif self._put(lambda: self._take(answered, now)):
+            answered = Answered(answered.result, _compressed(answered.image))  # the thread is busy, so do it here
+        if self._put(lambda: self._take(answered, now)):
             self._queued_bytes += answered.size
 
     def begin(self, place: str, answered: Answered | None, now: float, unix_s: float) -> str:
@@ -159,13 +161,10 @@ class EventRecorder:
         try:
             self._work.put_nowait(work)
         except queue.Full:
-            self._drop()
+            self.dropped += 1
+            self._fail(_TOO_SLOW)
             return False
         return True
-
-    def _drop(self) -> None:
-        self.dropped += 1
-        self._fail("the box is too slow to write all pictures")
 
     def _run(self) -> None:
         due = -math.inf
@@ -220,6 +219,8 @@ class EventRecorder:
 
     def _take(self, answered: Answered, now: float) -> None:
         self._taken_bytes += answered.size
+        if self.problem == _TOO_SLOW and self._work.empty():
+            self.problem = ""
         kept = Answered(answered.result, _compressed(answered.image))
         self._recent.append((now, kept))
         self._bytes += kept.size
@@ -251,6 +252,6 @@ class EventRecorder:
 
 
 def _compressed(picture: Picture | None) -> Picture | None:
-    """Return a colour array as JPEG and other pictures unchanged, since seconds of raw pictures would need too much
+    """Return an array as JPEG and other pictures unchanged, since seconds of raw pictures would need too much
     memory."""
-    return encode_jpeg(picture) if isinstance(picture, np.ndarray) and picture.ndim == 3 else picture
+    return encode_jpeg(picture) if isinstance(picture, np.ndarray) else picture

@@ -6,6 +6,8 @@ import errno
 import importlib.util
 import os
 import threading
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -168,16 +170,53 @@ def test_clip_that_fails_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not files(tmp_path, ".part")
 
 
-def test_on_answer_of_a_slow_box_drops_pictures_to_save_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = threading.Event()
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Holds the thread of a recorder at its start, until the event is set."""
+    opened = threading.Event()
+    monkeypatch.setattr(EventFolder, "prune", lambda *_: opened.wait(20))
+    yield opened
+    opened.set()
+
+
+@with_av
+@pytest.mark.parametrize("is_gray", [False, True])
+def test_on_answer_while_the_thread_is_busy_compresses_pictures_and_drops_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, is_gray: bool
+) -> None:
+    import av
+
     monkeypatch.setattr("edged.capture.events._MOST_WAITING_BYTES", 20_000)
-    monkeypatch.setattr("edged.capture.events._compressed", lambda picture: picture if gate.wait(20) else None)
     recorder = EventRecorder(Events(clips=True), tmp_path, lambda: 0.0)
-    for number in range(10):
-        recorder.on_answer(answered(number, raw=True), number / 10)  # 9216 bytes
-    assert 5 <= recorder.dropped <= 8
+    recorder.begin("door", None, 0.0, UNIX)
+    pictures = []
+    for number in range(60):
+        raw = answered(number, raw=True)
+        pictures.append(weakref.ref(raw))
+        if is_gray and isinstance(raw.image, np.ndarray):
+            raw.image = raw.image[:, :, 0].copy()
+        recorder.on_answer(raw, number / 10)  # 9216 bytes, gray 3072 bytes
+        del raw
+    assert sum(each() is not None for each in pictures) <= 8
+    gate.set()
+    recorder.close()
+    (clip,) = files(tmp_path, ".mp4")
+    with av.open(str(clip)) as container:
+        assert sum(1 for _ in container.decode(video=0)) == 60
+    assert not recorder.dropped
+    assert not recorder.problem
+
+
+def test_on_answer_with_a_full_queue_has_a_problem_until_the_queue_is_empty(
+    tmp_path: Path, gate: threading.Event
+) -> None:
+    recorder = EventRecorder(Events(clips=True), tmp_path, lambda: 0.0)
+    for number in range(300):
+        recorder.on_answer(answered(number), number / 10)
+    assert recorder.dropped == 300 - 256
     assert "slow" in recorder.problem
     gate.set()
+    wait(lambda: not recorder.problem)
     recorder.close()
 
 
