@@ -1,7 +1,8 @@
 """Stand-in for the process of a configured camera: the words of the camera's source say what it does.
 
-`streaming`, `lost` and `failed` report that state; `occupied` reports a zone as occupied; `die` exits the process;
-`hang` stops all reports; `noise` sends bytes that are no valid message.
+`streaming`, `lost` and the other states report that state; `unsent` adds an output that fails to later reports;
+`occupied` reports a zone as occupied; `die` exits the process; `hang` stops all reports; `noise` sends bytes that are
+no valid message.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def main() -> None:
 
     begin = decoder.decode(pipe_messages.read(requests, m.LARGEST) or b"")
     assert isinstance(begin, m.Begin)
+    sinks: dict[str, str] = {}
     for word in begin.camera.source.split():
         if word == "die":
             sys.exit(3)
@@ -34,11 +36,13 @@ def main() -> None:
         elif word == "noise":
             output.write(b"\xff" * 64)
             output.flush()
+        elif word == "unsent":
+            sinks = {"mqtt": "is not connected"}
         elif word == "occupied":
             send(m.Happened("occupied", "door", file="door.jpg"))
         else:
             error = "" if word == "streaming" else "rtsp://user:secret@hall/ does not answer"
-            send(m.Report(m.State(word), error, width=640, height=480))
+            send(m.Report(m.State(word), error, width=640, height=480, sinks=sinks))
     while (payload := pipe_messages.read(requests, m.LARGEST)) is not None:
         message = decoder.decode(payload)
         if isinstance(message, m.Watch) and message.fps:

@@ -129,6 +129,8 @@ class CameraRun:
             self._is_renewed = problem is None
             if problem is None:
                 _LOG.info("camera %s: one of its files or devices is new; starting it again in %g s", self.name, pause)
+                if self.report.state is m.State.STREAMING:
+                    self._take(msgspec.structs.replace(self.report, state=m.State.CONNECTING))
             else:
                 _LOG.warning("camera %s: %s; starting it again in %g s", self.name, problem, pause)
                 self._take(msgspec.structs.replace(self.report, state=m.State.FAILED, error=problem))
@@ -188,11 +190,12 @@ class CameraRun:
     async def _renew(self, child: PipedProcess[m.FromCapture], reach: rules.Reach, known: Set[tuple[int, int]]) -> None:
         """Ask the process to stop when the camera or an output does not work, and a file or device has appeared since
         the start of the process: it may use only those that existed then, such as the camera before it was plugged in
-        again."""
+        again. A recording that has ended is not played again."""
         while True:
             await asyncio.sleep(self._limits.silent / 10)
-            is_in_trouble = self.report.state in _IN_TROUBLE or self.report.sinks
-            if reach.mode != "off" and is_in_trouble and await asyncio.to_thread(rules.inodes, reach) - known:
+            state = self.report.state
+            is_in_trouble = state in _IN_TROUBLE or (state is m.State.STREAMING and self.report.sinks)
+            if is_in_trouble and await asyncio.to_thread(rules.inodes, reach) - known:
                 return child.ask_to_stop()
 
     async def _receive(self, message: m.FromCapture) -> None:

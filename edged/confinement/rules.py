@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
+from edged.confinement import landlock
 from edged.confinement.landlock import READ, USE, WRITE
 
 # "on": use the restrictions that the kernel has; "enforce": fail if one is missing; "off": use none.
@@ -80,8 +81,11 @@ def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
 
 def inodes(reach: Reach) -> frozenset[tuple[int, int]]:
     """Return the device and inode numbers of the files, folders and devices of the job that exist now. A process that
-    is already confined may not use one that appears or is replaced later, since the kernel's rules are for inodes."""
+    is already confined may not use one that appears or is replaced later, since the kernel's rules are for inodes.
+    Without such rules, return an empty set."""
     found = set[tuple[int, int]]()
+    if reach.mode == "off" or not landlock.version():
+        return frozenset()
     for path, _ in _for_job(reach):
         with contextlib.suppress(OSError):
             status = os.stat(path)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from edged.cameras.camera_run import capture_reach
 from edged.config.cameras import Camera, Sinks
+from edged.confinement import landlock, rules
 from edged.ipc.capture_messages import Begin
 
 
@@ -28,3 +31,13 @@ def test_reads_includes_the_files_of_the_broker(sinks: dict[str, str], file: str
 
 def test_reads_invalid_broker_address_adds_no_file() -> None:
     assert reads(mqtt="mqtt://[box?ca=/etc/passwd") == {"/run/edged"}
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "are_limited"), [(1, "on", True), (1, "enforce", True), (1, "off", False), (0, "on", False)]
+)
+def test_inodes_of_a_process_whose_files_are_not_limited_are_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, mode: rules.Mode, are_limited: bool
+) -> None:
+    monkeypatch.setattr(landlock, "version", lambda: version)
+    assert bool(rules.inodes(rules.Reach(mode, writes=(str(tmp_path),)))) is are_limited

@@ -18,6 +18,7 @@ from edged.cameras.camera_run import RunLimits
 from edged.cameras.definitions import Definitions
 from edged.cameras.supervisor import CameraSupervisor, camera_alarms
 from edged.config.cameras import Camera
+from edged.confinement import landlock
 from edged.engines.alarms import AlarmKind
 from edged.errors import AlreadyExists, InvalidInput, NotFound, NotReady, Refused
 from edged.events import CameraMoved, EventLog, ZoneChanged
@@ -32,6 +33,7 @@ LIMITS = RunLimits(
     pauses=(0.05,),
     command=(sys.executable, "-c", _FAKE),
 )
+CHECKED = msgspec.structs.replace(LIMITS, silent=5.0)  # looks for new files every 0.5 s
 HURRIED = msgspec.structs.replace(LIMITS, silent=0.5, stop=0.1)
 
 
@@ -97,13 +99,19 @@ async def test_run_process_that_dies_is_restarted(tmp_path: Path) -> None:
         assert seen().count("streaming") >= 2
 
 
+@pytest.fixture
+def landlock_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "version", lambda: 1)
+
+
+@pytest.mark.usefixtures("landlock_in_force")
 async def test_run_lost_camera_whose_file_appears_is_started_again_and_stays_lost(tmp_path: Path) -> None:
     others = set(children())
-    async with supervised(tmp_path, hall=camera("connecting lost")) as (supervisor, events):
+    async with supervised(tmp_path, CHECKED, hall=camera("connecting lost")) as (supervisor, events):
         seen = moves(events)
         await reaches(supervisor, "hall", State.LOST)
         (first,) = set(children()) - others
-        await asyncio.sleep(LIMITS.silent / 5)  # two checks
+        await asyncio.sleep(CHECKED.silent / 5)  # two checks
         assert first in children()
         (tmp_path / "events" / "hall").mkdir(parents=True)  # the process may write there
         await until(lambda: first not in children() and bool(set(children()) - others))
@@ -111,6 +119,26 @@ async def test_run_lost_camera_whose_file_appears_is_started_again_and_stays_los
         assert supervisor.find("hall").report.state is State.LOST
         assert seen() == ["lost"]
         assert len(set(children()) - others) == 1
+
+
+@pytest.mark.usefixtures("landlock_in_force")
+async def test_run_streaming_camera_whose_output_fails_connects_again_if_a_file_appears(tmp_path: Path) -> None:
+    async with supervised(tmp_path, CHECKED, hall=camera("unsent streaming")) as (supervisor, events):
+        seen = moves(events)
+        await reaches(supervisor, "hall", State.STREAMING)
+        (tmp_path / "events" / "hall").mkdir(parents=True)
+        await until(lambda: seen() == ["streaming", "connecting", "streaming"])
+
+
+@pytest.mark.usefixtures("landlock_in_force")
+async def test_run_recording_that_ended_is_not_played_again_if_a_file_appears(tmp_path: Path) -> None:
+    others = set(children())
+    async with supervised(tmp_path, CHECKED, hall=camera("unsent ended")) as (supervisor, _):
+        await reaches(supervisor, "hall", State.ENDED)
+        before = set(children()) - others
+        (tmp_path / "events" / "hall").mkdir(parents=True)
+        await asyncio.sleep(CHECKED.silent / 5)  # two checks
+        assert set(children()) - others == before
 
 
 @pytest.mark.parametrize(
