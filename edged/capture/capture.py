@@ -28,7 +28,8 @@ class CameraHealth:
     """Derives a camera's state from the times of its frames and from its failures. Pure; times are monotonic seconds.
 
     `lost_seconds`: a camera that sends no frame for this time is lost; 0 means never. `max_fps`: the camera's highest
-    rate, 0 for no limit. At a low rate, a camera may be silent for the time of two frames.
+    rate, 0 for no limit. At a low rate, a camera may be silent for the time of two frames. A camera that streams may
+    also be silent for twice the time between its last two frames, until it is lost.
     """
 
     def __init__(self, lost_seconds: float, now: float, max_fps: float = 0.0) -> None:
@@ -39,11 +40,13 @@ class CameraHealth:
         self._lost_seconds = max(lost_seconds, two_frames) if lost_seconds else 0.0
         self._began = now
         self._last: float | None = None
+        self._last_gap = 0.0
         self._is_answered = self._has_failed = self._has_ended = False
 
     def frame(self, now: float) -> None:
         """Note that a frame came."""
         self.frames += 1
+        self._last_gap = 0.0 if self._last is None else now - self._last
         self._last = now
 
     def failed(self, error: str) -> None:
@@ -68,7 +71,7 @@ class CameraHealth:
         silent = now - (self._began if self._last is None else self._last)
         if self._lost_seconds and silent >= self._lost_seconds:
             return State.LOST, problem or f"no frame came for {silent:.0f} s"
-        if not self._is_answered or problem or silent > self._usual_gap:
+        if not self._is_answered or problem or silent > max(self._usual_gap, 2 * self._last_gap):
             return State.CONNECTING, problem or self.error
         return State.STREAMING, self.error
 

@@ -45,6 +45,18 @@ def test_camera_with_a_low_rate_streams_between_its_frames() -> None:
     assert CameraHealth(0.0, 100.0, max_fps=0.05).state(1000.0, "")[0] is State.CONNECTING
 
 
+def test_camera_whose_source_has_a_low_rate_streams_between_its_frames() -> None:
+    health = CameraHealth(15.0, 100.0)
+    health.works()
+    for now in (100.0, 110.0, 120.0):
+        health.frame(now)
+    assert health.state(131.0, "")[0] is State.STREAMING
+    assert health.state(135.0, "")[0] is State.LOST
+    health.frame(135.0)
+    health.frame(135.1)
+    assert health.state(141.0, "")[0] is State.CONNECTING
+
+
 def test_camera_that_the_daemon_refuses_fails_until_it_works() -> None:
     health = CameraHealth(15.0, 100.0)
     health.frame(101.0)
