@@ -118,13 +118,16 @@ class Capture:
             began, frames = time.monotonic(), self._health.frames
             try:
                 self._stream()
-                if not self._stopped.is_set() and not self._camera.loop:
+                if self._stopped.is_set():
+                    return
+                if self._health.frames == frames:
+                    self._health.failed("the source has no usable picture")
+                elif self._camera.loop:
+                    continue
+                if not self._camera.loop:
                     self._health.ended()
                     self._news.set()
                     return
-                if self._stopped.is_set() or self._health.frames > frames:
-                    continue
-                self._health.failed("the source has no usable picture")
             except EdgedError as error:
                 self._health.failed(redact(str(error)))
             except Exception as error:  # drivers and libraries raise any class

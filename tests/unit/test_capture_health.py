@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from edged.capture.capture import CameraHealth, Capture
 from edged.config.cameras import Camera
 from edged.ipc.capture_messages import Begin, FromCapture, Report, State
@@ -82,7 +84,10 @@ def test_camera_of_a_file_that_ended_is_ended() -> None:
     assert health.state(1000.0, "")[0] is State.ENDED
 
 
-def test_camera_of_a_repeated_folder_without_usable_pictures_fails_and_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("loop", "state"), [(True, State.FAILED), (False, State.ENDED)])
+def test_camera_of_a_folder_without_usable_pictures_says_why_and_does_not_spin(
+    tmp_path: Path, loop: bool, state: State
+) -> None:
     (tmp_path / "damaged.jpg").write_bytes(b"no picture")
     sent: list[FromCapture] = []
     calls = 0
@@ -94,8 +99,9 @@ def test_camera_of_a_repeated_folder_without_usable_pictures_fails_and_waits(tmp
 
     target = f"unix:{tmp_path}/daemon.sock"
     with ScriptedDaemon(target, detect):
-        capture = Capture(Begin("hall", Camera(source=str(tmp_path), model="m"), target, str(tmp_path)), sent.append)
+        camera = Camera(source=str(tmp_path), model="m", loop=loop)
+        capture = Capture(Begin("hall", camera, target, str(tmp_path)), sent.append)
         capture.start()
-        wait(lambda: any(isinstance(each, Report) and each.state is State.FAILED for each in sent))
+        wait(lambda: any(isinstance(each, Report) and each.state is state and each.error for each in sent))
         capture.stop()
     assert calls <= 2
