@@ -20,6 +20,7 @@ from edged.ipc.capture_messages import Begin, Description, FromCapture, Report, 
 
 _PERIOD = 1.0  # seconds between two reports
 _PICTURES_FPS = 2.0  # rate of a camera that reads pictures from files
+_LONGEST_GAP = 60.0  # seconds without a frame after which no camera counts as streaming
 _USUAL_GAP = 5.0  # seconds without a frame while the source is open, before the camera counts as not streaming
 _JOIN_SECONDS = 4.0  # how long to wait for a source that is stuck in the kernel; the daemon waits a little longer
 
@@ -71,7 +72,7 @@ class CameraHealth:
         silent = now - (self._began if self._last is None else self._last)
         if self._lost_seconds and silent >= self._lost_seconds:
             return State.LOST, problem or f"no frame came for {silent:.0f} s"
-        if not self._is_answered or problem or silent > max(self._usual_gap, 2 * self._last_gap):
+        if not self._is_answered or problem or silent > max(self._usual_gap, min(2 * self._last_gap, _LONGEST_GAP)):
             return State.CONNECTING, problem or self.error
         return State.STREAMING, self.error
 

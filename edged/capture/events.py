@@ -126,8 +126,7 @@ class EventRecorder:
             return
         if self._queued_bytes - self._taken_bytes > _MOST_WAITING_BYTES:
             answered = Answered(answered.result, _compressed(answered.image))  # the thread is busy, so do it here
-        if self._put(lambda: self._take(answered, now)):
-            self._queued_bytes += answered.size
+        self._put(lambda: self._take(answered, now), answered.size)
 
     def begin(self, place: str, answered: Answered | None, now: float, unix_s: float) -> str:
         """Begin an event; return the path of its snapshot, or of its clip if no snapshot is made. An empty text means
@@ -156,14 +155,17 @@ class EventRecorder:
             self._work.put(None, timeout=_CLOSE_S)
         self._thread.join(_CLOSE_S)
 
-    def _put(self, work: Callable[[], None]) -> bool:
-        """Queue work for the thread; return False if the queue is full."""
+    def _put(self, work: Callable[[], None], size: int = 0) -> bool:
+        """Queue work for the thread, with a picture of `size` bytes; return False if the queue is full."""
         try:
+            if self._queued_bytes - self._taken_bytes + size > _MOST_BYTES:
+                raise queue.Full
             self._work.put_nowait(work)
         except queue.Full:
             self.dropped += 1
             self._fail(_TOO_SLOW)
             return False
+        self._queued_bytes += size
         return True
 
     def _run(self) -> None:

@@ -250,7 +250,7 @@ class Opener:
                 await asyncio.to_thread(self._store.damaged, self._store.artefact(engine.digest))
                 raise EngineDamaged(f"it does not answer as the reference did: {wrong}; it is built again")
             self._proven.add((engine.digest, engine.edition))
-        return SessionHealth(is_probed=True)
+        return SessionHealth(known=known)
 
     def _artefact(self, engine: PlannedEngine) -> Artefact | None:
         if engine.recipe.is_reference:

@@ -108,7 +108,7 @@ def _is_due(planned: PlannedModel, slot: Slot, settings: Health, now: float) -> 
 
 def _has_answered(planned: PlannedModel, health: SessionHealth) -> bool:
     """Whether an engine has answered the probe that it would get now."""
-    return health.is_probed and planned.model is not None and planned.known_answers().place is not None
+    return planned.model is not None and health.known is planned.known_answers()
 
 
 def _last(slot: Slot) -> float:
@@ -153,7 +153,6 @@ class Prober:
                 self._missed(planned, session, error)
         else:
             health.answered(time.monotonic())
-            health.is_probed = True
         finally:
             health.probed_at = time.monotonic()
             self._is_asking = False
@@ -172,3 +171,4 @@ class Prober:
             raise NotReady("the model was planned again, and another engine is about to serve")
         known = planned.known_answers()
         await self._session_probe.ask(known, session.link, session.number, is_reference=engine.recipe.is_reference)
+        session.health.known = known

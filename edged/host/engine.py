@@ -93,8 +93,8 @@ class Send(Protocol):
 
 # How CUDA, TensorRT, ONNX Runtime and OpenVINO report that a device is out of memory: they have no error class for it.
 _NO_MEMORY = re.compile(
-    r"out of (device )?memory|OUT_OF_(HOST_|DEVICE_)?(MEMORY|RESOURCES)|ALLOC(ATION)?_FAIL|bad_alloc"
-    r"|(failed to|cannot) allocate memory|smaller than requested bytes|max size of memory object",
+    r"out of (device )?memory|OUT_OF_(HOST_|DEVICE_)?MEMORY|ALLOC(ATION)?_FAIL|bad_alloc"
+    r"|(failed to|cannot) allocate memory|smaller than requested bytes",
     re.IGNORECASE,
 )
 

@@ -37,7 +37,7 @@ class Watch:
         self.rule = rule
         self._looked = self._described = -1e9
         self._shown = self._seen = -1e9  # when the last frame came, and the last one with a class of the rule
-        self._interval = 0.0  # between two frames; longer ones than _LONGEST_INTERVAL do not count
+        self._intervals = 0.0, 0.0  # the last two between frames; longer ones than _LONGEST_INTERVAL do not count
         self._since: float | None = None  # since when a class is seen
         self._best: tuple[float, Tapped] | None = None
 
@@ -53,10 +53,10 @@ class Watch:
         """Record a frame. `score` is the best score of the rule's classes in this frame, None if they are not in it.
         Return the frame to describe, or None if no description is due."""
         interval = now - self._shown
-        is_interrupted = interval > max(_GAP_SECONDS, _MOST_INTERVALS * self._interval)
+        is_interrupted = interval > max(_GAP_SECONDS, _MOST_INTERVALS * min(self._intervals))
         self._shown = now
         if interval <= _LONGEST_INTERVAL:
-            self._interval = interval
+            self._intervals = self._intervals[1], interval
         is_seen = score is not None and score >= self.rule.score
         if is_interrupted or (not is_seen and now - self._seen > _GAP_SECONDS):
             self._since, self._best = None, None

@@ -59,12 +59,12 @@ class SessionHealth:
 
     A runtime usually rejects a request because of its values, so failed requests alone do not prove a faulty engine:
     several failures in a row make the engine suspect, and a probe decides. `unproven` says why the engine must still
-    prove that it works; it is empty after the first answer. `is_probed`: the engine has answered a probe. `answered_at`
-    and `probed_at` are times of the last answer and probe (time.monotonic()).
+    prove that it works; it is empty after the first answer. `known` identifies the probe that the engine has answered.
+    `answered_at` and `probed_at` are times of the last answer and probe (time.monotonic()).
     """
 
-    def __init__(self, unproven: str = "", *, is_probed: bool = False) -> None:
-        self.unproven, self.is_probed = unproven, is_probed
+    def __init__(self, unproven: str = "", known: object = None) -> None:
+        self.unproven, self.known = unproven, known
         self.failures = 0  # failed requests in a row
         self.misses = 0  # failed probes in a row
         self.reason = ""  # of the last failure

@@ -59,6 +59,15 @@ def test_camera_whose_source_has_a_low_rate_streams_between_its_frames() -> None
     assert health.state(141.0, "")[0] is State.CONNECTING
 
 
+def test_outage_of_a_camera_that_is_never_lost_is_no_usual_gap() -> None:
+    health = CameraHealth(0.0, 0.0)
+    health.works()
+    for now in (1.0, 3601.0):
+        health.frame(now)
+    assert health.state(3650.0, "")[0] is State.STREAMING
+    assert health.state(3662.0, "")[0] is State.CONNECTING
+
+
 def test_camera_that_the_daemon_refuses_fails_until_it_works() -> None:
     health = CameraHealth(15.0, 100.0)
     health.frame(101.0)

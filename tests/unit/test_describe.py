@@ -58,13 +58,17 @@ async def test_camera_with_few_frames_is_described(step: float) -> None:
     assert played(watch, [0.6, 0.7], 2000.0, step) == [b"1"]
 
 
+@pytest.mark.parametrize("times", [(0.0, 0.5, 3600.5, 7200.0), (0.0, 0.5, 50.5, 150.5)])
+async def test_long_times_without_frames_are_no_usual_interval(times: tuple[float, ...]) -> None:
+    watch = Watch(RULE)
+    assert [at for at in times if watch.see(frame(b""), 0.6, at)] == []
+
+
 async def test_time_without_frames_does_not_count() -> None:
     watch = Watch(RULE)
     assert played(watch, [0.6, 0.6]) == []
     assert played(watch, [0.6, 0.6, 0.6], start=10.0) == []
     assert played(Watch(RULE), [0.6, 0.6, 0.6], step=100.0) == []
-    watch = Watch(RULE)
-    assert [at for at in (0.0, 0.5, 3600.5, 7200.0) if watch.see(frame(b""), 0.6, at)] == []
 
 
 async def test_frame_without_a_class_is_not_seen_even_if_every_score_counts() -> None:

@@ -120,7 +120,8 @@ def test_open_without_threads_is_out_of_memory_and_leaves_none(
 
 
 @pytest.mark.parametrize(
-    "wrong", ["OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "CL_OUT_OF_RESOURCES"]
+    "wrong",
+    ["OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "CL_OUT_OF_HOST_MEMORY"],
 )
 def test_open_that_fails_for_lack_of_device_memory_is_out_of_memory(wrong: str) -> None:
     _, received = opened(Session(wrong))

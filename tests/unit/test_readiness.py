@@ -42,8 +42,7 @@ def due(models: Iterable[PlannedModel], settings: Health, now: float) -> Planned
 def probed_reference(name: str = "m") -> PlannedModel:
     """Return a model whose reference serves and has answered a probe."""
     planned = served_reference(name)
-    planned.known_answers().place = 0
-    health(planned).is_probed = True
+    health(planned).known = planned.known_answers()
     return planned
 
 
@@ -258,7 +257,9 @@ async def test_probe_records_its_outcome() -> None:
 )
 async def test_probe_that_could_not_run_or_never_succeeded_records_nothing(error: Exception, unproven: str) -> None:
     probe, planned = SessionProbe(), probed_reference()
-    health(planned).unproven, health(planned).is_probed = unproven, not unproven
+    health(planned).unproven = unproven
+    if unproven:
+        health(planned).known = None
     probe.outcomes.append(error)
     prober(probe).look([planned], LATER)
     await settle()
@@ -311,7 +312,7 @@ async def test_host_of_a_fallback_engine_that_no_longer_answers_is_killed() -> N
     fallback, link = planned.fallback, FakeHost("fake")
     engine = session(planned).engine
     fallback.current = ServingSession(link, 2, engine)  # type: ignore[arg-type]
-    fallback.current.health.is_probed = True
+    fallback.current.health.known = planned.known_answers()
     assert due([planned], Health(probe_seconds=0.0), LATER) is None
     for _ in range(3):
         fallback.current.health.failed(WRONG)
@@ -332,10 +333,10 @@ async def test_host_of_an_engine_whose_requests_and_probe_fail_is_killed() -> No
     assert session(planned).link.lost
 
 
-@pytest.mark.parametrize("place", [None, 0], ids=["no probe", "a probe that another engine answered"])
-async def test_probe_of_an_engine_that_never_answered_it_records_nothing(place: int | None) -> None:
+@pytest.mark.parametrize("known", [None, object()], ids=["no probe", "a probe of before"])
+async def test_probe_of_an_engine_that_never_answered_it_records_nothing(known: object) -> None:
     probe, planned = SessionProbe(), served_reference()
-    planned.known_answers().place = place
+    health(planned).known = known
     for _ in range(5):
         probe.outcomes.append(EngineUnusable("it answers no probe"))
         prober(probe).look([planned], LATER)
