@@ -226,7 +226,7 @@ def test_model_config_is_applied_and_unused_keys_are_reported() -> None:
         assert "input 'x' is INT64; in the model it is FP32" in reason("wrong_type")
         assert "input 'z', which the model does not have" in reason("wrong_name")
         assert "config.pbtxt: cannot be parsed: 1:17" in reason("wrong_text")
-        assert "model_warmup 'w': x has 9 bytes, FP32[1, 4] takes 16" in reason("wrong_warmup")
+        assert "model_warmup 'w': x has 9 bytes, but FP32[1, 4] takes 16" in reason("wrong_warmup")
         assert "in the model it is FP32" in refused(UNAVAILABLE, lambda: ask.scaled("wrong_type"))
 
 

@@ -347,7 +347,7 @@ def test_convert_values_without_a_finite_range_are_unusable(tmp_path: Path) -> N
 def test_check_result_float32_layer_or_infinite_scale_is_unusable(tmp_path: Path) -> None:
     _, out = quantise(nets.chain(3), tmp_path)
     check(Model.read(out), ["conv c0", "conv c1"])
-    with pytest.raises(EngineUnusable, match="left layer conv y in float32"):
+    with pytest.raises(EngineUnusable, match="conv y"):
         check(Model.read(out), ["conv y"])
     for scale in (np.nan, np.inf, 0.0):
         proto = onnx.load(out)
