@@ -161,11 +161,12 @@ def test_begin_snapshot_that_fails_does_not_end_the_clip(tmp_path: Path, monkeyp
 @with_av
 def test_clip_that_fails_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mp4, "on_answer", full)
+    before = set(threading.enumerate())
     recorder = EventRecorder(Events(clips=True), tmp_path, lambda: 0.0)
     recorder.begin("door", None, 0.0, UNIX)
     recorder.on_answer(answered(1), 0.1)
     wait(lambda: bool(recorder.problem))
-    wait(lambda: "edged-video" not in [thread.name for thread in threading.enumerate()])
+    wait(lambda: "edged-video" not in [thread.name for thread in set(threading.enumerate()) - before])
     recorder.close()
     assert not files(tmp_path, ".part")
 

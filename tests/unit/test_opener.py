@@ -483,6 +483,18 @@ async def test_open_model_without_usable_probe_is_ready_after_a_real_request(gat
     assert not gate.planned.slot.current.health.unproven
 
 
+async def test_open_in_a_process_that_has_answered_the_probe_before_still_expects_its_answer(gate: Gate) -> None:
+    await gate.open(engine=gate.reference)
+    known = gate.planned.known_answers()
+    refused = NoUsableProbe("it answers no probe")
+    await gate.open(engine=gate.reference, probe=refused)
+    assert gate.planned.slot.current is not None
+    assert gate.planned.slot.current.health.known is known
+    gate.host(gate.reference).lost = "it died"
+    await gate.open(engine=gate.reference, probe=refused)
+    assert gate.planned.slot.current.health.known is None  # another process may be right to refuse it
+
+
 async def test_open_on_a_failing_disk_raises_an_alarm_until_it_succeeds(gate: Gate) -> None:
     for count in (0, 1):
         await gate.open(DiskFailing("it fails"), gate.reference)
