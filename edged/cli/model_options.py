@@ -51,7 +51,7 @@ def local_file(text: str, state: Path | None = None) -> Local:
 
 def with_exporter_settings(local: Local, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return all settings: the given ones, and others from the reference and from files next to the model. Also return
-    lines that tell the user where settings come from. Given settings win. If `family` is given, the files of Hugging
+    lines that say where settings come from. Given settings win. If `family` is given, the files of Hugging
     Face and anomalib are not read, and a dictionary is read only for the family of a text recogniser."""
     file, pin = local
     if language.main_file(file) is not None:
