@@ -21,13 +21,14 @@ class Info(msgspec.Struct, frozen=True):
     """Base of the types that operations return."""
 
     def json(self) -> dict[str, Any]:
-        """Return plain values, in the order of the fields."""
+        """Return the fields as values for JSON, in the order of the fields."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
 
 class TensorInfo(Info, frozen=True):
-    """An input or output of a model; -1 in `shape` is a dynamic dimension."""
+    """An input or output of a model. `datatype` is a name of the Open Inference Protocol, such as FP32. -1 in `shape`
+    is a dynamic dimension."""
 
     name: str
     datatype: str
@@ -35,8 +36,9 @@ class TensorInfo(Info, frozen=True):
 
 
 class AlarmInfo(Info, frozen=True):
-    """A problem that exists since `since_unix_s`. `kind` is one of those in docs/observability.md, such as slow or
-    camera_lost; `model`, `engine` (a key) and `camera` say what has the problem and are otherwise empty."""
+    """A problem that has existed since `since_unix_s`, in seconds since the epoch. docs/observability.md lists the
+    kinds, such as slow or camera_lost. `model`, `engine` (a key) and `camera` name what has the problem; each is empty
+    if it does not apply."""
 
     kind: str
     message: str
@@ -67,9 +69,10 @@ class InputShapes(Info, frozen=True):
 
 
 class Shapes(Info, frozen=True):
-    """The shapes of a model with open dimensions. `policy` is any, refuse or learn; `ties` has a line for each
-    dimension that several inputs share; `learning` is one line on the state of learning, empty if there is nothing to
-    report; `requests` is the number of answered requests from which the daemon has learnt so far."""
+    """The shapes of a model with open dimensions. `policy` says what happens to requests outside the range of shapes:
+    any, refuse or learn (docs/shapes.md). `ties` has a line for each dimension that several inputs share. `learning`
+    describes in one line how far the daemon has learnt the range, and is empty if there is nothing to report.
+    `requests` is the number of answered requests from which the daemon has learnt so far."""
 
     policy: str
     inputs: tuple[InputShapes, ...]
@@ -79,8 +82,9 @@ class Shapes(Info, frozen=True):
 
 
 class CollectedCamera(Info, frozen=True):
-    """The collected frames of one camera: how many calibrate engines and how many judge engines, the size of all in
-    bytes, and when the first and the last were taken, in seconds since the epoch."""
+    """The collected frames of one camera. `calibrate` and `judge` are the numbers of frames that calibrate engines and
+    that judge engines. `bytes` is the size of all frames. `first_unix_s` and `last_unix_s` are the times of the first
+    and the last frame, in seconds since the epoch."""
 
     camera: str
     calibrate: int
@@ -91,8 +95,9 @@ class CollectedCamera(Info, frozen=True):
 
 
 class CollectedFrame(Info, frozen=True):
-    """One collected frame. `name` is its file on the box. `use` is calibrate, judge, or gap: frames near the time at
-    which the use changes are not used. `offset_s` is the time since the collection began."""
+    """One collected frame. `name` is its file on the box. `use` is calibrate, judge or gap. A gap frame is not used,
+    because it was taken near the time at which the use changes. `offset_s` counts from the start of the collection,
+    `taken_unix_s` from the epoch."""
 
     name: str
     camera: str
@@ -105,12 +110,13 @@ class CollectedFrame(Info, frozen=True):
 class FrameCollection(Info, frozen=True):
     """Frames of live cameras that were or are collected for a model.
 
-    `state` is collecting, ending, finished or damaged; `problem` says why nothing is kept now, or why the frames are
-    not used. `asked` are the requested cameras; empty means all. `wanted` is the requested number of frames. Of the
-    `kept` frames, `calibrate` and `judge` are the numbers with these uses; `waiting` frames are not examined yet.
-    `duplicates` were dropped because they look like a kept frame, `unusable` ones because they cannot be decoded or are
-    too large. The daemon has collected for `spent_s` of `over_s` seconds. `id` is the id of a finished collection.
-    `folder` is on the box. `frames` is empty unless the caller requests single frames."""
+    `state` is collecting, ending, finished or damaged. `problem` says why no frame is kept at present, or why the
+    frames are not used. `asked` are the requested cameras; empty means all. `wanted` is the requested number of frames.
+    Of the `kept` frames, `calibrate` and `judge` are the numbers with these uses; `waiting` frames are not examined
+    yet. `duplicates` were dropped because they look like a kept frame. `unusable` frames were dropped because they
+    cannot be decoded or are too large. The daemon has collected for `spent_s` of `over_s` seconds. `id` is the id of a
+    finished collection. `folder` is on the box. `frames` is empty unless the caller requests single frames.
+    """
 
     model: str
     state: str
@@ -135,11 +141,14 @@ class FrameCollection(Info, frozen=True):
 
 class DriftInfo(Info, frozen=True):
     """The drift checks of a model. In a check, the reference also answers a live frame, and the two answers are
-    compared (docs/drift.md). `checks` is the number of checks since the daemon started. In `differed` of these, the
-    answers differed beyond the bounds; `failed` of these gave no result. `agreement` is the mean of the last checks of
-    this engine, 0 to 1; None before the first. `every_s` is the present interval. `outcome` is the result of the last
-    check: agreed, differed, empty (nothing to compare) or failed, with `reason`. `waiting` says why no check is made at
-    present."""
+    compared (docs/drift.md).
+
+    `checks` counts the checks since the daemon started. `differed` counts those whose answers differed beyond the
+    bounds, `failed` those without a result. `agreement` is the mean of the latest checks of this engine, 0 to 1; None
+    before the first check. `every_s` is the present time between checks. `outcome` is the result of the last check:
+    agreed, differed, empty (nothing to compare) or failed, with `reason`. `waiting` says why no check is made at
+    present.
+    """
 
     checks: int
     differed: int
@@ -155,12 +164,12 @@ class DriftInfo(Info, frozen=True):
 
 class ModelInfo(Info, frozen=True):
     """A model in the daemon. `state` is loading, ready, refused or failed; `reason` says why the model is not ready.
-    `alarms` are problems of the model or its engines; `notes` say which settings of its config.pbtxt have no effect,
-    and what else is unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md;
-    otherwise they are empty. `precision_reason` says why the serving engine has its precision. `parts` are the models
-    of an ensemble, which has no engine; empty for other models. `frames` is its collection of frames from live
-    cameras, None without a collection. `drift` is None unless live answers are checked. A further version of a model
-    is called NAME:VERSION."""
+    `swaps` counts how often one engine replaced another. `alarms` are problems of the model or its engines. `notes` say
+    which settings of its config.pbtxt have no effect, and what else is unusual. `category` and `stage` say why and
+    where a model was refused, as in docs/admission.md; otherwise they are empty. `precision_reason` says why the
+    serving engine has its precision. `parts` are the models of an ensemble, which has no engine; empty for other
+    models. `frames` is its collection of frames from live cameras, None without a collection. `drift` is None unless
+    live answers are checked. A further version of a model is called NAME:VERSION."""
 
     name: str
     version: str
@@ -201,8 +210,9 @@ class ChatText(Info, frozen=True):
 
 
 class LanguageModelInfo(Info, frozen=True):
-    """A language model. `state` is loading, ready or refused; `reason` says why it is not ready. `context`: the most
-    tokens of a prompt and its answer. `first_token_ms` and `tokens_per_s` were measured on this box; 0 if unknown."""
+    """A language model. `state` is loading, ready or refused; `reason` says why the model is not ready. `context` is
+    the largest number of tokens of a prompt and its answer together. `first_token_ms` and `tokens_per_s` were measured
+    on this box; 0 if unknown."""
 
     name: str
     version: str
@@ -218,8 +228,8 @@ class LanguageModelInfo(Info, frozen=True):
 
 
 class GalleryInfo(Info, frozen=True):
-    """The gallery of an embedding model. `names` has the number of pictures of each name, `bytes` is the size of their
-    embeddings. `problem` says why the gallery is not used; empty if it is used."""
+    """The gallery of an embedding model, which gives names to embeddings. `names` has the number of pictures of each
+    name. `bytes` is the size of their embeddings. `problem` says why the gallery is not used; empty if it is used."""
 
     model: str
     names: dict[str, int]
@@ -228,10 +238,10 @@ class GalleryInfo(Info, frozen=True):
 
 
 class PipelineInfo(Info, frozen=True):
-    """A pipeline: `detect` is the model that gets frames, `then` the model that gets crops of the detections. `crop` is
-    box or corners; `margin` is added on each side, as a share of the box. At most `most` detections of `classes` (empty
-    for all) get a crop. `state` and `reason` are as in `ModelInfo`. Frames and crops are counted since the daemon
-    started; `crops_left_out` counts detections of these classes without a crop."""
+    """A pipeline of two models. `detect` is the model that receives frames, `then` the model that receives crops of the
+    detections. `crop` is box or corners. `margin` is added on each side, as a share of the box. At most `most`
+    detections of `classes` (empty for all) get a crop. `state` and `reason` are as in `ModelInfo`. Frames and crops are
+    counted since the daemon started. `crops_left_out` counts detections of these classes that got no crop."""
 
     name: str
     detect: str
@@ -250,9 +260,10 @@ class PipelineInfo(Info, frozen=True):
 
 
 class JudgementInfo(Info, frozen=True):
-    """How an engine did on held-out frames of the box's cameras. `outcome` is alike, different, too_few (too few
-    objects) or no_frames (the frames no longer exist). `reason` says why the engine is refused, and is empty otherwise.
-    `bounds` are the limits of the figures that decide; `skipped` frames could not be read."""
+    """The comparison of an engine with the reference on frames of the box's cameras that did not calibrate the engine.
+    `outcome` is alike, different, too_few (too few objects) or no_frames (the frames no longer exist). `reason` says
+    why the engine is refused; empty if it is not refused. `bounds` has the limits of the figures that decide. `skipped`
+    counts frames that could not be read."""
 
     collection: str
     outcome: str
@@ -269,16 +280,19 @@ ELSEWHERE = "builds it for all equal boxes"  # the end of the reason of an engin
 
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of this engine and of
-    unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only the ratio of the two
-    counts; `load` is the share of the processors that this work used, 0 to 1. These three are None until they
-    are measured. `pinned` engines are never evicted; `used_unix_s` is when the engine was last made or opened, 0 if
-    unknown. `adopted_from` is the key of another engine, built in advance or for another driver, whose files this
-    engine uses. `effort` (full, reduced, least) is how hard the builder tried; `standard` is the digest of the
-    limits and golden answers with which the engine was verified; `ahead` is the device that the engine was built for in
-    advance, on a box with another device, otherwise empty. `speeds` are its speeds in each form in which it can be
-    opened; `instances` is the number of inferences that it runs at the same time while it serves, otherwise 0.
-    `judgement` is None if it was not judged on frames of cameras. `shared_by` is the box that built it, if it came from
-    a shared store."""
+    unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only the ratio of the two is
+    meaningful. `load` is the share of the processors that the other work used, 0 to 1. These three are None until they
+    are measured.
+
+    `pinned` engines are never evicted. `used_unix_s` is when the engine was last made or opened, 0 if unknown. If the
+    engine uses the files of another engine, built in advance or for another driver, `adopted_from` is the key of that
+    engine. `effort` says how much the builder was allowed to optimise: full, reduced or least. `standard` is the digest
+    of the limits and golden answers with which the engine was verified. If the engine was built in advance on a box
+    with another device, `ahead` is the device that it was built for. `speeds` has the measured speed for each number of
+    instances and threads. `instances` is the number of inferences that the engine runs at the same time while it
+    serves, otherwise 0. `judgement` is None if the engine was not judged on frames of cameras. `shared_by` is the box
+    that built the engine, if it came from a shared store.
+    """
 
     key: str
     model: str
@@ -338,7 +352,7 @@ class EngineInfo(Info, frozen=True):
 
 
 class PartChange(Info, frozen=True):
-    """A part of an engine's key that differs."""
+    """A part of an engine's key that differs between two engines."""
 
     part: str
     old: str
@@ -346,8 +360,8 @@ class PartChange(Info, frozen=True):
 
 
 class Explanation(Info, frozen=True):
-    """Why a wanted engine exists, or why it does not: `changes` are its differences from `nearest`, the most similar
-    engine in the store."""
+    """Why a wanted engine exists or does not exist. `wanted` is its key. `nearest` is the key of the most similar
+    engine in the store, and `changes` are the differences from that engine."""
 
     wanted: str
     backend: str
@@ -359,8 +373,8 @@ class Explanation(Info, frozen=True):
 
 
 class RuntimeSupport(Info, frozen=True):
-    """The newest ONNX versions that a runtime took when it was tested. `opset` and `ir_version` are 64 if it takes any,
-    and 0 if it takes none, for the reason in `problem`."""
+    """The newest ONNX versions that a runtime accepted in a test. `opset` and `ir_version` are 64 if the runtime does
+    not check them. They are 0 if it accepts none; `problem` then says why."""
 
     backend: str
     version: str = ""
@@ -370,8 +384,9 @@ class RuntimeSupport(Info, frozen=True):
 
 
 class TriedModel(Info, frozen=True):
-    """Whether a box could serve a model that it does not have. `problem` says why it could not, in one line; empty if
-    it could. `backends` says for each backend of the box why it cannot run the model; empty if it can."""
+    """Whether a box could serve a model that it does not have. `problem` says in one line why it could not, and is
+    empty if it could. `remedy` says what to do. `backends` says for each backend of the box why it cannot run the
+    model; empty if it can."""
 
     problem: str
     remedy: str
@@ -389,11 +404,11 @@ class DeviceInfo(Info, frozen=True):
 
 
 class EngineProgress(Info, frozen=True):
-    """The current progress of one engine of a command.
+    """The progress of one engine that is built or verified.
 
-    While the engine is made, `phase` is the current step and `fraction` the finished share of that step, 0 to 1, None
-    if unknown; `elapsed_s` counts from the start, `estimate_s` is the expected total, None the first time. `done`: the
-    command has ended for this engine; `succeeded`: it ended with the commanded result.
+    While the engine is made, `phase` is the current step. `fraction` is the finished share of that step, 0 to 1, None
+    if unknown. `elapsed_s` counts from the start. `estimate_s` is the expected total, None the first time. `done`: the
+    command for this engine has ended. `succeeded`: it ended with the result that the caller requested.
     """
 
     key: str
@@ -413,9 +428,9 @@ class EngineProgress(Info, frozen=True):
 
 class StatusInfo(Info, frozen=True):
     """The state of the box. `models` is the number of its models, `serving` how many of them can answer. `engines` is
-    the number of engines in the store, which use `engine_bytes` of `budget_bytes` (0: no limit); `free_bytes` is the
-    free space on the disk. `paused` says why nothing is built now, `building` is what is being built, `alarms` are the
-    current problems. `page` is the URL of the daemon's page, empty if it has none."""
+    the number of engines in the store, which use `engine_bytes` of `budget_bytes` (0: no limit). `free_bytes` is the
+    free space on the disk. `paused` says why nothing is built at present, `building` lists the engines that are being
+    built. `alarms` are the current problems. `page` is the URL of the daemon's page, empty if it has none."""
 
     version: str
     epoch: str
@@ -442,9 +457,9 @@ class ReloadedKey(Info, frozen=True):
 
 
 class ZoneInfo(Info, frozen=True):
-    """A zone, which is a part of a camera's picture: how many objects of each class are in it now, whether it is
-    occupied, when it last became occupied or free (in seconds since the epoch), and how often it became occupied since
-    the camera started."""
+    """A zone, which is a part of a camera's picture. `counts` has the number of objects of each class in the zone now.
+    `since_unix_s` is when the zone last became occupied or free, in seconds since the epoch. `visits` counts how often
+    it became occupied since the camera started."""
 
     occupied: bool
     since_unix_s: float
@@ -463,14 +478,15 @@ class CameraInfo(Info, frozen=True):
     """One camera with one model.
 
     Frames are counted since the daemon first saw the camera: received = answered + failed + skipped + dropped + frames
-    in flight; `skipped` is by reason, `dropped` frames lost their connection before the answer. `fps_in` and
-    `fps_answered` are rates of the last seconds. Ages are milliseconds from capture to answer, of the latest answers,
-    None before the first. Times are seconds since the epoch, 0 for never. `mode` is freshest or every_frame, `protocol`
-    is grpc or zeromq.
+    in flight. `skipped` has the number for each reason. `dropped` frames lost their connection before the answer.
+    `fps_in` and `fps_answered` are rates of the last seconds. `age_p50_ms` and `age_p99_ms` are percentiles of the time
+    from capture to answer, over the latest answers; None before the first. Times are seconds since the epoch, 0 for
+    never. `mode` is freshest or every_frame, `protocol` is grpc or zeromq.
 
-    `configured`: the daemon opens the camera itself; `removable`: commands can change it. `state` is off, starting,
-    connecting, streaming, lost or failed; `reason` says why it does not stream. `source` and `settings` have no
-    passwords. `sinks` has the problem of each failing sink."""
+    `configured`: the daemon opens the camera itself. `removable`: commands can change the camera. `state` is off,
+    starting, connecting, streaming, lost or failed; `reason` says why the camera does not stream. `source` and
+    `settings` have no passwords. `sinks` has the problem of each failing sink.
+    """
 
     camera: str
     model: str
@@ -505,10 +521,10 @@ class CameraInfo(Info, frozen=True):
 
 
 class ModelLoad(Info, frozen=True):
-    """The load of a model: `answered` and `failed` requests and frames since it was loaded; `waiting` in its queue now.
-    `infer_ms` is the recent median of one inference; `baseline_ms` is its lowest value for this build of the engine
-    since the model was loaded. Both are None if unknown. `degraded` are the kinds of its alarms. `backend` is empty
-    while no engine serves."""
+    """The load of a model. `answered` and `failed` count requests and frames since the model was loaded. `waiting` is
+    the number in its queue now. `infer_ms` is the recent median of one inference. `baseline_ms` is the lowest value of
+    `infer_ms` for this build of the engine since the model was loaded. Both are None if unknown. `degraded` are the
+    kinds of the model's alarms. `backend` is empty while no engine serves."""
 
     name: str
     state: str
@@ -526,8 +542,9 @@ class ModelLoad(Info, frozen=True):
 
 
 class HostLoad(Info, frozen=True):
-    """An engine host: its memory and its limit in bytes, 0 for no limit. `losses` counts the lost hosts of its backend
-    since the daemon started. `pid` is 0 while the host is gone and not started again yet."""
+    """An engine host, which is a process that runs engines of one backend. `limit_bytes` is the limit of its memory, 0
+    for no limit. `losses` counts the lost hosts of its backend since the daemon started. `pid` is 0 while the host is
+    gone and not started again yet."""
 
     backend: str
     pid: int
@@ -538,8 +555,9 @@ class HostLoad(Info, frozen=True):
 
 
 class DeviceLoad(Info, frozen=True):
-    """The load of the box: share of the processors in use, 0 to 1; memory in bytes, 0 if unknown; degrees Celsius by
-    thermal zone; `power_mode`, empty if it has none. `daemon_bytes` is the memory of the daemon itself."""
+    """The load of the box. `cpu_busy` is the share of the processors in use, 0 to 1. Memory is 0 if unknown.
+    `temperatures` are in degrees Celsius, by thermal zone. `power_mode` is empty if the box has none. `daemon_bytes` is
+    the memory of the daemon itself."""
 
     cpu_busy: float
     memory_bytes: int

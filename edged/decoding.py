@@ -72,8 +72,8 @@ def explain(error: Exception, names: Sequence[str] = (), table: str = "an object
 
 
 def varint(value: int) -> bytes:
-    """Return a number, not negative, as it is in protobuf messages: 7 bits in each byte, the lowest bits first. Format:
-    https://protobuf.dev/programming-guides/encoding"""
+    """Encode a number, which must not be negative, as a varint of protobuf: 7 bits in each byte, the lowest bits first.
+    Format: https://protobuf.dev/programming-guides/encoding"""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -164,12 +164,13 @@ class Overwritten(FrameSkipped):
 
 
 class SegmentUnusable(EdgedError, code=ErrorCode.SHARED_MEMORY_UNUSABLE):
-    """The daemon cannot read the client's shared memory, and retrying does not help; the client sends bytes instead."""
+    """The daemon cannot read the client's shared memory, and a retry does not help. The client then sends bytes
+    instead."""
 
 
 class HostLost(EdgedError, code=ErrorCode.ENGINE_HOST_LOST):
-    """The engine host died or hung while it held this work. `is_outside`: another process killed the host, or the
-    kernel killed it for lack of memory."""
+    """The host of an engine or of a language model died or hung while it processed a request. `is_outside`: another
+    process killed the host, or the kernel killed it for lack of memory."""
 
     def __init__(self, message: str, *, is_outside: bool = False) -> None:
         super().__init__(message)
@@ -237,8 +238,8 @@ class WarmupFailed(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
 
 
 class OutOfSpace(EdgedError, code=ErrorCode.DISK_FULL):
-    """An engine does not fit on the disk or into the budget even after all allowed evictions, or the disk cannot be
-    read or written. The model and the engine may be fine."""
+    """An engine does not fit on the disk or within `engines.budget_mb` even after all allowed evictions, or the disk
+    cannot be read or written. The model and the engine may be fine."""
 
 
 class DiskFailing(OutOfSpace, code=ErrorCode.DISK_FAILING):

@@ -26,8 +26,8 @@ class ModelRead(msgspec.Struct, frozen=True, tag="model_read"):
 
 
 class ModelRefused(msgspec.Struct, frozen=True, tag="model_refused"):
-    """A model cannot be served as it is on disk. `category` and `stage` are as in `edged.models.finding`; empty for
-    other reasons."""
+    """A model on disk cannot be served. `category` and `stage` are as in `edged.models.finding`; empty for other
+    reasons."""
 
     reason: str
     category: str = ""
@@ -55,8 +55,8 @@ class EngineMoved(msgspec.Struct, frozen=True, tag="engine_state"):
 
 
 class EngineProgress(msgspec.Struct, frozen=True, tag="engine_progress"):
-    """Progress of making an engine: the finished `fraction`, 0 to 1, None if unknown; seconds so far, and the expected
-    total."""
+    """Progress of making an engine. `fraction` is the finished share of the step `phase`, 0 to 1, or None if unknown.
+    `elapsed_s` is the time so far, `estimate_s` the expected total time."""
 
     phase: str
     fraction: float | None
@@ -78,7 +78,7 @@ class EngineEvicted(msgspec.Struct, frozen=True, tag="engine_evicted"):
 
 
 class HostLost(msgspec.Struct, frozen=True, tag="host_lost"):
-    """An engine host died or hung."""
+    """The host of engines or of a language model died or hung."""
 
     backend: str
     reason: str
@@ -113,7 +113,7 @@ class AlarmCleared(msgspec.Struct, frozen=True, tag="alarm_cleared"):
 
 
 class CameraMoved(msgspec.Struct, frozen=True, tag="camera_state"):
-    """A configured camera changed its state: streaming, lost or failed."""
+    """A configured camera began or stopped streaming, was lost, or failed. `state` is its new state."""
 
     camera: str
     state: str
@@ -153,7 +153,7 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):
-    """An operator gave a command."""
+    """An operator ran a command."""
 
     verb: str
 
@@ -210,7 +210,8 @@ class EventLog:
         return list(itertools.islice(reversed(self._events), count))[::-1]
 
     def emit(self, what: What, model: str = "", engine: str = "") -> None:
-        """Append an event; `model` and `engine` (a key) say what it is about, if anything."""
+        """Append an event. `model` and `engine` (a key) name the model and the engine that the event is about, if
+        any."""
         self._last += 1
         event = Event(self._last, time.time(), model, engine, what)
         self._events.append(event)

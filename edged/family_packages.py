@@ -89,7 +89,7 @@ _is_permitted = False
 
 
 def load(family: str, package: Package) -> object:
-    """Import a family and return what its entry point names.
+    """Import a family and return the object that its entry point names.
 
     Raises Unsupported in a process without permission, Superseded if the installed package is not `package`, and
     FamilyFailed if the family cannot be imported.
@@ -233,7 +233,7 @@ def _digest(file: Path, size: int, mtime_ns: int, inode: int) -> bytes:
 
 
 def _unambiguous(offer: Offer, every: list[Offer]) -> Offer:
-    """Return the offer with the problem that other packages offer a family of the same name. edged chooses none of
+    """Return the offer with a problem: other packages offer a family of the same name, and edged chooses none of
     them."""
     others = {str(each.package) for each in every if each.family == offer.family and each != offer}
     others = others or {str(offer.package)}

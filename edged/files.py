@@ -92,7 +92,8 @@ def disk_fault_behind(where: Path, error: BaseException) -> OutOfSpace | None:
 
 
 def hand_over(path: Path) -> None:
-    """Give a file that root created to the owner of its folder: the service runs as its own user and reads it."""
+    """Change the owner of a file that root created to the owner of the file's folder. The service runs as that user and
+    reads the file."""
     if os.geteuid() == 0:
         above = path.parent.stat()
         os.chown(path, above.st_uid, above.st_gid)

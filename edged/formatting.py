@@ -69,7 +69,8 @@ def times(elapsed_s: float, estimate_s: float | None) -> str:
 
 
 def name(engine: EngineProgress) -> str:
-    """Format an engine's name for the start of a line. A stale engine has only its key."""
+    """Format an engine's name for the start of a line. An engine that is no longer planned has no backend, so its name
+    is its model and key."""
     what = f"{engine.backend}/{engine.precision}" if engine.backend else ""
     return " ".join(filter(None, (engine.model, engine.key[:12], what)))
 

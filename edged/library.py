@@ -52,8 +52,8 @@ T = TypeVar("T")
 class LoadedModel(AbstractContextManager["LoadedModel"]):
     """A model whose engine is open in this process. Use it from one thread at a time; close it, or use it in a `with`.
 
-    `speed` is the engine's speed as a multiple of the reference's, timed alternately; None if it was not timed. The
-    `timings` of each result have the time of an inference in this process.
+    `speed` is the engine's speed as a multiple of the unoptimised model's; None if it was not measured. The `timings`
+    of each result have the time of an inference in this process.
     """
 
     def __init__(self, model: Model, engine: PlannedEngine, pipeline: Pipeline) -> None:

@@ -1,7 +1,7 @@
 """Optional Python packages: whether they are installed, and the command that installs them.
 
-Commands name the interpreter that runs this program, since a service has its own. Commands name packages instead of an
-extra of `edged`, since `edged` may be a checkout that is not on any index.
+Commands name the interpreter that runs this program, since a service has its own interpreter. Commands name packages
+instead of an extra of `edged`, since `edged` may be a checkout that is not on any index.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ def die_with_parent(parent: int) -> bool:
 
 
 def become_child(parent: int) -> BinaryIO:
-    """Begin a child of the daemon that answers on standard output; return that output. What libraries print goes to
-    standard error. Exits with status 1 if the process `parent` has already ended."""
+    """Set up this process as a child of the daemon that answers on standard output; return that output. Text that
+    libraries print goes to standard error. Exits with status 1 if the process `parent` has already ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the daemon, which ends its children
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -68,7 +68,8 @@ def adopt_orphans() -> None:
 
 
 def kill_children(but: Collection[int] = ()) -> None:
-    """Kill the children of this process except `but`, and then the descendants that it adopts from the killed ones."""
+    """Kill the children of this process except `but`, and then the descendants that this process adopts from the killed
+    children."""
     for _ in range(_MOST_GENERATIONS):
         found = children() - set(but)
         if not found:
@@ -125,7 +126,8 @@ def yield_resources(niceness: int) -> None:
 def go_before_the_daemon(memory_mb: int = 0) -> None:
     """If memory runs out, let the kernel kill this serving child before the daemon, but after children that build.
 
-    memory_mb is as in `restrain`: an allocation above it fails, which costs one request and not the process.
+    `memory_mb` limits writable data in MiB, 0 for no limit. A larger allocation fails, which costs one request and not
+    the process.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")

@@ -98,7 +98,8 @@ def failed(name: str, error: BaseException) -> None:
 
 
 def count_callbacks() -> None:
-    """Also count exceptions in callbacks of this loop, and in tasks that are never awaited; asyncio logs them."""
+    """Count exceptions in callbacks of this loop, and in tasks that are never awaited, in `FAILURES`. asyncio logs
+    them."""
 
     def unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         FAILURES["callback"] += 1

@@ -86,8 +86,8 @@ def byte_size(datatype: str, shape: tuple[int, ...]) -> int:
 
 
 def owned(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Copy a session's arrays: they are valid only until its next call, and their memory may be freed with the
-    session."""
+    """Copy a session's arrays. The originals are valid only until the session's next call, and their memory may be
+    freed with the session."""
     return {name: array.copy() for name, array in arrays.items()}
 
 

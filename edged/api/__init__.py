@@ -1,1 +1,2 @@
-"""What clients call: gRPC services and other endpoints. They turn messages into work, and answers into messages."""
+"""The gRPC services and other endpoints that clients call. They convert requests to work for engines, and results to
+responses."""

@@ -1,4 +1,5 @@
-"""Runtimes behind one `contract`, listed in `registry`. Only this folder imports runtimes, each when it is loaded.
+"""Runtimes behind one `contract`, listed in `registry`. Only this folder imports runtimes, and only when a backend is
+loaded.
 
 Backends: `onnxruntime` (helpers in `ort/`), `openvino`, `tensorrt` and `tensorrt_rtx` (both on `trt/`), and `null`,
 which needs no runtime, for tests.

@@ -1,4 +1,4 @@
-"""The files of one built engine. They are always checked against the digests in their record when they are read.
+"""The files of one built engine. Every read checks a file against the digest in its record.
 
 A runtime's own check is not enough: OpenVINO accepts a blob with altered weights without an error.
 """
@@ -24,7 +24,7 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Artefact(msgspec.Struct, frozen=True):
-    """A directory and the files of an engine in it, by name. An engine may have no files."""
+    """The files of an engine by name, and the directory `root` that contains them. An engine may have no files."""
 
     root: str
     files: dict[str, FileRecord]

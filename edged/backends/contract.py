@@ -1,12 +1,12 @@
-"""The contract of a backend. All other folders know a runtime only through these types.
+"""The interface of a backend, which wraps one runtime. All other folders use a runtime only through these types.
 
     build(order, out, ...)    one-shot child     model file  ->  files in an empty directory
     open(order)               engine host        those files ->  Session
     session.infer(...)        engine host        named arrays -> named arrays
 
 A backend must be stateless; its module exports it as `BACKEND`. A session has one owner, which calls the session from
-one thread at a time. Children and hosts are confined (`edged.confinement`), so a backend must not start programs or
-open connections.
+one thread at a time. Child processes and engine hosts are confined (`edged.confinement`), so a backend must not start
+programs or open connections.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Effort: TypeAlias = Literal["full", "reduced", "least"]
 
 
 class Recipe(msgspec.Struct, frozen=True, order=True):
-    """What to build for a model: by which backend, for which device, in which form.
+    """How to build an engine for a model: the backend, the device, and the options.
 
-    `optimization` is an optimisation level, by the backend's name for it. `threads` is the number of CPU threads of one
-    inference, 0 for the runtime's own choice. `profile` is the range of shapes that the engine must accept, as
-    `edged.backends.profile` writes it; empty if the backend needs none. `options` are the backend's own, in the
-    backend's format. `calibration` is the digest of the data from which the value ranges of an int8 engine are
-    measured; empty for other engines.
+    `device` is, for example, "cpu" or "cuda:0". `optimization` is the backend's name of an optimisation level.
+    `threads` is the number of CPU threads of one inference, 0 for the runtime's own choice. `profile` is the range of
+    shapes that the engine must accept, as `edged.backends.profile` writes it; empty if the backend needs none.
+    `options` has other options, in the backend's own format. `calibration` is the digest of the data that an int8
+    engine is calibrated with; empty for other engines.
     """
 
     backend: str
@@ -64,7 +64,7 @@ class Recipe(msgspec.Struct, frozen=True, order=True):
         return self.optimization == UNOPTIMISED
 
     def parts(self) -> dict[str, str]:
-        """Return the named parts that the recipe adds to an engine's key."""
+        """Return the recipe's fields as the named parts that the recipe adds to an engine's key."""
         return {f"recipe.{name}": str(getattr(self, name)) for name in self.__struct_fields__}
 
 
@@ -76,12 +76,13 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 class Composition(msgspec.Struct, frozen=True):
-    """What a runtime made of a model, as far as the runtime reports it. Only `fallback` has effects; the other fields
+    """What a built engine consists of, as far as the runtime reports it. Only `fallback` has effects; the other fields
     are for people to read.
 
-    `layers` counts layers by the precision that they compute in; `nodes` counts the model's nodes by execution provider
-    and operator. Each line of `fallback` names what does not run on the recipe's device although it should: such an
-    engine serves, but edged raises an alarm. `kept` says what stays in float32, and why. `notes` are further remarks.
+    `layers` counts layers by the precision that they compute in. `nodes` counts the model's nodes by execution provider
+    and operator. Each line of `fallback` names a part of the model that should run on the recipe's device, but does
+    not. An engine with such parts serves, but edged raises an alarm. `kept` says what stays in float32, and why.
+    `notes` are further remarks.
     """
 
     layers: dict[str, int] = {}
@@ -106,12 +107,12 @@ ONE_INSTANCE = Parallelism()
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Which engine of which model to build or open. `artefact` is None before the engine is built, and always for a
+    """A request to build or open an engine of a model. `artefact` is None before the engine is built, and always for a
     reference engine.
 
-    Some builders use two more fields. `capability` is the compute capability ("8.6") to build for if it is
-    not the device's own. `timings` is the path of a file that keeps measurements of this device between builds; the
-    file need not exist.
+    Some builders use two more fields. `capability` is the compute capability to build for, such as "8.6"; empty for the
+    device's own. `timings` is the path of a file that keeps kernel timings of this device between builds; the file need
+    not exist.
     """
 
     model: str  # path of the ONNX file
@@ -151,10 +152,11 @@ class Session(Protocol):
 
 @runtime_checkable
 class Placed(Protocol):
-    """A session that reports where its nodes run. edged compares this with the record of the build."""
+    """A session that reports where its nodes run. edged compares the report with the record of the build."""
 
     def nodes(self) -> Nodes:
-        """Return where the nodes run; empty if the runtime does not report it."""
+        """Return how many nodes run on each execution provider, by operator; empty if the runtime does not report
+        it."""
 
 
 @runtime_checkable
@@ -163,8 +165,8 @@ class Stoppable(Session, Protocol):
     ensures that a stop reaches the right inference."""
 
     def stop(self) -> None:
-        """Make the running inference end with EngineUnusable; if no inference runs, the next one. The inference ends
-        when the runtime next checks for a stop."""
+        """Make the running inference raise EngineUnusable; if no inference runs, the next one. The inference ends when
+        the runtime next checks for a stop."""
 
     def go_on(self) -> None:
         """Allow inferences again after a stop. Call it while no inference runs."""
@@ -175,32 +177,31 @@ class Replicable(Session, Protocol):
     """A session whose engine can run several inferences at the same time."""
 
     def replica(self) -> Session:
-        """Return a session for another thread, which shares this session's opened engine and weights. Every session
-        must be closed."""
+        """Return a session for another thread. Both sessions share the opened engine and its weights. Close every
+        session."""
 
 
 @runtime_checkable
 class Staging(Session, Protocol):
-    """A session that copies the next inputs to its device while it still infers the current ones. One thread stages,
-    another infers. A caller that does both in sequence can use `infer` instead.
-    """
+    """A session that can copy the inputs of the next inference to its device while an inference runs. One thread stages
+    (copies) inputs, another thread infers. A caller with a single thread can use `infer` instead."""
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Return a zeroed array that can be staged without a copy on the host. It lives as long as the session.
 
-        Write to the array again only after the inputs that were staged from it have been inferred.
+        Write to a staged array again only after the inference that uses it has ended.
         """
 
     def stage(self, inputs: Mapping[str, Array]) -> object:
-        """Start to copy inputs, given as for `infer`; return what one call of `infer_staged` must get. The caller may
-        change the arrays at once, except those from `array`.
+        """Start to copy inputs to the device, and return a handle for exactly one call of `infer_staged`. `inputs` are
+        as for `infer`. The caller may change the arrays at once, except those from `array`.
 
         One set of inputs may be staged while another is inferred; a further call of `stage` waits. Raises the errors of
         `infer`.
         """
 
     def infer_staged(self, staged: object, outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Run one inference on staged inputs; otherwise like `infer`."""
+        """Run one inference on inputs that `stage` copied; otherwise like `infer`."""
 
 
 class Graph(Protocol):
@@ -274,7 +275,8 @@ def one_line(error: BaseException, limit: int = 400) -> str:
 
 
 def counted(operators: Counter[str], most: int | None = None) -> str:
-    """Return counts as text, the most frequent first: `2 NonMaxSuppression, 1 Loop`. At most `most` are named."""
+    """Return operator counts as text, the most frequent first: `2 NonMaxSuppression, 1 Loop`. At most `most` operators
+    are named."""
     ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{count} {operator or 'nodes'}" for operator, count in ordered[:most])
     return named if most is None or len(ordered) <= most else f"{named}, …"

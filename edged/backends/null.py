@@ -1,7 +1,7 @@
 """A backend without a runtime: its answers are computed from the input bytes.
 
-It ships with the product so that everything above the contract can be run and tested with no runtime and no device.
-Every float output is the mean of all input bytes, every other output is zero; dynamic dimensions become 1. The recipe's
+With this backend, all code that uses backends can be tested without a runtime and a device. Every float output is the
+mean of all input bytes. Every other output is zero, or empty for text. Dynamic dimensions become 1. The recipe's
 `threads` is the number of milliseconds that one inference takes. If the recipe has a range of shapes, a session refuses
 inputs outside this range, like an engine that is compiled for a range.
 """

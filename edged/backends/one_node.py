@@ -1,5 +1,8 @@
-"""A minimal model, y = Relu(x), for testing what a runtime accepts. It is encoded here, because the onnx package writes
-only versions that it knows, and most children do not import it (format: onnx.proto, protobuf's wire encoding)."""
+"""A minimal model, y = Relu(x), for testing what a runtime accepts. It is encoded here without the onnx package, which
+writes only the opset and IR versions of its own release. Most child processes do not import this package.
+
+Format: onnx.proto, protobuf's wire encoding.
+"""
 
 from __future__ import annotations
 

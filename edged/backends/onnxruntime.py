@@ -1,8 +1,9 @@
 """ONNX Runtime: the backend, and its engines on the CPU. Engines on a GPU are in `ort/device.py`.
 
 On the CPU an engine is the graph that the optimiser made for this CPU, saved as ONNX. At level `all` the graph is
-specific to the CPU's instruction set, and it does not record the version of the runtime. So the engine's key contains
-both. The unoptimised session is edged's reference.
+specific to the CPU's instruction set. The graph does not record the version of the runtime. So the engine's key
+contains the instruction set and the version. A session without optimisation is edged's reference: the answers of all
+engines are compared with its answers.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ class _OnnxRuntime:
 
 
 def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSession, Placement]:
-    """Open a session of the model (a path or its bytes) that saves its optimised graph in `out`; return it with the
-    placement of its nodes."""
+    """Open a session of the model (a path or its bytes) that saves its optimised graph in `out`. Return the session and
+    the placement of its nodes."""
     options = session_options(order.recipe.optimization, order.recipe.threads)
     options.optimized_model_filepath = str(out / _BLOB)
     # Without a weights file of its own, the saved graph would refer to the model's external weights.
@@ -119,8 +120,8 @@ def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSessio
 
 
 def _composition(placed: Placement, precision: str, saved: Path, graphs: Callable[[], Graphs]) -> Composition:
-    """Return what the optimiser made of the model. The saved graph is read only for what the runtime does not report:
-    the precision of layers, and before ONNX Runtime 1.24 the operators."""
+    """Return the composition of an engine. The saved graph is read only for what the runtime does not report: the
+    precision of layers, and before ONNX Runtime 1.24 the operators."""
     is_named = all(node.operator for node in placed)
     if is_named and precision not in _OnnxRuntime.in_graph:
         return Composition(nodes=placement.counts(placed))

@@ -161,7 +161,8 @@ class _OpenVino:
 
 
 def _require_suitable(order: Order, device: str) -> None:
-    """Raise Unsuitable if the device cannot keep the model's datatypes exact, or needs fixed shapes."""
+    """Raise Unsuitable if the device cannot keep the model's datatypes exact, or needs fixed shapes that the model
+    lacks."""
     signature = order.signature
     inexact = {spec.datatype for spec in (*signature.inputs, *signature.outputs)} - _EXACT
     if inexact:
@@ -246,17 +247,17 @@ def _place(core: Core, name: str) -> str:
 
 
 def kinds(compiled: Any) -> frozenset[str] | None:
-    """Return the kinds of a compiled model's operators; None if the plugin does not report them.
+    """Return the types of a compiled model's operators; None if the plugin does not report them.
 
-    In an imported model every operator is an ExecutionNode, whose runtime information has the original kind.
+    In an imported model every operator is an ExecutionNode, whose runtime information has the original type.
     """
     layers = _layers(compiled)
     return None if layers is None else frozenset(kind for kind, _ in layers)
 
 
 def nodes(compiled: Any) -> Nodes:
-    """Return the numbers of a compiled model's operators by kind, under the device that runs them; empty if OpenVINO
-    does not report the device.
+    """Return how many operators of each type a compiled model has, under the device that runs the model. Return an
+    empty mapping if OpenVINO does not report the device.
 
     A compiled model runs on one device: edged never uses AUTO or HETERO, which may spread a model over several devices.
     """
@@ -288,7 +289,7 @@ def _devices(compiled: Any) -> tuple[str, ...]:
 
 
 def _layers(compiled: Any) -> list[tuple[str, str]] | None:
-    """Return kind and precision of each operator that reports its kind; None if the plugin reports nothing."""
+    """Return type and precision of each operator that reports its type; None if the plugin reports nothing."""
     try:
         notes = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
         return [

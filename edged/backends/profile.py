@@ -1,7 +1,7 @@
 """The range of shapes that an engine must accept, for backends that build for a range of shapes. Pure.
 
-If a model leaves dimensions open, these backends need three shapes for each input: the smallest, the one to optimise
-for, and the largest. If edged cannot derive the shapes from the model, the setting `profile.INPUT` must give them:
+If a model has open dimensions, these backends need three shapes for each input: the smallest, the one to optimise for,
+and the largest. If edged cannot derive the shapes from the model, the setting `profile.INPUT` must give them:
 
     profile.images = "1x3x320x320 1x3x640x640 4x3x640x640"
 
@@ -60,7 +60,8 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A range for every input that has an open dimension, in the order of the model; empty if no input has one."""
+    """A range for every input that has an open dimension, in the order of the model; empty if all dimensions are
+    fixed."""
 
     ranges: tuple[Range, ...] = ()
 
@@ -72,12 +73,12 @@ class Profile(msgspec.Struct, frozen=True):
         picture: tuple[int, int] | None,
         exact: Mapping[str, Shape] = {},
     ) -> Profile:
-        """Return the profile of a model; `picture` is the width and height in pixels of its pictures, if known. `exact`
-        are the shapes of the inputs that edged itself fills, if the model gets one picture at a time.
+        """Return the profile of a model. `picture` is the width and height in pixels of the model's pictures, if known.
+        `exact` has the shapes of inputs that edged itself fills, if the model gets one picture at a time.
 
-        Without a setting, pictures have the size `picture`, a batch is 1 to 8 and optimised for 1, and other open
-        dimensions take the range of a dimension with the same name. Raises ConfigError if a setting is malformed or
-        does not fit the model, Unsuitable if the range of an open dimension is unknown.
+        Without a setting, pictures have the size `picture`, and a batch is 1 to 8 and optimised for 1. Other open
+        dimensions get the range of a dimension with the same name. Raises ConfigError if a setting is malformed or does
+        not fit the model, Unsuitable if the range of an open dimension is unknown.
         """
         given = {key[len(PREFIX) :]: _read_setting(key, settings[key]) for key in settings if key.startswith(PREFIX)}
         _require_inputs(signature, given)
@@ -119,7 +120,7 @@ class Profile(msgspec.Struct, frozen=True):
         return all(self.contains(name, shape) for name, shape in shapes.items())
 
     def problem(self) -> str:
-        """Return why no engine can be built for the profile; empty if one can."""
+        """Return why no engine can be built for the profile; empty if an engine can be built."""
         problems = ((each, _problem(each.minimum, each.optimum, each.maximum)) for each in self.ranges)
         return next((f"input {_short(each.name)}: {problem}" for each, problem in problems if problem), "")
 
@@ -138,7 +139,8 @@ def parsed(text: str) -> Profile:
 
 
 def given(settings: Mapping[str, str], name: str) -> Range | None:
-    """Return the range that the settings give for one input; None if they give none."""
+    """Return the range that the settings contain for one input; None if they contain no range. Raises ConfigError if it
+    is malformed."""
     text = settings.get(PREFIX + name)
     return None if text is None else _read_setting(PREFIX + name, text)
 
@@ -220,7 +222,7 @@ def _require_pictures(one: tuple[str, Shape] | None, given: Mapping[str, Range])
 def _defaults(
     spec: TensorSpec, signature: Signature, picture: tuple[int, int] | None, exact: Mapping[str, Shape]
 ) -> Iterator[tuple[int, Sizes]]:
-    """Yield the axis and sizes of each open dimension of an input whose range needs no setting."""
+    """Yield axis and sizes of those open dimensions of an input for which edged knows the range without a setting."""
     one = _one_picture(signature, picture)
     takes_picture = one is not None and one[0] == spec.name
     known = one[1] if one is not None and takes_picture and exact else exact.get(spec.name)
@@ -238,8 +240,8 @@ def _defaults(
 
 
 def _one_picture(signature: Signature, picture: tuple[int, int] | None) -> tuple[str, Shape] | None:
-    """Return the input for pictures and the shape of a single picture in it (the batch is the model's fixed one, or 1);
-    None if the model has no such input or `picture` is None."""
+    """Return the name of the input for pictures, and the shape of this input for a single picture. The batch is the
+    model's fixed one, or 1. Return None if the model has no such input or `picture` is None."""
     found, _ = find_picture(signature.inputs)
     if picture is None or found is None:
         return None
@@ -272,7 +274,7 @@ def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
 
 def _symbol(spec: TensorSpec, axis: int) -> str:
     """Return a key for an open dimension. It contains the dimension's name, because dimensions of the same name have
-    the same size; for an unnamed dimension, it contains the axis and the input."""
+    the same size. For an unnamed dimension, it contains the axis and the input."""
     dim = spec.shape[axis] if spec.shape != ANY_SHAPE else "?"
     return f"={dim}" if isinstance(dim, str) and is_named(dim) else f"@{axis} of {spec.name}"
 

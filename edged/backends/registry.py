@@ -11,9 +11,10 @@ from edged.errors import Unsupported
 
 
 class _Entry(NamedTuple):
-    """A known backend. `module` exports it as `BACKEND`. `versions` and `needs` are names of facts, and empty if the
-    backend has no runtime. The first of `versions` that exists is the runtime's version; all of `needs` must exist,
-    too. `device` is the prefix of a fact that must exist, such as "gpu."; empty if the backend runs on any box."""
+    """A known backend. `module` exports it as `BACKEND`. `versions` and `needs` are names of facts about the box, such
+    as "runtime.openvino". The first fact of `versions` that exists is the runtime's version; all facts of `needs` must
+    exist, too. Both are empty if the backend has no runtime. `device` is the prefix of a fact that must exist, such as
+    "gpu."; empty if the backend runs on any box."""
 
     module: str
     versions: tuple[str, ...] = ()
@@ -74,7 +75,8 @@ def version(name: str, facts: Mapping[str, str]) -> str | None:
 
 def versions(name: str, facts: Mapping[str, str]) -> tuple[str, ...]:
     """Return the versions of the installed packages that may hold a backend's runtime. There are several if, for
-    example, `onnxruntime` and `onnxruntime-gpu` are installed: only the loaded module knows its own version."""
+    example, `onnxruntime` and `onnxruntime-gpu` are installed. Then only the loaded module shows which of the packages
+    is in use."""
     entry = _BACKENDS[name]
     if any(facts.get(fact, ABSENT) == ABSENT for fact in entry.needs):
         return ()

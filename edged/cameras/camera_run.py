@@ -1,4 +1,4 @@
-"""Runs one enabled camera: starts its process, starts it again after a pause if it ends, and keeps its reports."""
+"""Runs the process of one enabled camera. Restarts the process after a pause if it ends, and keeps its last report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _IN_TROUBLE = (m.State.CONNECTING, m.State.LOST, m.State.FAILED)
 
 
 class RunLimits(msgspec.Struct, frozen=True):
-    """Limits of a camera's process, in seconds; tests use shorter ones."""
+    """Time limits of a camera's process in seconds, and the command that starts the process. Tests use shorter
+    limits."""
 
     start: float = 60.0  # longest time from the start to the first message
     silent: float = 30.0  # the longest time without a message
@@ -42,7 +43,8 @@ class RunLimits(msgspec.Struct, frozen=True):
 
 
 class CameraRun:
-    """A camera, from when it is enabled until it is changed or removed. `report` is the last report of its process."""
+    """Runs an enabled camera, until the camera is changed, disabled or removed. `report` is the last report of its
+    process."""
 
     def __init__(
         self, name: str, camera: Camera, target: str, folder: Path, events: EventLog, limits: RunLimits
@@ -62,8 +64,8 @@ class CameraRun:
         self._task = tasks.keep(f"camera {name}", self._run)
 
     async def stop(self) -> None:
-        """Ask the process to stop; kill it if it does not. A process that hangs in a driver cannot be killed, and is
-        left running."""
+        """Ask the process to stop, and kill it if it does not stop in time. A process that hangs in a driver cannot be
+        killed, and continues to run."""
         self._ending.set()
         if self._process is not None:
             self._is_asked = True
@@ -77,9 +79,9 @@ class CameraRun:
             self._news.notify_all()
 
     async def pictures(self, fps: float, width: int) -> AsyncGenerator[m.Picture, None]:
-        """Yield the newest picture whenever a newer one has arrived, until the camera ends. Ask the process for at
-        most `fps` pictures a second, at most `width` pixels wide. All viewers get the highest values that one of them
-        wants."""
+        """Yield the newest picture whenever a newer one has arrived, until `stop` is called. Ask the process for at
+        most `fps` pictures a second, at most `width` pixels wide (0: the full width). All viewers get the highest rate
+        and width that any viewer requests."""
         watcher = m.Watch(fps, width)
         self._watchers.append(watcher)
         self._tell()
@@ -97,7 +99,8 @@ class CameraRun:
             self._tell()
 
     async def _after(self, shown: m.Picture | None) -> m.Picture | None:
-        """Wait for a newer picture than `shown`; return None at the end."""
+        """Wait until there is a newer picture than `shown`, or until `stop` is called. Return the newest picture; None
+        if there is no picture."""
         async with self._news:
             await self._news.wait_for(lambda: self._newest is not shown or self._ending.is_set())
             return self._newest
@@ -188,9 +191,9 @@ class CameraRun:
                 child.end(f"its process sent no message for {limit:g} s")
 
     async def _renew(self, child: PipedProcess[m.FromCapture], reach: rules.Reach, known: Set[tuple[int, int]]) -> None:
-        """Ask the process to stop when the camera or an output does not work, and a file or device has appeared since
-        the start of the process: it may use only those that existed then, such as the camera before it was plugged in
-        again. A recording that has ended is not played again."""
+        """Ask the process to stop if the camera or an output does not work, and a file or device has appeared since the
+        process started. The process may use only files and devices that existed at its start. For example, a camera
+        that was plugged in again needs a new process. A recording that has ended is not played again."""
         while True:
             await asyncio.sleep(self._limits.silent / 10)
             state = self.report.state
@@ -211,8 +214,8 @@ class CameraRun:
             self._events.emit(what, self.camera.model)
 
     def _take(self, report: m.Report) -> None:
-        """Store a report; log a change of state and emit an event for it. If the process was started again because of a
-        new file or device, a camera that gave no frames keeps its state until it gives one."""
+        """Store a report. If the camera starts or stops streaming, is lost, or fails, log this and emit an event. After
+        a restart by `_renew`, a lost or failed camera keeps its state until it sends a frame."""
         before = self.report
         is_held = self._is_renewed and report.state is m.State.CONNECTING and not report.frames
         if is_held and before.state in (m.State.LOST, m.State.FAILED):

@@ -23,14 +23,15 @@ _MOST = 1024
 
 
 class Definition(NamedTuple):
-    """A camera. `is_configured` means that it is in the configuration, so that commands cannot change it."""
+    """A camera's settings. `is_configured`: the camera is defined in the configuration, so commands cannot change
+    it."""
 
     camera: Camera
     is_configured: bool
 
 
 class Definitions:
-    """All cameras by name. A camera of the configuration hides an added one with the same name."""
+    """All cameras by name. A camera of the configuration hides an added camera with the same name."""
 
     def __init__(self, folder: Path, configured: Mapping[str, Camera]) -> None:
         """`folder` has a file for each camera that operators added; the folder need not exist."""
@@ -45,7 +46,7 @@ class Definitions:
         return dict(sorted({**added, **configured}.items()))
 
     def find(self, name: str) -> Definition:
-        """Return a camera. Raises NotFound, with the existing names."""
+        """Return a camera. Raises NotFound with the names of the existing cameras."""
         known = self.all()
         if name not in known:
             names = ", ".join(known) or "none; add one with: edged cameras add"
@@ -57,8 +58,8 @@ class Definitions:
         self._configured = dict(configured)
 
     def add(self, name: str, camera: Camera) -> None:
-        """Add a camera. Raises AlreadyExists if the name is taken, InvalidInput if too many cameras were added already,
-        and OutOfSpace or a similar error if it cannot be written."""
+        """Add a camera. Raises AlreadyExists if the name is taken, and InvalidInput if too many cameras were added
+        already. Raises OutOfSpace or a similar error if the camera cannot be stored."""
         if name in self.all():
             raise AlreadyExists(f"camera {name!r} exists; change it with: edged cameras set {name} KEY=VALUE")
         if len(self._added) >= _MOST:
@@ -66,13 +67,14 @@ class Definitions:
         self._write(name, camera)
 
     def replace(self, name: str, camera: Camera) -> None:
-        """Change an added camera. Raises NotFound, or InvalidInput if it is in the configuration."""
+        """Replace the settings of an added camera. Raises NotFound, or InvalidInput if the camera is defined in the
+        configuration. Raises OutOfSpace or a similar error if the camera cannot be stored."""
         self._require_added(name, "change")
         self._write(name, camera)
 
     def remove(self, name: str) -> None:
-        """Remove an added camera. Raises NotFound, InvalidInput if it is in the configuration, or Refused if its file
-        cannot be removed."""
+        """Remove an added camera. Raises NotFound, InvalidInput if the camera is defined in the configuration, or
+        Refused if its file cannot be removed."""
         self._require_added(name, "remove")
         try:
             (self._folder / f"{name}{_SUFFIX}").unlink(missing_ok=True)

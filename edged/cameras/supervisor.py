@@ -39,7 +39,7 @@ class CameraSupervisor:
     def __init__(
         self, definitions: Definitions, events: EventLog, folder: Path, limits: RunLimits | None = None
     ) -> None:
-        """`folder` is for files of cameras whose settings name no folder."""
+        """Cameras whose settings name no folder store their snapshots and clips in `folder`."""
         self._definitions, self._events, self._folder = definitions, events, folder
         self._limits = limits or RunLimits()
         self._runs: dict[str, CameraRun] = {}
@@ -54,7 +54,7 @@ class CameraSupervisor:
         await self._change()
 
     async def stop(self) -> None:
-        """End all processes. Clips are completed if that takes at most a few seconds."""
+        """End all processes. Clips are completed if this takes at most a few seconds."""
         self._listen = None
         await self._change()
 
@@ -63,7 +63,8 @@ class CameraSupervisor:
         await self._change(lambda: self._definitions.configure(configured))
 
     async def add(self, name: str, settings: Mapping[str, str]) -> None:
-        """Add a camera. Raises AlreadyExists, InvalidInput, or an error of the disk."""
+        """Add a camera. Raises AlreadyExists, InvalidInput, or OutOfSpace or a similar error if the camera cannot be
+        stored."""
         _require_allowed(settings)
         camera = camera_of(name, settings)
         await self._change(lambda: self._definitions.add(name, camera))
@@ -94,8 +95,8 @@ class CameraSupervisor:
         return CameraStatus(definition, self._report(name, definition))
 
     async def pictures(self, name: str, fps: float, width: int) -> AsyncGenerator[Picture, None]:
-        """Yield the newest annotated pictures, at most `fps` a second and `width` pixels wide. All viewers of a
-        camera get the highest values that one of them wants.
+        """Yield the newest annotated pictures, at most `fps` a second and `width` pixels wide (0: the full width). All
+        viewers of a camera get the highest rate and width that any viewer requests.
 
         Ends if the camera is changed or removed. Raises NotFound, or NotReady if the camera does not run.
         """
@@ -108,8 +109,8 @@ class CameraSupervisor:
                 yield picture
 
     def describe(self, name: str, rule: str, text: str) -> None:
-        """Give a description of what a camera sees to the outputs of the camera. Do nothing if the daemon does not run
-        this camera."""
+        """Send a description of what a camera sees to the outputs of this camera. Do nothing if the daemon does not run
+        the camera."""
         if (run := self._runs.get(name)) is not None:
             run.describe(rule, text)
 
@@ -125,8 +126,8 @@ class CameraSupervisor:
         return Report(State.STARTING if definition.camera.enabled and self._listen else State.OFF)
 
     async def _change(self, edit: Callable[[], None] | None = None) -> None:
-        """Edit the definitions in a thread, then start and stop processes. If the client goes away meanwhile, this task
-        is cancelled, but the change is completed: otherwise a camera could be left without a process."""
+        """Edit the definitions in a thread, then start and stop processes. If the client disconnects meanwhile, this
+        task is cancelled, but the change still completes. Otherwise a camera could be left without a process."""
 
         async def work() -> None:
             async with self._changing:

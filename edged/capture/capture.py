@@ -29,8 +29,11 @@ class CameraHealth:
     """Derives a camera's state from the times of its frames and from its failures. Pure; times are monotonic seconds.
 
     `lost_seconds`: a camera that sends no frame for this time is lost; 0 means never. `max_fps`: the camera's highest
-    rate, 0 for no limit. At a low rate, a camera may be silent for the time of two frames. A camera that streams may
-    also be silent for twice the time between its last two frames, until it is lost.
+    rate, 0 for no limit.
+
+    A camera no longer counts as streaming after 5 s without a frame. For a slow camera, this limit is twice the time
+    between its last two frames, at most 60 s. If `max_fps` is low, this limit and `lost_seconds` are at least two frame
+    periods.
     """
 
     def __init__(self, lost_seconds: float, now: float, max_fps: float = 0.0) -> None:
@@ -45,26 +48,26 @@ class CameraHealth:
         self._is_answered = self._has_failed = self._has_ended = False
 
     def frame(self, now: float) -> None:
-        """Note that a frame came."""
+        """Record that a frame arrived."""
         self.frames += 1
         self._last_gap = 0.0 if self._last is None else now - self._last
         self._last = now
 
     def failed(self, error: str) -> None:
-        """Note that the camera cannot work as configured, or that the daemon refuses it."""
+        """Record that the camera cannot work as configured, or that the daemon refuses it."""
         self.error, self._is_answered, self._has_failed = error, False, True
 
     def works(self) -> None:
-        """Note that a frame was answered."""
+        """Record that a frame was answered."""
         self.error, self._is_answered, self._has_failed = "", True, False
 
     def ended(self) -> None:
-        """Note that a file was played to its end."""
+        """Record that a file was played to its end."""
         self._has_ended = True
 
     def state(self, now: float, problem: str) -> tuple[State, str]:
         """Return the state, and its reason or the last error, if any. `problem` is the problem of the source, or empty
-        while the source gives frames."""
+        while the source delivers frames."""
         if self._has_ended:
             return State.ENDED, self.error
         if self._has_failed:
@@ -96,7 +99,7 @@ class Capture:
         self._reporting.start()
 
     def watch(self, watch: Watch) -> None:
-        """Set the rate and width of pictures for viewers."""
+        """Set the rate, width and quality of pictures for viewers."""
         self._outputs.viewer.watch(watch)
 
     def describe(self, described: Description) -> None:
@@ -104,7 +107,7 @@ class Capture:
         self._outputs.publish_description(described.rule, described.text, described.unix_s)
 
     def stop(self) -> None:
-        """End the stream and complete the outputs."""
+        """End the stream, and close the outputs."""
         self._stopped.set()
         self._news.set()
         if (source := self._source) is not None:

@@ -98,9 +98,9 @@ class _Clip:
 class EventRecorder:
     """Writes a snapshot, a clip, or both for each event, in its own thread.
 
-    A clip begins some seconds before its event and ends some seconds after it. `problem` is why the last file could not
-    be written, or why pictures are left out now; empty if the last event had no problem. `dropped` counts items that
-    were dropped because the thread was too slow.
+    A clip begins some seconds before its event and ends some seconds after it. `problem` says why the last file could
+    not be written, or why pictures are left out now; it is empty without a problem. `dropped` counts pictures and
+    events that were dropped because the thread was too slow.
     """
 
     def __init__(self, events: Events, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -129,8 +129,9 @@ class EventRecorder:
         self._put(lambda: self._take(answered, now), answered.size)
 
     def begin(self, place: str, answered: Answered | None, now: float, unix_s: float) -> str:
-        """Begin an event; return the path of its snapshot, or of its clip if no snapshot is made. An empty text means
-        that no file is wanted or possible. An event that begins during the clip of an earlier event is in that clip."""
+        """Begin an event; return the path of its snapshot, or of its clip if no snapshot is made. Return an empty text
+        if no file is wanted or possible. An event that begins during the clip of an earlier event is recorded in that
+        clip."""
         try:
             picture = self._folder.path(place, ".jpg", unix_s) if self._events.snapshots and answered else None
             video = current = self._video
@@ -254,6 +255,6 @@ class EventRecorder:
 
 
 def _compressed(picture: Picture | None) -> Picture | None:
-    """Return an array as JPEG and other pictures unchanged, since seconds of raw pictures would need too much
-    memory."""
+    """Return an array as JPEG and other pictures unchanged. Uncompressed pictures of several seconds would need too
+    much memory."""
     return encode_jpeg(picture) if isinstance(picture, np.ndarray) else picture

@@ -118,7 +118,7 @@ class Outputs:
         return {name: redact(problem) for name, problem in found.items() if problem}
 
     def close(self) -> None:
-        """Complete all outputs; wait a few seconds at most."""
+        """Finish and close all outputs; wait a few seconds at most."""
         if self._recorder is not None:
             self._recorder.close()
         for each in self._managed.values():

@@ -20,7 +20,7 @@ _WAITING = 100  # messages that wait for one subscriber; further ones are droppe
 
 
 class Viewer(Sink):
-    """Sends the newest annotated picture, as often and as large as `watch` says, from a separate thread."""
+    """Sends the newest annotated picture from a separate thread, at the rate, width and quality that `watch` sets."""
 
     name = "viewer"
     wants_pictures = True

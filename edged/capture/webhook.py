@@ -46,7 +46,7 @@ class Webhook:
         self._thread.start()
 
     def put(self, happened: Happened) -> None:
-        """Queue an event without waiting."""
+        """Queue an event without waiting. If the queue is full, drop the oldest event."""
         while True:
             try:
                 return self._waiting.put_nowait(happened)
@@ -91,7 +91,7 @@ class Webhook:
 
 
 def _credentials(url: str) -> tuple[str, dict[str, str]]:
-    """Return the URL without user and password, and the request's headers, which contain them."""
+    """Return the URL without user and password, and the headers of a request, with the user and password in them."""
     parts, headers = urlsplit(url), {"Content-Type": "application/json"}
     if parts.username is None:
         return url, headers

@@ -52,9 +52,9 @@ def standing(result: Result, rotation: int = 0) -> list[Standing]:
 
 
 class Presence:
-    """Whether an object is present, without flapping: `is_on` is set after an object was present for `on_seconds`, and
-    cleared after objects were absent for `off_seconds`. Pictures may have any distance: between two successive pictures
-    with an object, the object is present."""
+    """Whether an object is present, without flapping. `is_on` is set after an object was present for `on_seconds`, and
+    cleared after objects were absent for `off_seconds`. Pictures may arrive at any interval: if two successive pictures
+    show an object, the object was present between them."""
 
     def __init__(self, on_seconds: float, off_seconds: float) -> None:
         self.is_on = False
@@ -220,8 +220,8 @@ class Watch:
         return self._updated(standing(result, self._rotation), now, unix_s)
 
     def pass_time(self, now: float, unix_s: float) -> tuple[Happened, ...]:
-        """Update while no frames arrive: objects count as absent, so zones become free after their time. Return the
-        events."""
+        """Update while no frames arrive; return the events. Objects count as absent, so zones become free after their
+        `off_seconds`."""
         return self._updated([], now, unix_s)
 
     def zones(self) -> dict[str, ZoneState]:

@@ -33,8 +33,8 @@ def _command(function: _Command) -> _Command:
 
 
 def _group(name: str, text: str | None, *functions: _Command, callback: _Command | None = None) -> typer.Typer:
-    """Return a group with one command for each function, under the function's name. If the user gives only the group's
-    name, `callback` runs."""
+    """Return a typer group with one command for each function. A command has the name of its function, without a
+    trailing `_`. If the user gives only the group's name, `callback` runs."""
     options: dict[str, Any] = {"help": text, "epilog": epilog(name), "invoke_without_command": callback is not None}
     group = typer.Typer(no_args_is_help=callback is None, **options)
     group.callback()(_command(callback) if callback else lambda: None)
@@ -169,8 +169,8 @@ def _typer(**options: Any) -> typer.Typer:
 
 
 class _Commands(TyperGroup):
-    """All commands, in the order of `_COMMANDS`. A known command is imported alone. For the help and for an unknown
-    name all commands are imported."""
+    """All commands, in the order of `_COMMANDS`. Looking up a known command imports only that command's module. The
+    help and an unknown command name import all modules."""
 
     def list_commands(self, ctx: object) -> list[str]:
         return list(_COMMANDS)
@@ -217,7 +217,7 @@ def _root(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON; can also follow the command.")] = False,
 ) -> None:
-    """Store the options before the command, and handle --version."""
+    """Store --target and --json for the command that follows. `_version` implements --version."""
     from edged.cli import common
 
     common.root_options.targets, common.root_options.json = tuple(target or ()), json

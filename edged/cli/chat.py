@@ -1,4 +1,4 @@
-"""`edged chat`: asks a language model, and prints the answer while it is made."""
+"""`edged chat`: asks a language model, and prints the answer while the model generates it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def chat(
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
-    """Ask a language model; the answer appears while it is made. Ctrl-C ends the answer.
+    """Ask a language model; print the answer as it is generated. Ctrl-C ends it.
 
     edged chat qwen "Is a person at the gate?" --picture gate.jpg --schema person.json
     """

@@ -47,8 +47,8 @@ class RootOptions:
     json: bool = False
 
     def apply(self, command: dict[str, Any]) -> None:
-        """Add these options to a command's arguments; options after the command win. Raises InvalidInput if the command
-        has no such option, or takes one target and several are given."""
+        """Add these options to a command's arguments. Options after the command take precedence. Raises InvalidInput if
+        the command has no such option, or if several targets are given and the command accepts only one."""
         if self.json:
             if not isinstance(command.get("json"), bool):
                 raise InvalidInput("--json does not apply to this command")
@@ -82,8 +82,8 @@ class DataConsole(Console):
         raise
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Escape control characters and turn off markup; rich calls this for every plain text before it measures and
-        prints it."""
+        """Return `text` with control characters escaped and without markup. rich calls this method for each plain text
+        before it measures and prints the text."""
         return super().render_str(harmless(text), **options | {"emoji": False, "markup": False, "highlight": False})
 
 
@@ -94,9 +94,10 @@ err = DataConsole(stderr=True)
 def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """Decorate a command so that it prints errors and exits as a shell expects.
 
-    An EdgedError prints one line on stderr (with --json also JSON on stdout); the status is 2 if the arguments, the
-    settings or the model are wrong, otherwise 1. An OSError prints one line; the status is 1. Ctrl-C and SIGTERM first
-    clean up; the status is then 130 or 143. If the output's reader has closed the pipe, nothing is printed.
+    An EdgedError prints one line on stderr, and with --json also JSON on stdout. The status is 2 if the arguments, the
+    settings or the model are wrong, otherwise 1. An OSError prints one line; the status is 1. Ctrl-C, SIGTERM and
+    SIGHUP first clean up; the status is then 130, 143 or 129. If the output's reader has closed the pipe, nothing is
+    printed; the status is 141.
     """
 
     @functools.wraps(function)
@@ -126,7 +127,7 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 def parse_region(text: str | None) -> tuple[int, int, int, int] | None:
-    """Parse `X,Y,W,H`. Raises InvalidInput for any other text."""
+    """Parse `X,Y,W,H`, in pixels; return None for None. Raises InvalidInput for any other text."""
     if text is None:
         return None
     parts = text.split(",")
@@ -164,7 +165,8 @@ def _exit(number: int, _: object) -> NoReturn:
 
 
 def refused_by_system(error: OSError, what: object = None) -> str:
-    """Describe a system error in one line: the name of `what`, or by default of the error's file, and the reason."""
+    """Return one line about a system error: the name of what cannot be used, and the reason. The name is `what`, or by
+    default the error's file. Without a name, the line has only the reason."""
     name, why = what or error.filename, error.strerror or str(error) or type(error).__name__
     return f"cannot use {os.fsdecode(name) if isinstance(name, bytes) else name}: {why}" if name else why
 

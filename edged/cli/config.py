@@ -80,7 +80,7 @@ def show(
 
     The values come from the file and from this command's environment.
 
-    Options of edged serve override these values; this command does not know the options.
+    Options of edged serve override these values, but this command does not see the options.
     """
     from edged.config import template
 
@@ -95,8 +95,8 @@ def show(
 
 
 def read_usual(file: Path | None = None) -> tuple[Reading, str]:
-    """Read a configuration file and the environment; return the result, and the file's name for messages. The default
-    file is the one that edged serve or the service reads; it may be missing."""
+    """Read a configuration file and the environment. Return the result, and the file's name for messages. The default
+    file is the one that edged serve or the service reads. If this file is missing, only the environment is read."""
     from edged import config as configuration
 
     own = paths.default_config()

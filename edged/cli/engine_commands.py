@@ -159,11 +159,11 @@ def _require_selection(verb: str, model: str | None, engine: str | None, everyth
 def _order(
     order: Callable[[Client], Updates[EngineProgress]], verb: str, done: str, targets: Targets, follow: bool, json: bool
 ) -> None:
-    """Send a command to the daemons; with `follow`, show its progress until the end. Ctrl-C ends only the display, not
-    the work.
+    """Send a command to the daemons. With `follow`, show the progress until all engines are done. Ctrl-C ends only the
+    display, not the work.
 
     `verb` and `done` are words for messages, such as "rebuild" and "rebuilt". With `follow`, raises EdgedError if any
-    engine did not succeed; with several boxes, prints a summary and exits with status 1 instead.
+    engine did not succeed. With several boxes, prints a summary and exits with status 1 instead.
     """
     command: RemoteCommand[list[EngineProgress]] = RemoteCommand(
         call=lambda client: list(order(client)),
@@ -249,8 +249,8 @@ def _display(json: bool) -> contextlib.AbstractContextManager[_Show]:
 
 
 def _print_outcomes(box: str, lines: Iterable[object], engines: Sequence[EngineProgress]) -> None:
-    """Print the outcomes if progress bars were shown, since the bars are removed at the end. Also print `lines` if no
-    engine was selected."""
+    """Print `lines`, the outcomes of the engines, if progress bars were shown, since the bars disappear at the end. If
+    no engine was selected, always print `lines`, which say that nothing was done."""
     if _draws() or not engines:
         for line in lines:
             common.show(_of(box, str(line)))

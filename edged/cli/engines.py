@@ -110,8 +110,8 @@ def report(
 ) -> None:
     """Write a page about one engine, with figures, charts and pictures.
 
-    It shows frames that `edged samples collect` kept and that the engine was not calibrated on: those on which the
-    engine differs most from fp32. Their pictures leave the box only with this command and with the same page in the
+    It shows the frames on which the engine differs most from fp32. `edged samples collect` kept these frames, and the
+    engine was not calibrated on them. Their pictures leave the box only with this command and with the same page in the
     browser. The page is one HTML file that needs no other file and no network.
 
     --json prints the figures instead, without pictures.
@@ -141,8 +141,8 @@ def _write_private(place: Path, content: bytes) -> None:
 
 
 def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
-    """Return the engine whose key begins with `start`, once for each model that has this engine, since models with
-    equal files share engines. Raises NotFound if no key begins with `start`, EdgedError if several keys do."""
+    """Return the engine whose key begins with `start`, once for each model that has the engine: models with equal files
+    share engines. Raises NotFound if no key begins with `start`, EdgedError if several keys do."""
     found = [engine for engine in engines if engine.key.startswith(start)]
     keys = sorted({engine.key for engine in found})
     if not keys:
@@ -195,7 +195,7 @@ def _details(engines: list[EngineInfo]) -> Table:
 
 
 def _judged(engine: EngineInfo) -> dict[str, str]:
-    """Describe how the engine did on frames of cameras."""
+    """Return rows with the engine's accuracy on frames of cameras, or with the reason why it is unknown."""
     found = engine.judgement
     if found is None or engine.unjudged:
         return {"on frames": f"not judged on frames of cameras: {engine.unjudged}"}
@@ -205,7 +205,8 @@ def _judged(engine: EngineInfo) -> dict[str, str]:
 
 
 def _composition(composition: Composition) -> dict[str, str]:
-    """Describe the layers of the engine and the providers that run its nodes, as far as they are known."""
+    """Return rows with the layers by precision, the operators by ONNX Runtime execution provider, and the notes of a
+    build. Rows without a value are left out."""
     rows = {"layers": ", ".join(f"{count} in {precision}" for precision, count in composition.layers.items())}
     for provider, operators in composition.nodes.items():
         most_first = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
@@ -224,7 +225,8 @@ def _timed(engine: EngineInfo) -> str:
 
 
 def _forms(engine: EngineInfo) -> str:
-    """Describe the speed with each number of instances: for one request at a time, and for many requests."""
+    """Return the speed for each number of instances, as a multiple of the reference's speed: for single requests, and
+    for parallel requests."""
     return "; ".join(
         f"{speed.instances}{f' with {speed.threads} threads each' if speed.threads else ''}:"
         f" {speed.reference_ms / speed.latency_ms:.2f} times the reference's speed for single requests,"
@@ -255,7 +257,8 @@ def _how(engine: EngineInfo) -> str:
 
 
 def _speed(engine: EngineInfo) -> str:
-    """Return the speed as a multiple of the reference's; engine and reference were timed alternately."""
+    """Return the speed as a multiple of the reference's speed, such as 2.5x. Empty for the reference, or if unknown.
+    Engine and reference were timed alternately."""
     return "" if engine.speed is None or engine.is_reference else f"{engine.speed:.1f}x"
 
 

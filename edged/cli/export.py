@@ -1,4 +1,5 @@
-"""`edged export`: make a proven ONNX file from a model of a training framework, and push it to boxes."""
+"""`edged export`: exports a model of a training framework to an ONNX file that answers as the framework does, and adds
+the file to boxes."""
 
 from __future__ import annotations
 
@@ -86,15 +87,15 @@ def export(
     package is missing, the command that installs it is shown. A checkpoint's code is not executed. A pickled estimator
     is code, and is loaded only with --trust.
 
-    With --target or --inventory the boxes are asked first which ONNX versions their runtimes take, and afterwards
-    whether they can serve the file. Without these options and --push, the exporter's usual opset is written.
+    With --target or --inventory, edged first asks the boxes which ONNX versions their runtimes support, and afterwards
+    whether they can serve the file. Without these options and without --push, the file has the exporter's usual opset.
 
-    What the exporter wrote is read back: opset, IR version, types and open dimensions. If they are wrong, another
-    exporter of the framework is tried, and then edged converts the file.
+    The exported file is read back, and its opset, IR version, types and open dimensions are checked. If they are wrong,
+    edged tries another exporter of the framework, and then converts the file.
 
-    The answers of file and framework are compared on noise, on drawn pictures and on your --samples. They may differ as
-    much as the framework's own answers do if the last bit of the input changes. If they differ more, the message names
-    the output, the picture, and the first module that differs.
+    The answers of the file and of the framework are compared on noise, on drawn pictures and on your --samples. They
+    may differ as much as the framework's own answers do when the last bit of the input changes. If they differ more,
+    the message names the output, the picture, and the first module that differs.
 
     Preprocessing, classes and thresholds are written into the file, so that it needs no settings.
 
@@ -175,8 +176,8 @@ def _program(python: str | None) -> str | None:
 
 
 def _limits(targets: Targets, new: str, is_pushed: bool) -> Limits:
-    """Return the newest ONNX versions that all boxes take; no limits if the options name no box. Raises AlreadyExists,
-    or Refused for several boxes, if a box has a model with the name `new`."""
+    """Return the newest ONNX versions that all boxes support; no limits if no box is named and the model is not pushed.
+    Raises AlreadyExists, or Refused for several boxes, if a box has a model with the name `new`."""
 
     def ask(client: Client, report: Callable[[None], None]) -> tuple[RuntimeSupport, ...]:
         if new and any(each.name == new for each in client.models()):

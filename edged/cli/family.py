@@ -79,7 +79,7 @@ def list_(
     The code of a package runs only if families.allow in the configuration names its family. This command loads the
     allowed families in a child process, as the daemon does. If a family cannot be used, it shows why.
 
-    Exit status: 0 every allowed family can be used, 1 one cannot.
+    Exit status: 0 every allowed family can be used, 1 an allowed family cannot be used.
     """
     from edged.cli.config import read_usual
 
@@ -97,7 +97,8 @@ def list_(
 
 
 async def listed(allowed: tuple[str, ...]) -> list[Listed]:
-    """Return the families of other packages, then those of edged. Loads the allowed ones in a child."""
+    """Return the families of other packages, then the families of edged. Loads the allowed families of other packages
+    in a child process."""
     from edged import family_packages, paths
     from edged.engines.families import Families
     from edged.version import __version__
@@ -119,7 +120,7 @@ async def listed(allowed: tuple[str, ...]) -> list[Listed]:
 
 def write_project(name: str, into: Path | None = None) -> Path:
     """Write the package of a new family, and return its folder. Raises InvalidInput for a name that a family cannot
-    have, AlreadyExists if the folder exists."""
+    have, AlreadyExists if the folder exists, EdgedError if a file cannot be written."""
     _require_name(name)
     project = f"{_PREFIX}{name.replace('_', '-')}"
     folder = into or Path(project)
@@ -168,7 +169,7 @@ def _require_name(name: str) -> None:
 
 
 def _files(folder: Traversable, path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of the template with their paths in a project, and their texts."""
+    """Yield the path of each template file in the template's folder, without the suffix `.in`, and the file's text."""
     for each in sorted(folder.iterdir(), key=lambda each: each.name):
         if each.is_dir():
             yield from _files(each, path / each.name)

@@ -1,4 +1,5 @@
-"""`edged inspect --draw PICTURE --try-all`: what each family that accepts a model finds, as rows and as one picture."""
+"""`edged inspect --draw PICTURE --try-all`: shows what each family that accepts a model finds, as table rows and as one
+picture."""
 
 from __future__ import annotations
 
@@ -21,16 +22,17 @@ _SUFFIXES = (".jpg", ".jpeg")
 
 
 class FamilySheet(msgspec.Struct, frozen=True):
-    """The families that accept a model, the likeliest first: the settings of each family, and what it finds. `drawn` is
-    the picture file with a tile for each family. If no family accepts the model with the given settings, `drawn` is
-    empty and `why` is the reason."""
+    """What each family that accepts a model finds in a picture. `families` has the settings and the findings of each
+    family, the likeliest first. `drawn` is the picture file with a tile for each family. If no family accepts the model
+    with the given settings, `drawn` is empty and `why` is the reason."""
 
     families: tuple[tuple[dict[str, str], TriedFamily], ...]
     drawn: str
     why: str = ""
 
     def rows(self) -> dict[str, str]:
-        """Return a row for each family, named by the settings as they are given to --set."""
+        """Return a table row for each family: its settings as they are given to --set, and what it finds. The last row
+        is the picture file. Without families, the only row is the reason."""
         if not self.families:
             return {"tried": self.why}
         return {_flags(settings): tried.line for settings, tried in self.families} | {"drawn": self.drawn}
@@ -50,8 +52,8 @@ def check(draw: Path | None, given: Mapping[str, str]) -> None:
 
 
 def default_place(picture: Path, model: Path, out: Path | None) -> Path:
-    """Return the path of the contact sheet, by default in the current folder. Raises InvalidInput if the path does not
-    end in .jpg or .jpeg."""
+    """Return the path of the picture with a tile for each family, by default in the current folder. Raises InvalidInput
+    if the path does not end in .jpg or .jpeg."""
     place = out or Path(f"{picture.stem}.{model.stem}.families.jpg")
     if place.suffix.lower() not in _SUFFIXES:
         raise InvalidInput(f"--try-all writes a JPEG; give --out a name that ends in .jpg instead of {place.name!r}")
@@ -61,7 +63,8 @@ def default_place(picture: Path, model: Path, out: Path | None) -> Path:
 def try_all(
     box: LocalBox, file: Path, settings: Mapping[str, str], admission: Admission, picture: Path, place: Path
 ) -> FamilySheet:
-    """Run an examined model on a picture with every family that accepts it, and write the contact sheet.
+    """Run an examined model on a picture with every family that accepts it. Write a picture with a tile for each family
+    to `place`.
 
     Raises the errors of `LocalBox.try_families`, and InvalidInput if the file cannot be written.
     """

@@ -28,10 +28,10 @@ def add(
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
-    """Add pictures of a name to a model's gallery.
+    """Add named pictures to a model's gallery.
 
     The daemon computes embeddings of the pictures with the model, and keeps the embeddings but not the pictures.
-    Results of the model then have the nearest name. Several pictures of a name help: the most similar picture counts.
+    Results of the model then have the name of the most similar picture, so several pictures of a person or thing help.
     Each picture must show what the model will see later. For a model of faces, one face must fill the picture or the
     region.
 

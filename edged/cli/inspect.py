@@ -70,9 +70,9 @@ def inspect(
 
     It names the model family. For each installed backend it says whether the backend can serve the model, or why not.
 
-    --draw runs the model once, as edged would serve it, and draws what it finds. If boxes are missing or in the wrong
-    place, try other family, preprocess.* or thresholds.* with --set. Then give the same settings to edged models add.
-    For a model of unknown family, --draw shows the shapes and ranges of the outputs instead.
+    --draw runs the model once, as edged would serve it, and draws what the model finds. If boxes are missing or in the
+    wrong place, try other values of family, preprocess.* or thresholds.* with --set. Then give the same settings to
+    edged models add. For a model of unknown family, --draw shows the shapes and ranges of the outputs instead.
 
     --try-all is for a model that can be of several families. For each family that accepts the model's tensors it draws
     a tile with the settings and what the family finds. Choose the tile whose boxes are right, and give its settings to
@@ -84,7 +84,7 @@ def inspect(
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    As edged models add, it takes settings from files next to the model: the characters of a text recogniser, and the
+    Like edged models add, it reads settings from files next to the model: the characters of a text recogniser, and the
     token ids of prompts. If family is not set, it also reads config.json of Hugging Face or metadata.json of anomalib.
 
     --convert shows the repairs that edged models add --convert would make. It also shows whether the repaired model

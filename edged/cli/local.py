@@ -43,7 +43,7 @@ _LIMITS = Limits(seconds=600)
 
 
 class LocalBox:
-    """This box's folders for models and engines. It uses them as a daemon with the same settings does."""
+    """Reads and changes this box's folders for models and engines, as a daemon with the same settings does."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class LocalBox:
         return digest
 
     def change(self, name: str, changes: Mapping[str, str]) -> dict[str, str]:
-        """Examine a model with changed settings, store them, and return all its settings. Raises ModelNotFound or
-        ModelRefused."""
+        """Examine a model with changed settings, store the settings, and return all settings of the model. Raises
+        ModelNotFound, or ModelRefused if the model cannot be served with these settings."""
         there = self.repository.entries().get(name)
         if there is None:
             raise ModelNotFound(f"no model {name!r} in {self.repository.root}")
@@ -223,8 +223,8 @@ class LocalBox:
         return sorted(found, key=lambda info: info.name)
 
     def ensemble(self, folder: Path) -> ModelInfo | None:
-        """Describe the ensemble in a folder, with the models of the folders next to it; None if the folder holds no
-        ensemble."""
+        """Return a description of the ensemble in `folder`, whose models are in the folders next to it. Return None if
+        the folder holds no ensemble."""
         repository = Repository(folder.absolute().parent)
         entries = repository.entries()
         entry = entries.get(folder.absolute().name)

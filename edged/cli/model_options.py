@@ -44,15 +44,16 @@ Steps: TypeAlias = Annotated[
 
 
 def local_file(text: str, state: Path | None = None) -> Local:
-    """Return the file of an argument. A reference is fetched if it is not kept on this box."""
+    """Return the file that an argument names: a path, or the file of a reference. Fetch the file of a reference that
+    this box does not have yet."""
     with common.working("") as notify:
         return kept.local(text, state, notify)
 
 
 def with_exporter_settings(local: Local, settings: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return all settings: the given ones, and others from the reference and from files next to the model. Also return
-    lines that say where settings come from. Given settings win. If `family` is given, the files of Hugging
-    Face and anomalib are not read, and a dictionary is read only for the family of a text recogniser."""
+    lines that say where the other settings come from. Given settings take precedence. If `family` is given, the files
+    of Hugging Face and anomalib are not read, and a dictionary is read only for the family of a text recogniser."""
     file, pin = local
     if language.main_file(file) is not None:
         return settings, ()

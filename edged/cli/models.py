@@ -194,7 +194,8 @@ def show(
 ) -> None:
     """Show one model: tensors, settings, and the engine that serves it.
 
-    It also shows the sizes of open dimensions in requests, and the parts of its config.pbtxt that are not used.
+    It also shows the sizes that open dimensions had in requests, and the parts of the model's config.pbtxt that edged
+    does not use.
     """
     command = RemoteCommand(
         call=lambda client: _named(client.models(), name),
@@ -287,7 +288,7 @@ def _facts(model: ModelInfo) -> Table:
 
 
 def _drift(found: DriftInfo) -> str:
-    """Return the state of the checks of live answers, in a few lines."""
+    """Return a few lines about the drift checks, which compare live answers with those of the reference."""
     counts = f"{formatting.many(found.checks, 'check')}, {found.differed} differed, {found.failed} failed"
     agreement = "" if found.agreement is None else f"; agreement {found.agreement:.1%}"
     lines = [f"{counts}{agreement}; every {formatting.span(found.every_s)}"]

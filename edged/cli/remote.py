@@ -42,7 +42,8 @@ class BoxUpdate(Generic[Update]):
 
 @dataclass(frozen=True)
 class BoxOutcome(Generic[Answer]):
-    """The outcome of one box's call: its answer, or an error as a line (`error`) and for programs (`code`)."""
+    """The outcome of a call to one box: its answer, or an error. `error` is the message for users, and `code` the
+    error's code for programs."""
 
     box: str
     answer: Answer | None = None
@@ -146,8 +147,8 @@ def run_or_read(
     json: bool,
     doing: str = "",
 ) -> None:
-    """Call the addressed daemons and show their answers; if none is addressed, show the answer of `read`, from this
-    box's folders."""
+    """Call the addressed daemons and show their answers. If no daemon is addressed, show the answer of `read`, which
+    reads this box's folders."""
     if is_daemon_addressed(targets.named, *folders):
         run(command, targets, json, doing)
         return
@@ -183,8 +184,8 @@ def list_command(
 
 
 def item_table(answers: Mapping[str, Sequence[Item]], columns: Sequence[Column[Item]], empty: str) -> RenderableType:
-    """Return a table with a row for each item, or `empty` if there are no items. `answers` has the items by box. If the
-    boxes' names are not empty, the first column has them."""
+    """Return a table with a row for each item, or `empty` if there are no items. `answers` maps the names of boxes to
+    their items. The first column has the names, unless all are empty."""
     items = [(box, item) for box, items in answers.items() for item in items]
     if not items:
         return empty
@@ -209,12 +210,12 @@ def run_on_fleet(
     at_once: int = AT_ONCE,
     doing: str | None = None,
 ) -> dict[str, str]:
-    """Run `work`, by default the command's call, for every box. Return why each box failed, by name; the text is empty
-    if the box succeeded.
+    """Run `work`, by default the command's call, for every box. Return why each box failed, by name; the reason is
+    empty if the box succeeded.
 
-    With `json`, each outcome is printed when it arrives. Otherwise `on_outcome` is called with each outcome, and the
-    answers are shown: together in the command's table at the end, or without a table each when it arrives. A terminal
-    shows `doing` and the names of boxes that have not answered.
+    With `json`, print each outcome when it arrives. Otherwise call `on_outcome` with each outcome, and show all answers
+    in the command's table at the end. If the command has no table, show each answer when it arrives. A terminal shows
+    `doing` and the names of boxes that have not answered.
     """
     ended: dict[str, str] = {}
     answers: dict[str, Answer] = {}

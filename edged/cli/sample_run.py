@@ -30,8 +30,8 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 class RawOutput(msgspec.Struct, frozen=True):
-    """An undecoded output and the range of its values; `low`, `high` and `mean` are None for texts or if no value is
-    finite."""
+    """An undecoded output and the range of its values. `low`, `high` and `mean` are None for strings, or if no value is
+    finite. `not_finite` counts NaN and infinite values."""
 
     name: str
     dtype: str

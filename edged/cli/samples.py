@@ -34,9 +34,9 @@ def collect(
 ) -> None:
     """Begin to keep frames of live cameras for a model.
 
-    The frames are spread over the time and over the cameras; frames that look like a kept one are dropped. When the
-    collection is finished, int8 engines are calibrated on some of its frames, and engines of lower precision are judged
-    on frames of other hours. The frames are files on the box that only the daemon's user can read.
+    The frames are spread over the time and over the cameras. Frames that look like a kept frame are dropped. When the
+    collection is finished, int8 engines are calibrated on some of its frames. Engines of lower precision than fp32 are
+    judged on frames of other hours. The frames are files on the box that only the daemon's user can read.
 
     edged samples collect doors --camera hall --camera yard --frames 500 --over 24h
     """

@@ -1,4 +1,5 @@
-"""`edged serve`: runs the daemon in the foreground, as systemd does; and `edged reload`."""
+"""`edged serve` runs the daemon in the foreground, also for systemd. `edged reload` makes the daemon read its
+configuration file again."""
 
 from __future__ import annotations
 

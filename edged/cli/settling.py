@@ -18,7 +18,8 @@ _ENDED = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined",
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A model that serves on a box, and its engine; the name is empty if the model was not added."""
+    """A model that serves on a box, and its engine. `speed` is a multiple of the reference's speed. `model` is empty if
+    the model was not added."""
 
     model: str = ""
     backend: str = ""
@@ -28,8 +29,9 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def wait_until_served(client: Client, name: str) -> Served:
-    """Wait until one engine of a model serves and no other is being built, at most two hours. A missing engine is
-    awaited while the daemon builds anything, since it may be the next one. Raises Refused if no engine serves then."""
+    """Wait at most two hours until an engine of a model serves and no other engine of the model is being built. While
+    the daemon builds anything, also wait for missing engines, since the daemon may build them next. Raises Refused if
+    no engine serves then."""
     end = time.monotonic() + _WAIT_S
     settled = time.monotonic()  # the time since which no engine is under way
     serving: EngineInfo | None = None

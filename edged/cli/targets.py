@@ -104,8 +104,8 @@ def client_of(box: Box) -> Client:
 
 
 def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command that has an argument `targets`: replace the argument by the options that name daemons, and
-    make `targets` from their values."""
+    """Return the command with its parameter `targets` replaced by the options that name daemons. Their values reach the
+    command as a `Targets`. A command without this parameter is returned unchanged."""
     if "targets" not in function.__annotations__:
         return function
     known = inspect.signature(function, eval_str=True)
@@ -162,10 +162,10 @@ def is_daemon_addressed(target: str | None, *folders: Path | None) -> bool:
 def local_box(
     state: Path | None = None, cache: Path | None = None, seconds: float | None = None, memory_mb: int | None = None
 ) -> LocalBox:
-    """Return this box's folders. `seconds` and `memory_mb` limit the examination of models; by default the limits come
-    from the environment. Models may use the families that the usual configuration allows.
+    """Return a `LocalBox` with this box's folders. `seconds` and `memory_mb` limit the examination of models; by
+    default the limits come from the environment. Models may use the families that the usual configuration allows.
 
-    The modules that read models and build engines are imported here, since their import takes long.
+    The modules that read models and build engines are imported here, since importing them is slow.
     """
     from edged.cli.config import read_usual
     from edged.cli.local import LocalBox

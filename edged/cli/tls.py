@@ -66,7 +66,7 @@ def new(
     """Make a certificate for a box or a client, and a CA if none exists.
 
     Run it on one machine that you trust: anyone who has ca.key can make certificates for all your boxes. Copy only the
-    files that it names to a box or client.
+    files that the command names to a box or client.
 
     edged tls new dock-1 192.168.1.20
 

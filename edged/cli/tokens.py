@@ -38,7 +38,7 @@ def new(
 ) -> None:
     """Create a token and print it once.
 
-    Only its SHA-256 is stored. A running daemon accepts it within seconds.
+    Only its SHA-256 is stored. A running daemon accepts the token within seconds.
 
     Clients send the header "authorization: Bearer TOKEN". The edged commands and client library read EDGED_TOKEN or
     EDGED_TOKEN_FILE.

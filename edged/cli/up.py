@@ -63,7 +63,7 @@ def say(line: str) -> None:
 
 
 async def _run(plan: Plan, is_opened: bool) -> bool:
-    """Run until Ctrl-C or a signal; return whether this command had started a daemon, which is stopped then."""
+    """Run until Ctrl-C or a signal. Return whether this command had started a daemon; that daemon is then stopped."""
     from edged.demo.up import Output, up
 
     shown_at = 0.0

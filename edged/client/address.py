@@ -17,10 +17,10 @@ _GRPCS = "grpcs://"  # the prefix that other tools use for `tls:`
 
 def resolve(target: str | os.PathLike[str] | None = None) -> str:
     """Return the gRPC target for `unix:/path`, `/path`, `host:port`, `host` or `:port`. The prefixes `tls:` and
-    `grpcs://` mean TLS.
+    `grpcs://` mean TLS; the result then begins with `tls:`.
 
-    None or an empty text means EDGED_TARGET, or the daemon's default socket if that is unset (of the two default
-    sockets, the operators' socket if this user may open it). Raises InvalidInput for any other form.
+    If `target` is None or empty, use EDGED_TARGET, or the daemon's default socket if this variable is unset. Of the two
+    default sockets, use the operators' socket if this user may open it. Raises InvalidInput for any other form.
     """
     text = os.fspath(target) if target is not None else ""
     text = text.strip() or os.environ.get("EDGED_TARGET", "").strip() or str(client_socket())

@@ -76,7 +76,7 @@ class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
 
 
 async def _outcome(call: Any) -> Any:
-    """Wait for a gRPC call without a thread. Cancelling the wait cancels the call."""
+    """Wait for a gRPC call without a thread, and return its answer. Cancelling the wait cancels the call."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def on_over(_: object) -> None:

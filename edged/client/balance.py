@@ -1,8 +1,8 @@
-"""One client for several daemons, by gRPC's own load balancing and health checks
+"""Lets one client call several daemons, with gRPC's own load balancing and health checks
 (https://github.com/grpc/proposal: A17 health checks, A42 ring hash, A76 hash of a header).
 
-Calls go to the healthy daemons in turn. The hash of a camera's name chooses the daemon for its stream: as long as that
-daemon is healthy, a camera that connects again finds the same daemon and its tracks there.
+Calls go to the healthy daemons in turn. A hash of the camera's name selects the daemon for the camera's stream. As long
+as this daemon is healthy, a camera that connects again finds the same daemon and its tracks there.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def resolve(targets: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 
 def together(targets: tuple[str, ...]) -> str:
-    """Return the gRPC target of several daemons. Names are looked up now, since gRPC takes only IP addresses in lists.
+    """Return one gRPC target for several daemons. Host names are resolved now, since gRPC accepts only IP addresses in
+    a list.
 
-    Raises InvalidInput if a name is unknown, or if some have IPv4 addresses and others only IPv6.
+    Raises InvalidInput if a name is unknown, or if some daemons have IPv4 addresses and others only IPv6.
     """
     found: dict[str, None] = {}
     families = set()
@@ -65,7 +66,8 @@ def together(targets: tuple[str, ...]) -> str:
 
 
 def key_of(camera: str) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that chooses a camera's daemon: a hash of the name, since headers can have only ASCII."""
+    """Return the metadata by which gRPC selects a camera's daemon. The value is a hash of the camera's name, since
+    headers can have only ASCII."""
     return ((HEADER, hashlib.sha256(camera.encode()).hexdigest()[:16]),)
 
 

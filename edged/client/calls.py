@@ -104,7 +104,8 @@ class StreamCall:
 
 
 class Method(Protocol[Arguments, Blocking, Asynchronous]):
-    """The type of a method that both clients have, with its return type in each."""
+    """The type of a method that both clients have: a descriptor that returns a blocking method for `Client`, and an
+    asynchronous method for `AsyncClient`."""
 
     @overload
     def __get__(self, client: Client, owner: type[Client]) -> Callable[Arguments, Blocking]: ...
@@ -142,9 +143,9 @@ def streaming(describe: Callable[Concatenate[Any, Arguments], StreamCall]) -> Me
 
 
 def _method(describe: Callable[..., object], perform: str) -> Callable[..., object]:
-    """Make a method of both clients. It passes `describe` with its arguments to the client's method named `perform`.
-    That method calls `describe`; `AsyncClient` does so in a thread for calls with one answer, since `describe` may read
-    files."""
+    """Return a method for both clients. The method binds its arguments to `describe`, and passes the bound function to
+    the client's method named `perform`, which calls it. For calls with one answer, `AsyncClient` calls `describe` in a
+    thread, since `describe` may read files."""
 
     @functools.wraps(describe)
     def method(client: Any, *args: Any, **kwargs: Any) -> Any:
@@ -306,7 +307,8 @@ class DaemonCalls:
         region: Region | None = None,
     ) -> Call[GalleryInfo]:
         """Add 1 to 32 JPEG or PNG pictures (paths or bytes) of a person or thing to the gallery of an embedding model.
-        Results then have this name as `label` of their `Embedding`. The daemon keeps embeddings, not pictures.
+        Results then have the name of the most similar picture as `label` of their `Embedding`. The daemon keeps
+        embeddings, not pictures.
 
         Only `region` of each picture is used, as in `infer`. If one picture fails, none is added. Raises InvalidInput
         if the model returns no embeddings, or if the gallery is full.
@@ -366,7 +368,7 @@ class DaemonCalls:
     @unary
     def device(self, *, runtimes: bool = False) -> Call[DeviceInfo]:
         """Return the facts of the daemon's device. With `runtimes`, the daemon also tests which ONNX versions each
-        installed runtime takes; this takes seconds."""
+        installed runtime supports; the test takes seconds."""
         request = pb.GetDeviceRequest(runtimes=runtimes)
         return Call(_OPERATIONS + "GetDevice", request, pb.GetDeviceResponse, _one(DeviceInfo))
 
@@ -411,12 +413,13 @@ class DaemonCalls:
         regex: str | None = None,
         timeout: float | None = None,
     ) -> Call[ChatText]:
-        """Return the texts of a language model's answer, as they are made. Closing the returned updates ends the work.
+        """Return a language model's answer in parts, while the model generates it. Closing the returned updates ends
+        the work.
 
         `messages` is a question, or messages with `role` (system, user or assistant), `content`, and `pictures`: JPEG
-        or PNG as bytes or paths, for models that take pictures. With `json_schema` or `regex` the answer matches it.
-        `timeout` limits the time of the whole answer, in seconds; without it, only the daemon limits the time. Raises
-        InvalidInput, NotFound, NotReady, Overloaded or DeadlineExceeded.
+        or PNG as bytes or paths, for models that accept pictures. With `json_schema` or `regex` the answer matches this
+        schema or expression. `timeout` limits the time of the whole answer, in seconds; without it, only the daemon
+        limits the time. Raises InvalidInput, NotFound, NotReady, Overloaded or DeadlineExceeded.
         """
         request = language_pb2.ChatRequest(
             model=model,
@@ -440,10 +443,10 @@ class DaemonCalls:
 
     @watching
     def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> Call[EventInfo]:
-        """Return the kept events after event number `after`; with `follow`, also new events.
+        """Return the events that the daemon keeps, after event number `after`; with `follow`, also new events.
 
-        If the daemon may have been restarted since event `after`, also give the `epoch` of that event. Numbers begin
-        again at a restart. So the daemon returns all kept events if the epoch is an earlier one.
+        Event numbers begin again when the daemon restarts. So also give the `epoch` of event `after`: if the daemon has
+        restarted since then, it returns all kept events.
         """
         request = pb.WatchEventsRequest(after=after, epoch=epoch, follow=follow)
         return Call(_OPERATIONS + "WatchEvents", request, pb.Event, event_info, follow)
@@ -458,13 +461,13 @@ class DaemonCalls:
         force: bool = False,
         follow: bool = True,
     ) -> Call[EngineProgress]:
-        """Build the engines of a model, the engine whose key begins with `engine`, or all engines. Without `force` only
-        engines that are missing, failed or quarantined are built; with `force` all selected engines are built. The
-        current engines keep serving meanwhile.
+        """Build the engines of a model, the engine whose key begins with `engine`, or all engines. Without `force`,
+        only missing engines are built: never made, failed, unsuitable, quarantined or evicted. A rejected engine is
+        built only with `force`, or if `engine` selects it. The current engines keep serving meanwhile.
 
-        The work has begun when this returns. Closing the returned updates does not end the work; `cancel` does. The
-        first updates list every selected engine; with `follow` more updates arrive until each engine has its outcome.
-        Raises Refused, NotFound or InvalidInput.
+        The work has begun when this method returns. Closing the returned updates does not end the work; `cancel` does.
+        The first updates list every selected engine; with `follow` more updates arrive until each engine has its
+        outcome. Raises Refused, NotFound or InvalidInput.
         """
         request = pb.RebuildRequest(selector=_selector(model, engine, everything), force=force, follow=follow)
         return Call(_OPERATIONS + "Rebuild", request, pb.EngineProgress, _one(EngineProgress), follow)

@@ -27,14 +27,15 @@ Target: TypeAlias = str | os.PathLike[str] | list[str] | tuple[str, ...] | None
 class Client(DaemonCalls, AbstractContextManager["Client"]):
     """A connection to one daemon, or to several; threads may share it.
 
-    `target` is `unix:/path`, `/path`, `host:port` or `:port`, with `tls:` in front for TLS; None means EDGED_TARGET, or
-    the daemon's default socket if that is unset. For a list of `host:port` the client calls the healthy daemons in
-    turn, and each camera's stream stays with one of them (`edged.client.balance`). `timeout` is the deadline of one
-    call in seconds; in a stream, it is the longest time that frames may wait while no result arrives. `credentials` are
-    a CA, a certificate or a token, or gRPC's credentials; None reads them from the environment
+    `target` is `unix:/path`, `/path`, `host:port` or `:port`, with `tls:` in front for TLS. None means EDGED_TARGET, or
+    the daemon's default socket if this variable is unset. For a list of `host:port` the client calls the healthy
+    daemons in turn, and each camera's stream stays with one of them (`edged.client.balance`). `timeout` is the deadline
+    of one call in seconds. In a stream, it is the longest time that frames may wait while no result arrives.
+    `credentials` are a CA, a certificate or a token, or gRPC's credentials; None reads them from the environment
     (`edged.client.credentials`).
 
-    Every method raises a subclass of `edged.errors.EdgedError` with a one-line message; NotReady if no daemon answers.
+    Methods raise subclasses of `edged.errors.EdgedError` with a one-line message, such as NotReady if no daemon
+    answers.
     """
 
     def __init__(

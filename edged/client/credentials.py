@@ -49,10 +49,10 @@ _LONGEST_TOKEN = 4096  # bytes; servers limit all headers of a call, by default 
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """A client's credentials. `ca`, `certificate` and `key` are paths of PEM files, empty if not used: `ca` has the
-    authorities that may sign the daemon's certificate (gRPC's own list if empty), `certificate` the client's
-    certificate chain and `key` its key. `token` is secret and never printed. `server_name` is the name in the daemon's
-    certificate if that is not the host of the address."""
+    """A client's credentials. `ca`, `certificate` and `key` are paths of PEM files, empty if not used. `ca` has the
+    authorities that may sign the daemon's certificate; if it is empty, gRPC's own list is used. `certificate` has the
+    client's certificate chain, and `key` its private key. `token` is secret and never printed. `server_name` is the
+    name in the daemon's certificate, if it differs from the host of the address."""
 
     ca: str = ""
     certificate: str = ""
@@ -183,8 +183,8 @@ def channel(
 def shared_by(
     targets: tuple[str, ...], credentials: Credentials | grpc.ChannelCredentials | None
 ) -> Credentials | grpc.ChannelCredentials:
-    """Return the credentials for several daemons. Raises InvalidInput if they use TLS and no `server_name` is given
-    (the common name in all certificates), or if a token would be sent unencrypted to one of them."""
+    """Return the credentials for several daemons. With TLS, `server_name` must be a name that all their certificates
+    have. Raises InvalidInput if this name is missing, or if a token would be sent unencrypted to one of the daemons."""
     if isinstance(credentials, grpc.ChannelCredentials):
         return credentials
     known = Credentials.from_environment() if credentials is None else credentials

@@ -135,7 +135,7 @@ def classes_of(content: Content | None, labels: Mapping[int, str]) -> tuple[Clas
 
 
 def nested_fields(nested: Nested, width: int, height: int) -> dict[str, Any]:
-    """Return the fields of a nested answer in the JSON of a picture of width x height."""
+    """Return the JSON fields of a nested answer. `width` and `height` are those of the whole picture, in pixels."""
     if nested.error is not None:
         return {"error": {"code": nested.error[0], "message": nested.error[1]}}
     if nested.content is not None:
@@ -145,7 +145,7 @@ def nested_fields(nested: Nested, width: int, height: int) -> dict[str, Any]:
 
 
 def arrays_of(found: Sequence[Detection], width: int, height: int) -> Detections:
-    """Return detections in a picture of width x height as arrays."""
+    """Return detections as arrays. `width` and `height` are those of the picture, in pixels."""
     points = max((len(d.keypoints) for d in found), default=0)
     return Detections.of(
         [(d.x1, d.y1, d.x2, d.y2) for d in found],

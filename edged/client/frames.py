@@ -228,7 +228,8 @@ def _read(path: Path) -> bytes:
 
 
 def _with_picture(frame: pb.Frame, image: Picture, sharing: Sharing | None = None) -> bytes:
-    """Return a serialized frame with a picture. The picture is copied only once; the rows of an array are packed."""
+    """Return a serialized frame with a picture, or with the picture's place if `sharing` puts it into shared memory.
+    The parts of the message are joined here, so that protobuf does not copy the picture again."""
     if isinstance(image, Samples):
         return _joined(frame.SerializeToString(), pb.Frame(samples=_samples(image)).SerializeToString())
     if not isinstance(image, np.ndarray):

@@ -95,9 +95,9 @@ class FrameCounts:
 
 
 class FrameRequests:
-    """The requests of one stream, which may take several calls.
+    """The requests of one stream, which may consist of several gRPC calls.
 
-    If the user's frames raise an exception, the requests end: earlier frames are still answered, then the receiving
+    If the user's frames raise an exception, the requests end. Earlier frames are still answered. Then the receiving
     side raises the exception, which is in `failure`. A frame is sent only while at most `most_waiting` sent frames are
     unanswered; None means no limit.
     """

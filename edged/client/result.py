@@ -87,9 +87,9 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     `sequence` is the frame's number in the stream, from 1; 0 for a single picture. `width` and `height` are pixels of
     the picture as sent. A detector fills `detections`, the best first. A model for the whole picture, such as a
-    classifier, fills `content`: see `edged.vision.content`; `classes` and `areas` have its labels. A model of unknown
-    family fills `outputs`: read-only arrays by name (BYTES as object arrays of bytes, BF16 as uint16 with the
-    same bits). `age_ms` is from capture to answer.
+    classifier, fills `content` (see `edged.vision.content`); `classes` and `areas` then have the classes with their
+    labels. A model of unknown family fills `outputs`: read-only arrays by name (BYTES as object arrays of bytes, BF16
+    as uint16 with the same bits). `age_ms` is from capture to answer.
 
     `skipped` counts frames of this camera that were skipped since its previous result; `skips` has the numbers and
     reasons of those frames. `error` is (gRPC code name, message) if the frame failed, otherwise None. `error_code` is

@@ -200,9 +200,9 @@ _UNIX = "unix:"
 
 class Sharing:
     """Puts the pictures of a stream into a ring, after the daemon has confirmed that it can read the ring. If
-    `required` is set, `put` raises SegmentUnusable for a picture that cannot be shared. The ring has room for
-    `most_waiting` unanswered pictures and the one that is being written; None means that the oldest pictures are
-    overwritten."""
+    `required` is set, `put` raises SegmentUnusable for a picture that cannot be shared. With `most_waiting`, the ring
+    has enough slots to keep every unanswered picture. If `most_waiting` is None, new pictures overwrite the oldest
+    ones."""
 
     def __init__(
         self,

@@ -39,9 +39,9 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
 
     If the frames raise an exception, the iterator raises it after the answers to earlier frames. Raises NotReady when
     the daemon goes away, and DeadlineExceeded if frames wait `patience` seconds without any result or skip report (0:
-    no limit). With `backoff`, the stream instead calls the daemon again if it has answered at least once. `counts`
-    counts the frames. The call is cancelled and the frames are closed by `close` (from any thread), at the end of a
-    `with` block, and when the last reference is dropped.
+    no limit). With `backoff`, and after at least one answer, the stream calls the daemon again instead. `counts` counts
+    the frames. The call is cancelled and the frames are closed by `close` (from any thread), at the end of a `with`
+    block, and when the last reference is dropped.
     """
 
     def __init__(

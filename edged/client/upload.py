@@ -45,9 +45,9 @@ class Package:
         folders. The daemon makes `repairs` before it examines the model. `replace` allows a name that a model already
         has.
 
-        Raises ModelRefused if the file is not an ONNX model or lacks external data; InvalidInput if there are too many
-        samples, or if a sample is too large or by its name neither a picture nor tensors; Unsupported if onnx is not
-        installed.
+        Raises ModelRefused if the file is not an ONNX model or lacks external data, Unsupported if onnx is not
+        installed. Raises InvalidInput if there are too many samples, if a sample is too large, or if its suffix is not
+        that of a JPEG, PNG or *.npz file.
         """
         header = ModelHeader(name=name, settings=dict(settings or {}), replace=replace)
         files = _files(Path(path))

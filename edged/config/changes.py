@@ -55,7 +55,7 @@ def value(config: Config, key: str) -> object:
 
 
 def with_value(config: Config, other: Config, key: str) -> Config:
-    """Return `config` with one key's value taken from `other`."""
+    """Return `config` with the value that one key has in `other`."""
     table, dot, name = key.partition(".")
     if not dot:
         return msgspec.structs.replace(config, **{key: getattr(other, key)})

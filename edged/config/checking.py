@@ -78,7 +78,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The values of one source, nested as in TOML, and where each was set."""
+    """The values of one source (file, environment or command line), nested as in TOML, and where each was set."""
 
     tree: dict[str, object] = {}
     places: Mapping[Path, Origin] = {}
@@ -113,7 +113,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def faults(tree: Mapping[str, object], table: Table, path: Path = (), root: Table | None = None) -> Iterator[Fault]:
-    """Yield the mistakes in `tree`, the values of one source or of its table at `path`.
+    """Yield the mistakes in `tree`, which has the values of one source, or of the table at `path` in a source.
 
     A path includes the names that the user chose. Keys to suggest are searched in the tables below `root`.
     """

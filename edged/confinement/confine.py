@@ -31,9 +31,9 @@ def lacking() -> tuple[str, ...]:
 
 
 def confine_files(reach: Reach) -> None:
-    """Apply the first step, before any other thread exists and before the job is read: refuse new privileges,
-    capabilities, files other than the job's, TCP (unless `reach.network`), and signals to other processes. Raises
-    Unconfined if this fails in the mode "enforce"."""
+    """Apply the first step of the confinement, before any other thread exists and before the job is read. Refuse new
+    privileges, capabilities, files other than the job's, TCP (unless `reach.network`), and signals to other processes.
+    Raises Unconfined if this fails in the mode "enforce"."""
     if reach.scratch:
         os.environ["TMPDIR"] = reach.scratch
     if reach.mode == "off":
@@ -55,8 +55,8 @@ def confine_files(reach: Reach) -> None:
 
 
 def refuse_calls(reach: Reach) -> None:
-    """Apply the second step, after all sockets are open: refuse new sockets, programs, and other processes' memory.
-    Raises Unconfined if this fails in the mode "enforce"."""
+    """Apply the second step of the confinement, after all sockets are open: refuse new sockets, programs, and other
+    processes' memory. Raises Unconfined if this fails in the mode "enforce"."""
     if reach.mode == "off":
         return
     try:
@@ -67,7 +67,7 @@ def refuse_calls(reach: Reach) -> None:
 
 
 def refuse_sockets(reach: Reach) -> None:
-    """Like `refuse_calls`, for programs that may start others: refuse new sockets only."""
+    """Refuse new sockets only, in a process that may start other programs. Otherwise like `refuse_calls`."""
     if reach.mode == "off":
         return
     try:
@@ -78,7 +78,7 @@ def refuse_sockets(reach: Reach) -> None:
 
 
 def everything(reach: Reach) -> None:
-    """Apply both steps, in a process that needs no socket."""
+    """Apply both steps of the confinement, in a process that needs no socket."""
     confine_files(reach)
     refuse_calls(reach)
 

@@ -47,7 +47,7 @@ def restrict(abi: int, allowed: Iterable[tuple[str, int]], *, tcp: bool = False)
     """Restrict the calling thread, and threads and processes that it starts later, to the paths in `allowed`. The
     rights of a path apply to everything below it too. Unless `tcp` is set, also forbid TCP.
 
-    Skips paths that do not exist. Needs no-new-privileges or a privilege. Raises OSError if the kernel refuses.
+    Skips paths that do not exist. Needs no_new_privs or CAP_SYS_ADMIN. Raises OSError if the kernel refuses.
     """
     handled = _EXECUTE | _WRITE_FILE | _READ_FILE | _READ_DIR | _CHANGES
     handled |= (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0) | (_IOCTL_DEV if abi >= 5 else 0)

@@ -1,4 +1,5 @@
-"""Files that confined processes may use: those of the job, the interpreter, libraries, facts of the box, devices.
+"""Lists the files that a confined process may use: those of its job, the interpreter, libraries, system information,
+devices.
 
 Call `use` once, before this process starts its first child, to set the mode.
 """
@@ -68,7 +69,8 @@ class Reach(NamedTuple):
 
 
 def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
-    """Yield every path with its rights, for this interpreter and its environment."""
+    """Yield every path that the process may use, and the Landlock rights on it. The list includes the paths of this
+    interpreter and its environment variables."""
     for path in (*_LIBRARIES, *_DESCRIPTIONS, *_interpreter(), *_by_environment()):
         yield path, READ
     for name in _DEVICES:
@@ -80,9 +82,9 @@ def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
 
 
 def inodes(reach: Reach) -> frozenset[tuple[int, int]]:
-    """Return the device and inode numbers of the files, folders and devices of the job that exist now. A process that
-    is already confined may not use one that appears or is replaced later, since the kernel's rules are for inodes.
-    Without such rules, return an empty set."""
+    """Return the device and inode numbers of the files, folders and devices of the job that exist now. A confined
+    process cannot use a path of its job that is created or replaced later, since Landlock's rules are for inodes.
+    Return an empty set if Landlock is off or missing."""
     found = set[tuple[int, int]]()
     if reach.mode == "off" or not landlock.version():
         return frozenset()
@@ -94,7 +96,7 @@ def inodes(reach: Reach) -> frozenset[tuple[int, int]]:
 
 
 def _for_job(reach: Reach) -> Iterator[tuple[str, int]]:
-    """Yield the paths that not every process may use, with their rights."""
+    """Yield the paths that only this job may use, and the Landlock rights on each path."""
     for path in (*reach.reads, *(_NETWORK if reach.network else ())):
         yield path, READ
     for pattern in reach.devices:
@@ -164,7 +166,8 @@ def reach(
 
 
 def around(model: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the folder of a model's file, which also contains its external data, and the folder that a link leads to.
+    """Return the folder of a model's file, which also contains its external data. If the file is a link, also return
+    the folder of the link's target.
 
     For a folder that contains more than models, such as a home, return only its files that are not hidden.
     """

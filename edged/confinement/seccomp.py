@@ -158,7 +158,8 @@ def refuse(program: bytes = b"") -> None:
     """Permanently refuse the calls that a BPF program refuses. The default program refuses the calls that this process
     and its threads do not need. Raises OSError if the kernel cannot apply the program.
 
-    Needs no-new-privileges or a privilege. Open sockets stay usable; new ones can neither be created nor connected.
+    Needs no_new_privs or CAP_SYS_ADMIN. With the default program, open sockets stay usable, but new sockets can neither
+    be created nor connected.
     """
     machine = platform.machine()
     program = program or filter_of(machine, os.getpid())
@@ -216,7 +217,7 @@ def filter_of(machine: str, pid: int) -> bytes:
 
 
 def without_sockets(machine: str) -> bytes:
-    """Return the BPF program that refuses new sockets and io_uring, which could open them. Pure."""
+    """Return the BPF program that refuses new sockets, and io_uring, which could open sockets. Pure."""
     column, architecture = _MACHINES[machine]
     refusal = _operation(_RETURN, _ERRNO | errno.EPERM)
     code = [

@@ -23,7 +23,7 @@ _PAUSES_S = (5.0, 5.0, 10.0, 60.0, 600.0, 3600.0)  # pauses between attempts
 
 
 class Fetcher:
-    """Resolves references; used by one thread at a time."""
+    """Resolves references and fetches their files. Use it from one thread at a time."""
 
     def __init__(self) -> None:
         self._state = Path()
@@ -47,8 +47,8 @@ class Fetcher:
         return msgspec.structs.replace(config, models=models)
 
     def start(self) -> None:
-        """Start to fetch the missing files, in a thread. The thread sends SIGHUP, so SIGHUP must have its handler
-        already."""
+        """Start a thread that fetches the missing files. After each file, the thread sends SIGHUP to this process, so
+        install the handler of SIGHUP first."""
         self._woken.set()
         if self._wanted and self._thread is None:
             self._thread = threading.Thread(target=self._fetch, name="fetcher", daemon=True)

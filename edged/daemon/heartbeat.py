@@ -59,8 +59,8 @@ class Heartbeat:
 
 
 def headline(report: StatusInfo, problem: str = "") -> str:
-    """Summarise the daemon for `systemctl status`; `problem` is a problem of the daemon as a whole, such as a refused
-    configuration; empty without one."""
+    """Summarise the daemon in one line for `systemctl status`. `problem` is a problem of the daemon as a whole, such as
+    a refused configuration, or empty."""
     return "; ".join(_parts(report, problem))
 
 
@@ -82,9 +82,10 @@ def _made(engine: EngineProgress) -> str:
 
 
 def stalled(liveness: Liveness, patience: float) -> str:
-    """Return why the daemon makes no progress; empty if it does. `patience` is in seconds.
+    """Return why the daemon makes no progress, or an empty text if it makes progress. `patience` is in seconds.
 
-    A hanging host is replaced within two seconds, so a host that hangs for `patience` seconds is not being replaced.
+    The daemon normally replaces a hanging host within two seconds. A host that hangs for `patience` seconds is
+    therefore not being replaced.
     """
     if liveness.idle_s > patience:
         return f"the control loop has not run for {liveness.idle_s:.0f} s"

@@ -1,4 +1,4 @@
-"""The composition root: creates the daemon's parts, starts and stops them in order.
+"""The composition root: creates the daemon's parts, and starts and stops them in order.
 
 SIGTERM, SIGINT   stop in order; a second signal stops the daemon at once
 SIGHUP            reload the configuration; if the daemon's terminal hung up, stop (but not under nohup)
@@ -209,9 +209,10 @@ def _leave_behind() -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the state directory: two daemons would remove each other's files.
+    """Hold the lock of the state directory, because two daemons would remove each other's files.
 
-    Raises ConfigError if it is locked or missing. A read-only directory can be used, but an alarm reports it.
+    Raises ConfigError if another daemon holds the lock, or if the directory cannot be created or opened. A read-only
+    directory can be used, but an alarm reports it.
     """
     try:
         lock = _open_lock(folder)
@@ -251,7 +252,7 @@ def has_terminal() -> bool:
 
 
 class Signals:
-    """Handles signals from its creation on, in the running loop."""
+    """Handles the signals of the daemon in the running event loop, from the creation of this object."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()  # set when the daemon must stop

@@ -28,8 +28,8 @@ class MallocTrimmer:
         self._lowest, self._again = resident, 0
 
     def is_worth(self, resident: int) -> bool:
-        """Whether to trim: the memory, now `resident` bytes, has grown much since the last trimming, or had at one of
-        the last three checks."""
+        """Whether to trim: the memory, now `resident` bytes, is at least 16 MiB above its lowest value since the last
+        trimming. The result is also True for the three checks after such growth."""
         self._lowest = min(self._lowest, resident)
         if resident >= self._lowest + _WORTH:
             self._again = _AGAIN
@@ -38,12 +38,13 @@ class MallocTrimmer:
         return self._again >= 0
 
     def trimmed(self, resident: int) -> None:
-        """Note the memory that remains after trimming: it is in use, or cannot be returned."""
+        """Record the memory, in bytes, that remains after trimming. It is in use, or cannot be returned."""
         self._lowest = resident
 
 
 def limit_arenas() -> None:
-    """Let threads share two to four heaps. glibc's default is up to eight per core, and each keeps freed memory."""
+    """Let threads share two to four heaps. By default, glibc creates up to eight heaps per core, and each heap keeps
+    freed memory."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_ARENA_MAX, min(_ARENAS, max(2, os.cpu_count() or 1)))

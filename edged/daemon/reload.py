@@ -66,8 +66,8 @@ class Reloader:
         Raises ConfigError if the configuration is invalid, and InvalidInput if the name of a model is invalid; in both
         cases nothing changes. Raises Refused if the daemon has no configuration file.
 
-        If the client goes away meanwhile, this task is cancelled, but the reload is completed: otherwise an endpoint
-        that is closed and opened again could stay closed.
+        If the client goes away meanwhile, this task is cancelled, but the reload is completed. Otherwise an endpoint
+        that the reload closes and opens again could stay closed.
         """
         if (read := self._read) is None:
             raise Refused("this daemon was started without a configuration file; restart it with one to reload")

@@ -19,8 +19,8 @@ _SEED = 2_000_000_000  # the detector was trained on scenes whose seeds are belo
 
 
 class Pace:
-    """Paces a camera's frames, beginning `offset` seconds after the start. After a delay of more than one frame period,
-    missed frames are not made up for."""
+    """Paces a camera's frames. The first frame is due `offset` seconds after this object is created. After a delay of
+    more than one frame period, the missed frames are skipped."""
 
     def __init__(self, fps: float, offset: float = 0.0) -> None:
         self.stopped = threading.Event()
@@ -46,7 +46,8 @@ class DemoCamera(Source):
         self._pace = pace
 
     def truth(self, sequence: int) -> Sequence[Truth] | None:
-        """Return the ground truth of a frame by its number, from 1; None if unknown. Call it with rising numbers."""
+        """Return the ground truth of a frame by its number, from 1; None if unknown. Call this with increasing
+        numbers."""
 
     def interrupt(self) -> None:
         self._pace.stopped.set()
@@ -80,8 +81,8 @@ class DrawnCamera(DemoCamera):
 
 
 class OwnCamera(DemoCamera):
-    """The user's source, which begins again at its end. A source without a rate of its own, such as a folder of
-    pictures, is sent at the rate of drawn cameras."""
+    """Plays the user's source in a loop. A source without a frame rate, such as a folder of pictures, is sent at the
+    rate of drawn cameras."""
 
     def __init__(self, name: str, source: str, offset: float = 0.0) -> None:
         """Open the source. Raises NotFound, InvalidInput or Unsupported if that fails."""
@@ -105,6 +106,6 @@ class OwnCamera(DemoCamera):
 
 
 def open_camera(number: int, count: int, source: str | None) -> DemoCamera:
-    """Open camera `number` of `count`, from 1. The frames of the cameras are evenly distributed over time."""
+    """Open camera `number` (from 1) of `count` cameras. The frames of the cameras are evenly distributed over time."""
     name, offset = f"cam{number}", (number - 1) / count / FPS
     return DrawnCamera(name, _SEED + number, offset) if source is None else OwnCamera(name, source, offset)

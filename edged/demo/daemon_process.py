@@ -62,8 +62,8 @@ class DaemonProcess:
             raise EdgedError(f"the daemon ended unexpectedly with status {code}{self._last_line()}")
 
     async def stop(self) -> None:
-        """Stop the daemon and wait for it; after a minute kill it and its children. Raises EdgedError if it was killed
-        or failed."""
+        """Stop the daemon, wait up to a minute, and kill all processes of its session that remain. Raises EdgedError if
+        the daemon did not stop in time or failed."""
         code = self._child.poll()
         if code is None:
             self._child.terminate()

@@ -79,7 +79,8 @@ def title(engine: EngineInfo) -> str:
 
 
 def cosine(engine: EngineInfo) -> float | None:
-    """Return the cosine of an engine's answers and the reference's, -1..1; None if the engine was not verified."""
+    """Return the cosine similarity of an engine's answers to the reference's, -1..1; None if the engine was not
+    verified."""
     return engine.verdict.figures.get("cosine") if engine.verdict else None
 
 
@@ -102,8 +103,8 @@ class Line(NamedTuple):
 
 
 class Story:
-    """Reports each event of one run of the daemon once. For engines of an earlier run it only reports that they
-    serve."""
+    """Reports each event of one run of the daemon once. For engines that an earlier run built, it reports only their
+    first answer."""
 
     def __init__(self, life: Life, before: Life | None = None) -> None:
         self._life, self._before = life, before

@@ -31,7 +31,7 @@ class Totals(NamedTuple):
 
 
 class CameraCounts:
-    """The frames of one camera in all its streams, and its answers of the last seconds."""
+    """Counts the frames of one camera in all its streams, and keeps its answers of the last two seconds."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class CameraCounts:
 
 
 class FrameCounts:
-    """The frames of all cameras. If `judged` is set, answers are compared with the ground truth."""
+    """Counts the frames of all cameras. If `judged` is set, answers are compared with the ground truth."""
 
     def __init__(self, cameras: Iterable[str], *, judged: bool) -> None:
         self.cameras = tuple(CameraCounts(name) for name in cameras)
@@ -74,7 +74,8 @@ class FrameCounts:
 
     @property
     def recall(self) -> float | None:
-        """The share of drawn shapes that were found; None if the truth is unknown or no frame was answered."""
+        """The share of the figures in the pictures that were detected; None if the truth is unknown or no frame was
+        answered."""
         return self._counts.recall if self._counts is not None and self.ages else None
 
     def judge(self, predictions: Iterable[Prediction], truths: Sequence[Truth]) -> None:

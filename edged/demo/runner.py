@@ -217,7 +217,7 @@ class _Stage:
             raise EdgedError(self.counts.error)
 
     async def _drain(self, cameras: Sequence[DemoCamera], streams: Sequence[asyncio.Task[None]]) -> None:
-        """End the frames and wait for the last answers."""
+        """Stop the cameras, and wait for the last answers."""
         for camera in cameras:
             camera.interrupt()
         _, waiting = await asyncio.wait(streams, timeout=_DRAIN_S)

@@ -37,7 +37,7 @@ _CALL_S = 60.0
 
 @dataclass(frozen=True)
 class Plan:
-    """The user's arguments. `model` is a file or the name of a model of the daemon; empty means the embedded one. An
+    """The user's arguments. `model` is a file or the name of a model of the daemon; empty means the embedded model. An
     empty `source` means a drawn scene; an empty `name` names the camera after its source. `settings` apply only to a
     new model."""
 
@@ -53,8 +53,8 @@ class Plan:
 
 @dataclass
 class Output:
-    """Output of progress: `say` prints a permanent line, `show` replaces the current status, `page` gets the page's
-    address once. `has_started` is set after a daemon was started."""
+    """Prints progress. `say` prints a permanent line. `show` replaces the status line. `page` is called once, with the
+    address of the page. `has_started` is set after a daemon was started."""
 
     say: Callable[[str], None]
     show: Callable[[str], None]
@@ -63,8 +63,9 @@ class Output:
 
 
 async def up(plan: Plan, output: Output) -> None:
-    """Serve and report until cancelled. A daemon that was started here is stopped at the end; the model, its engines
-    and the camera are kept. Raises EdgedError if it cannot begin or the model cannot be served."""
+    """Serve the model to the camera, and report progress until cancelled. At the end, stop the daemon if this call
+    started it. The model, its engines and the camera are kept. Raises EdgedError if the start fails or the model cannot
+    be served."""
     source = absolute(plan.source) or SCENE
     if plan.model and not Path(plan.model).is_file() and _looks_like_file(plan.model):
         raise InvalidInput(f"model file {plan.model!r} does not exist")
@@ -97,7 +98,7 @@ def model_name(file: Path) -> str:
 
 
 def absolute(source: str) -> str:
-    """Return a source that the daemon can open: paths become absolute, other sources stay."""
+    """Return a source that the daemon can open: make a path absolute, and return other sources unchanged."""
     is_path = source and (source.startswith(("/", ".", "~")) or os.path.exists(source))
     return str(Path(source).expanduser().absolute()) if is_path else source
 
@@ -125,8 +126,8 @@ def _looks_like_file(model: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def _daemon(output: Output) -> AsyncIterator[tuple[str, str]]:
-    """Yield the address of this user's daemon, and a token for its page. If no daemon runs, start one. If one already
-    runs, the token is empty."""
+    """Yield the address of this user's daemon, and a token for its page. If no daemon runs, start a daemon. If a daemon
+    already runs, the token is empty."""
     address = f"unix:{paths.client_socket()}"
     if await _answers(address):
         output.say("daemon   already running; it is used")

@@ -39,8 +39,8 @@ _COLOURS = {
 
 class View:
     """Shows a demo. Times are seconds since the daemon's launch. On a terminal, events scroll above a table that each
-    `show` redraws. Otherwise a line about the cameras is printed every two seconds, and one about the engines if they
-    changed."""
+    `show` redraws. Otherwise `show` prints a line about the cameras every two seconds, and a line about the engines if
+    they changed."""
 
     def __init__(self, console: Console, live: Live | None = None) -> None:
         self._console, self._live = console, live
@@ -231,8 +231,8 @@ def _tile(picture: Picture, result: Result) -> Image:
 
 
 def _mosaic(tiles: Sequence[Image]) -> Image:
-    """Arrange the tiles row by row, as square as possible. Every tile gets the size of the first tile; unused places
-    stay dark."""
+    """Arrange the tiles in a grid that is as square as possible. Resize each tile to the size of the first tile, at
+    most 640 pixels wide. Unused places stay dark."""
     columns = math.ceil(math.sqrt(len(tiles)))
     rows = math.ceil(len(tiles) / columns)
     width = min(_TILE_WIDTH, tiles[0].shape[1])

@@ -28,7 +28,8 @@ _NPU_PACKAGES = {
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read the PCI device id (`0x46a6`), bus and kernel driver of each GPU and NPU, and the versions of drivers."""
+    """Read the PCI device id (`0x46a6`) and kernel driver of each GPU and NPU, and whether it is integrated. Also read
+    the versions of drivers."""
     gpus = _devices(root, _NODES["intel-gpu"], "intel.gpu")
     npus = _devices(root, _NODES["intel-npu"], "intel.npu")
     facts = gpus | npus

@@ -55,7 +55,7 @@ def _sysfs(root: Root, attribute: str) -> str:
 
 
 def _has_card(root: Root) -> bool:
-    """Whether the box has a GPU card: boxes with one (IGX) disable the GPU of the SoC."""
+    """Whether the box has a GPU card. Boxes with a card (IGX) disable the GPU of the SoC."""
     return any(not _INTEGRATED.search(name) for name in nvidia.listed(root).values())
 
 
@@ -70,8 +70,8 @@ def _l4t(root: Root) -> str:
 
 
 def _module(compatible: tuple[str, ...]) -> str:
-    """Return the module, which has the SoC and memory: `p3767-0005` of "nvidia,p3768-0000+p3767-0005" (carrier +
-    module)."""
+    """Return the name of the module (the board with SoC and memory): `p3767-0005` of "nvidia,p3768-0000+p3767-0005"
+    (carrier + module)."""
     for pattern in (r"\+(p[0-9]{4}-[0-9]{4})", r",(p[0-9]{4}-[0-9]{4})"):
         for entry in compatible:
             match = re.search(pattern, entry)

@@ -28,8 +28,8 @@ def system_version(root: Root, name: str) -> str | None:
 
 
 def newest(root: Root, patterns: Iterable[str]) -> str | None:
-    """Return the highest version in the names of the files that match a pattern, following links. The first pattern
-    that matches such a file is used."""
+    """Return the highest version in the names of the files that match a pattern, following links. Patterns are tried in
+    order. The first pattern that finds a version is used."""
     for pattern in patterns:
         names = (root.real_name(path) or "" for path in root.glob(pattern))
         versions = [match[1] for match in map(_SO_VERSION.search, names) if match]

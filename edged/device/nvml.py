@@ -143,7 +143,8 @@ def _text(library: Any, function: str, *arguments: Any) -> str:
 
 
 def _code(library: Any, function: str, *arguments: Any) -> int:
-    """Call a function and return its code; an older driver's library may lack it."""
+    """Call a function and return its code. If an older driver's library lacks the function, return
+    `_FUNCTION_NOT_FOUND`."""
     try:
         return int(getattr(library, function)(*arguments))
     except AttributeError:

@@ -2,7 +2,7 @@
 GPUs that ONNX Runtime's CUDA provider has code for, `runtime.onnxruntime_gpu_code`.
 
 Python packages are found by their `*.dist-info` directories (PyPA, "Recording installed projects"), read through
-`Root`: importlib.metadata would follow links out of a recorded tree and block on a FIFO.
+`Root`. The standard module importlib.metadata would follow links out of a recorded tree and block on a FIFO.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The facts that engines of each backend depend on: if one changes, an engine may no longer be valid.
 
-Not included on purpose: the kernel and distribution (`os.*`, `libc.version`), Python, a CPU box's memory and cgroup
-limits, the number of CPUs, `cpu.features` (`cpu.isa` in readable form), the PCI address, the toolkit besides the CUDA
-runtime (`cuda.version`), and `nvidia.state`, which only decides whether to build now. An engine gives the
-same answers if these facts change.
+Some facts are left out, because an engine returns the same answers if they change. These are the kernel and
+distribution (`os.*`, `libc.version`), Python, a CPU box's memory and cgroup limits, the number of CPUs, and
+`cpu.features` (`cpu.isa` in readable form). The PCI address and the toolkit except the CUDA runtime (`cuda.version`)
+are left out too. So is `nvidia.state`, which only decides whether to build now.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def is_driver(fact: str) -> bool:
 def relevant(backend: str, device_kind: str, index: int = 0) -> tuple[str, ...]:
     """Return the names of the facts that this backend's engines for device `index` of a kind depend on.
 
-    In the key, a fact that the box lacks has the value "absent". Raises Unsupported if backend and kind do not go
-    together; an empty result would mean "depends on nothing", which is true only for the null backend.
+    In the key, a fact that the box lacks has the value "absent". Only the null backend depends on no facts. Raises
+    Unsupported if the backend builds no engines for devices of this kind.
     """
     if backend == "null":
         return ()

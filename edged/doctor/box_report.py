@@ -1,8 +1,8 @@
-"""`edged report`: what a box is and what works on it, in one file that its owner may show to others.
+"""`edged report`: describes a box and what works on it, in one file that its owner may show to others.
 
-The file is Markdown, because people paste it into bug reports and should read what they give away; a block of JSON at
-the end of the file has the same contents for `make verified`, which adds rows to jetson/VERIFIED.md. Text and JSON are
-made from one redacted `BoxReport`, so both have the same contents.
+The file is Markdown, because people paste it into bug reports and should be able to read what they publish. A block of
+JSON at the end of the file has the same contents. `make verified` reads it and adds rows to jetson/VERIFIED.md. Text
+and JSON are made from one redacted `BoxReport`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,39}"
 
 
 class BoxReport(msgspec.Struct, frozen=True):
-    """A report. `day` is in UTC, such as 2026-11-25; `by` is the name that the person who made the report gave;
-    `hardware_tests` are the tests of `make test-gpu` that could run here; the report does not run them."""
+    """A report. `day` is in UTC, such as 2026-11-25. `by` is the name that the report's author entered.
+    `hardware_tests` are the tests of `make test-gpu` that could run on this box; the report does not run them."""
 
     format: int
     edged: str

@@ -122,8 +122,8 @@ def _one_line(text: str) -> str:
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The outcomes in the order of `Name`. `left_out` has a line with the reason for each thing that was not
-    checked."""
+    """The outcomes of all checks, in the order of `Name`. `left_out` has a line with the reason for each thing that was
+    not checked."""
 
     checks: tuple[Check, ...]
     left_out: tuple[str, ...] = ()
@@ -145,8 +145,9 @@ _ENDING_SECONDS = 15.0  # how long cancelled children may take to end
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step of an examination: `ask` returns any number of checks. If the step fails, it returns a single check with
-    `name`, `subject` and the result unknown. `seconds` is its time limit, counted from its start."""
+    """One step of an examination. `ask` returns any number of checks. If `ask` fails or runs for longer than `seconds`,
+    the step results in a single check with `name`, `subject` and the result unknown. Only two heavy steps run at a
+    time."""
 
     name: Name
     subject: str

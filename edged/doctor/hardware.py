@@ -153,7 +153,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def _needed(path: str) -> int:
-    """Return the access to a node that edged needs, as for os.access: to read, and usually to write."""
+    """Return the access to a node that edged needs, as a mode of os.access: read, and usually write."""
     return os.R_OK if path in _READ_ONLY else os.R_OK | os.W_OK
 
 
@@ -173,8 +173,8 @@ def nodes(root: Root, user: User) -> tuple[Node, ...]:
 
 
 def device_nodes(found: tuple[Node, ...], user: User, facts: Mapping[str, str]) -> Iterator[Check]:
-    """Check the permissions of device nodes: a line for each node that `user` may not open; if `user` may open all, one
-    line for all."""
+    """Check the permissions of device nodes. Yield a line for each node that `user` may not open, or one line if `user`
+    may open all."""
     closed = [node for node in found if not node.may_use(user)]
     for node in closed:
         message = f"{user.name} may not use /{node.path}, which belongs to group {node.group}"

@@ -31,9 +31,9 @@ _ROOT = User(0, frozenset((0,)), "root")
 class CheckOptions(msgspec.Struct, frozen=True):
     """The scope of the checks. `model` selects one model by name or file; an empty text selects all.
 
-    `target` is the daemon to ask, empty for none. `is_named`: the user named the daemon, so it must answer.
-    `seconds` limits all checks together. `models` are the models of a configuration, by name; `with_models`: also check
-    models. `families` are the families of other packages that models may use.
+    `target` is the daemon to ask, empty for none. `is_named` means that the user named the daemon, so it must answer.
+    `seconds` limits all checks together. `models` are the models of a configuration, by name. `with_models` says
+    whether to check models. `families` are the families of other packages that models may use.
     """
 
     state: Path
@@ -178,7 +178,7 @@ def _live_steps(wanted: CheckOptions, daemon_pid: int | None, user: User, view: 
 
 
 def _store(view: StoreView) -> Check:
-    """Check the store by the outcome of reading its files."""
+    """Check the engine store: warn if damaged engines were found while its files were read."""
     counts, records = view.store.counts, view.store.records()
     if counts.damaged:
         message = f"{many(counts.damaged, 'damaged engine')} set aside, to be built again"

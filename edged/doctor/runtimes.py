@@ -210,8 +210,8 @@ def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mappi
 
 
 def provider(name: str, refusal: str, facts: Mapping[str, str]) -> Check:
-    """Check an execution provider that ONNX Runtime lists: a provider that does not work is wrong if the box has a
-    device for it, otherwise a warning."""
+    """Check an execution provider that ONNX Runtime lists. For a provider that does not work, the result is wrong if
+    the box has a device for it, and otherwise a warning."""
     if not refusal:
         return ok(Name.PROVIDER, "a session of one node runs on it", name)
     message = f"ONNX Runtime lists it but cannot use it: {refusal}"

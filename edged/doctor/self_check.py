@@ -1,8 +1,9 @@
-"""`edged self-check`: every installed runtime makes an engine of the embedded detector, as in a daemon.
+"""`edged self-check`: every installed runtime makes an engine (a compiled model) of the embedded detector, as in a
+daemon.
 
-Each step runs in children that are confined as all jobs are. First the reference, ONNX Runtime without optimisation,
-must find the shapes in a synthetic picture. Then an engine for each runtime and device must give the same answers as
-the reference.
+Each step runs in child processes, which are confined like all jobs. First the reference, ONNX Runtime without
+optimisation, must find the shapes in a synthetic picture. Then an engine for each runtime and device must return the
+same answers as the reference.
 """
 
 from __future__ import annotations
@@ -44,9 +45,12 @@ _REPORT = "and report it: edged report"
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """An engine that was made and compared. Frames per second are of inference alone, with the number of inferences at
-    a time that is fastest. `speed` (one inference at a time) and `throughput` (many) are multiples of the reference's;
-    engine and reference were timed alternately. All four are None if the engine was not timed."""
+    """An engine that was made and compared.
+
+    Frames per second count inference alone, with the number of simultaneous inferences that is fastest. `speed` (one
+    inference at a time) and `throughput` (many) are multiples of the reference's. Engine and reference were timed
+    alternately. All four are None if the engine was not timed.
+    """
 
     runtime: str
     version: str
@@ -61,17 +65,17 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The checks, and the engines behind them."""
+    """The checks, and the engines that the checks made."""
 
     report: Report
     tried: tuple[Tried, ...]
 
 
 async def run_self_check(fingerprint: Fingerprint, tell: Tell, *, is_quick: bool) -> Outcome:
-    """Check every runtime, for at most half an hour; `tell` gets each step when it begins.
+    """Check every runtime, for at most half an hour. `tell` is called with each step when it begins.
 
-    With `is_quick` nothing is timed, two runtimes are checked at a time, and a runtime for a device other than the CPU
-    is only loaded, since building for a GPU takes long.
+    With `is_quick`, nothing is timed, and two runtimes are checked at a time. Runtimes for devices other than the CPU
+    are then only loaded, because building for a GPU takes long.
     """
     examination = Examination(asyncio.get_running_loop().time() + _ALL_SECONDS, tell)
     with tempfile.TemporaryDirectory(prefix="edged-self-check-") as folder:
@@ -86,8 +90,8 @@ async def run_self_check(fingerprint: Fingerprint, tell: Tell, *, is_quick: bool
 
 
 class _Runtimes:
-    """Makes the steps. When they have run, `tried` has the engines that were made, and `only_loaded` the checks of
-    runtimes that were only loaded on purpose."""
+    """Makes the steps. When they have run, `tried` has the engines that were made. `only_loaded` has the checks of
+    runtimes that were loaded but not meant to make an engine."""
 
     def __init__(self, fingerprint: Fingerprint, folder: Path, is_quick: bool) -> None:
         self._fingerprint, self._is_quick = fingerprint, is_quick
@@ -177,8 +181,8 @@ class _Runtimes:
 
 
 def chosen(wanted: Iterable[DesiredEngine]) -> tuple[DesiredEngine, ...]:
-    """Return one engine for each runtime and device. Its precision is fp32 if possible, since differences are then the
-    runtime's fault, otherwise the first precision that suits the device."""
+    """Return one engine for each runtime and device. Its precision is fp32 if possible, because differences are then
+    the runtime's fault. Otherwise it is the first precision that suits the device."""
     found: dict[tuple[str, str], DesiredEngine] = {}
     for engine in wanted:
         place = engine.recipe.backend, engine.recipe.device
@@ -249,8 +253,8 @@ def judged(found: Tried, reason: str) -> Check:
 def failed(backend: str, device: str, version: str, error: EdgedError) -> Check:
     """Check an engine that could not be made or compared.
 
-    If OpenVINO cannot use an Intel GPU or NPU, that is a warning: every wheel contains the code for them, so a missing
-    driver does not mean that the installation is wrong.
+    If OpenVINO cannot use an Intel GPU or NPU, the result is a warning. Every OpenVINO wheel contains the code for
+    these devices, so a missing driver does not mean that the installation is wrong.
     """
     message, subject = f"{version} is installed and does not work: {error}", f"{backend} on {device}"
     if _is_late(error):

@@ -238,7 +238,8 @@ def installed() -> float:
 
 
 def clock(installed_at: float, latest_engine: float, now: float | None = None) -> Check:
-    """Check that the clock is later than these times, in seconds since the epoch; 0 means unknown."""
+    """Check that the clock is later than `installed_at` and `latest_engine`. All times are in seconds since the epoch;
+    0 means unknown. `now` replaces the time of the clock."""
     seconds = time.time() if now is None else now
     moment = _moment(seconds)
     if moment is None:
@@ -272,7 +273,7 @@ def is_synchronized(root: Root) -> bool | None:
 
 
 def clock_sync(synchronized: bool | None, has_battery: bool) -> Check:
-    """Check whether the clock is synchronised. `has_battery` means that the box has a clock that runs while it is
+    """Check whether the clock is synchronised. `has_battery` means that the box has a clock that runs while the box is
     off."""
     if synchronized is None:
         return unknown(Name.CLOCK_SYNC, "it is unknown whether NTP synchronises the clock")

@@ -1,1 +1,2 @@
-"""Control: compares the actual state with the desired state, and acts on the differences. Decisions are pure."""
+"""Controls engines (models that a backend compiled for a device). Compares the engines that exist with those that the
+models should have, and acts on the differences. The modules that decide are pure."""

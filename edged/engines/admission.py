@@ -2,8 +2,8 @@
 
     file -> parse -> graph -> opset -> operators -> external data -> memory -> session -> inference
 
-This is the order in which findings are reported. One child reads the file (`jobs/inspect.py`). Each runtime is tried in
-its own child (`jobs/trial.py`), two at a time.
+The stages run in this order, and the finding of the earliest stage is reported. One child reads the file
+(`jobs/inspect.py`). Each runtime is tried in a separate child (`jobs/trial.py`), with at most two children at a time.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after a finding of these st
 class Admission(msgspec.Struct, frozen=True):
     """The outcome of admission.
 
-    model: None if the file cannot be served. backends: why each backend cannot run the model; empty if it can. finding:
-    why the model is refused. warnings: findings about a model that can be served.
+    model: the model; may be None if it is refused. backends: by backend, why the backend cannot run the model; empty if
+    it can. finding: why the model is refused; None if the model can be served. warnings: findings about a model that
+    can be served.
     """
 
     inspection: Inspection
@@ -61,9 +62,9 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 class FamilyComparison(msgspec.Struct, frozen=True):
-    """The families that accept a model, the likeliest first: for each family, its settings and what it finds in a
-    picture. `picture` is a JPEG with a tile for each family. Both fields are empty if no family accepts the model with
-    the given settings."""
+    """The families (decoders of outputs) that accept a model, the likeliest first. `families` has, for each family, its
+    settings and what it finds in a picture. `picture` is a JPEG with a tile for each family. Both fields are empty if
+    no family accepts the model with the given settings."""
 
     families: tuple[tuple[dict[str, str], jobs.TriedFamily], ...] = ()
     picture: bytes = b""
@@ -78,9 +79,9 @@ async def examine(
 ) -> Admission:
     """Inspect a model and try it on every installed backend. The trials run the user's `samples` first.
 
-    Raises ModelRefused with a finding if the file cannot be read, ConfigError if the settings do not fit the model, and
-    InvalidInput if the model can be served but the samples cannot be used. Any other error is a fault of edged or of
-    the box.
+    Raises ModelRefused with a finding if the file cannot be read, and ConfigError if the settings do not fit the model.
+    Raises InvalidInput if the model can be served, but the samples cannot be used. Any other error is a fault of edged
+    or of the box.
     """
     model_settings.validate(settings)
     inspection, names = await builder.inspect(path, _EVERY_TIME), tuple(installed)
@@ -117,8 +118,8 @@ async def admit(
     installed: Iterable[str],
     samples: Sequence[Path] = (),
 ) -> Admission:
-    """Examine a model on the reference's backend only, because this backend decides whether the model can be served.
-    Other backends are tried when their engines are built.
+    """Examine a model on the reference's backend (ONNX Runtime) only, because this backend decides whether the model
+    can be served. Other backends are tried when their engines are built.
 
     Raises ModelRefused if the model cannot be served here, and the errors of `examine`.
     """
@@ -130,7 +131,7 @@ async def admit(
 
 
 async def ask_picture(builder: Builder, admission: Admission, path: Path, picture: Path | None) -> jobs.AskedPicture:
-    """Run an examined model of a known family on a picture; None means a picture that edged draws.
+    """Run an examined model of a known family on a picture. If `picture` is None, edged draws the picture.
 
     Raises InvalidInput if the picture cannot be read, and BuildFailed if the child ends without an answer.
     """
@@ -167,7 +168,7 @@ async def try_families(
 
 
 class Proven(msgspec.Struct, frozen=True):
-    """The outcome of a successful trial: warnings, and the gain of batches as in `Model.batch_gain`."""
+    """The outcome of a successful trial: warnings, and the speedup by batches as in `Model.batch_gain`."""
 
     warnings: tuple[Finding, ...] = ()
     batch_gain: float = 0.0
@@ -176,8 +177,8 @@ class Proven(msgspec.Struct, frozen=True):
 async def prove(builder: Builder, model: Model, tries: int = 1) -> Proven:
     """Try an inspected model on the reference, unless the outcome is cached.
 
-    If the model exceeds the limits, it is tried at most `tries` times in a row. Raises ModelRefused if no host may open
-    the model.
+    If the model exceeds the limits, it is tried at most `tries` times in a row. Raises ModelRefused if the trial fails,
+    so that no host opens the model.
     """
     inspection = model.inspection
     size_mb = _size_mb(inspection)
@@ -246,7 +247,8 @@ async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
 
 
 async def supports(backends: Iterable[str]) -> tuple[RuntimeSupport, ...]:
-    """Return the newest ONNX versions that each backend's runtime takes. A child process tests each runtime in turn."""
+    """Return the newest opset and IR version that each backend's runtime supports, or why the runtime cannot be loaded.
+    Children test the runtimes one after the other."""
     found: list[RuntimeSupport] = []
     for backend in backends:
         try:

@@ -1,5 +1,5 @@
-"""Alarms. They are level-triggered: each turn of the control loop finds all current problems, and reports the changes:
-new problems, and problems that are over."""
+"""Alarms: current problems that are reported to operators. Alarms are level-triggered: each turn of the control loop
+finds all problems. It raises an alarm for each new problem, and clears the alarm of each problem that is over."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class Alarm(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> Subject:
-        """What identifies the alarm. The message is no part of it, because the message may change while the alarm
-        lasts."""
+        """The fields that identify the alarm. They do not include the message, because the message may change while the
+        alarm lasts."""
         return self.kind, self.model, self.engine, self.camera
 
 
@@ -104,7 +104,7 @@ class Alarms:
 
 
 def _about(alarm: Alarm, event: type[AlarmRaised | AlarmCleared]) -> dict[str, str]:
-    """Return the log fields besides the message. The event has the same name as in the event stream."""
+    """Return the structured fields of a log line. `event` has the same name as in the event stream."""
     named = {"event": str(event.__struct_config__.tag), "alarm": alarm.kind.value}
     return {**named, "model": alarm.model, "engine": alarm.engine[:12]}
 
@@ -130,7 +130,8 @@ def of_sharing(sharing: EngineSharing) -> Iterator[Alarm]:
 
 
 def of_language(models: LanguageModels, describer: Describer) -> Iterator[Alarm]:
-    """Yield an alarm for each language model, and each rule of descriptions, that does not work."""
+    """Yield an alarm for each language model that cannot be served, or that runs on the CPU instead of its device.
+    Yield an alarm for each rule whose last description failed."""
     for name, message in models.troubles():
         yield Alarm(AlarmKind.UNSERVED, message, name)
     for name, message in models.fallbacks():
@@ -176,7 +177,7 @@ def wrong_ensembles(ensembles: Iterable[PlannedEnsemble], health: Health) -> Ite
 
 def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[float, float] | None:
     """Return the current and the usual inference time of the serving engine, in ms, if the engine has been slow for too
-    long; otherwise None. The current time is 0 if too few inferences ended lately to know it.
+    long; otherwise None. The current time is 0 if too few inferences ended recently to compute it.
 
     The timings of the build are not compared, because the child that measured them had a low priority.
     """

@@ -88,7 +88,8 @@ _UNKNOWN = Verdict(False, "not verified yet", {})
 
 
 class Builder:
-    """Runs the children that make engines, and caches golden answers, inspections and admission outcomes of models.
+    """Runs the children that make engines, and caches golden answers (the reference's answers to test inputs),
+    inspections and admission outcomes of models.
 
     `admission` has the limits of the children that examine models before the models are served.
     """
@@ -186,8 +187,8 @@ class Builder:
         return found
 
     async def ask_reference(self, model: Model) -> None:
-        """Make a model's golden answers, unless they exist, so that several engines of the model can use them at the
-        same time."""
+        """Make a model's golden answers (the reference's answers to test inputs), unless they exist. Several engines of
+        the model can then use them at the same time."""
         async with self._storing():
             await self._reference(model, REFERENCE, lambda progress: None)
 
@@ -260,8 +261,8 @@ class Builder:
         """Try the files of the engine `source`, built ahead or for another driver, as the engine of this task.
 
         If the answers are right, commit the files under the new key as well, and return the record. If the answers are
-        wrong, raise WrongAnswers. After any error the engine has to be built. Raises KeyError if the store has no
-        engine `source`.
+        wrong, raise WrongAnswers. After any error, build the engine instead. Raises KeyError if the store has no engine
+        `source`.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             old, artefact = self._store.records()[source], self._store.artefact(source)
@@ -325,8 +326,8 @@ class Builder:
             return []
 
     def expected_seconds(self, task: Task) -> float | None:
-        """Estimate the seconds that it takes to make an engine: the time of this model's last engine of the backend,
-        otherwise the mean time of all engines of the backend. None if the store has no such engine."""
+        """Estimate the seconds for making an engine. This is the time of this model's last engine of the backend,
+        otherwise the mean time of all engines of the backend. None if the store has no engine of the backend."""
         kin = [
             record
             for record in self._store.records().values()
@@ -360,7 +361,8 @@ class Builder:
         )
 
     def timings(self, task: Task, capability: str = "") -> Path:
-        """Return the path of the file in which a builder that times kernels keeps the times of a device."""
+        """Return the path of the timing cache of a backend that times kernels (TensorRT). Devices of the same kind
+        share a cache."""
         return self._timings / f"{task.recipe.backend}-{capability or task.key.generation}"
 
     def _patience(self, model: Model, backend: str) -> Patience:
@@ -430,7 +432,7 @@ class Builder:
     async def _reference(self, model: Model, recipe: Recipe, on_progress: OnProgress) -> tuple[Path, Standard]:
         """Return the file of golden answers, and the standard for the engine. Makes the file if it does not exist.
 
-        Raises Superseded if the version of the reference's runtime that the child loads is not the one in the facts.
+        Raises Superseded if the child loads another version of the reference's runtime than the version in the facts.
         """
         now = await asyncio.to_thread(model.with_contents)  # the samples may have changed since planning
         facts = self.facts()
@@ -462,9 +464,9 @@ class Builder:
 
     @contextlib.asynccontextmanager
     async def _storing(self) -> AsyncIterator[None]:
-        """Turn errors into OutOfSpace if the disk is full, because runtimes rarely name this cause, and other OSErrors
-        into BuildFailed. Use this inside a stage too: the stage is removed before an outer check, which then finds free
-        space."""
+        """Convert an error of the block into OutOfSpace if the disk is full, because runtimes rarely name this cause.
+        Convert other OSErrors into BuildFailed. Use this inside `Store.stage` too: after an error, `Store.stage`
+        removes its folder. Only the inner check still finds the disk full."""
         try:
             yield
         except OSError as error:
@@ -520,7 +522,7 @@ class Builder:
 
 
 def _version(task: Task) -> str:
-    """Return the runtime version in the engine's key."""
+    """Return the runtime version in the engine's key; empty if the key has none."""
     return registry.version(task.recipe.backend, task.key.parts) or ""
 
 

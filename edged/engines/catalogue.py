@@ -1,5 +1,5 @@
-"""The models of the repository and of the configuration. Children inspect them, and they are planned for the device.
-Ensembles are only listed, because they have no engine of their own. Language models are passed on to
+"""The models of the repository and of the configuration. Children inspect the models, and the planner chooses their
+engines for the device. Ensembles have no engines, so they are only listed. Language models are passed on to
 `edged.language`."""
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Catalogue:
         galleries: Galleries | None = None,
         language: LanguageModels | None = None,
     ) -> None:
-        """`prove` raises ModelRefused if no host may open the model. `galleries` has the galleries of embedding models.
-        `language` serves the language models; None if they are not served."""
+        """`prove` tries a model, and raises ModelRefused if the model must not be opened in a host. `galleries` has the
+        galleries of embedding models. `language` serves the language models; None if they are not served."""
         self.models: dict[str, PlannedModel] = {}
         self.language: Mapping[str, PlannedLanguageModel] = language.models if language is not None else {}
         self.ensembles: dict[str, PlannedEnsemble] = {}

@@ -1,4 +1,5 @@
-"""The daemon's end of a one-shot child: starts it, reads its messages, enforces its limits, and finds how it ended.
+"""The daemon's end of a one-shot child (a process that runs one job). Starts the child, reads its messages, enforces
+its limits, and determines how it ended.
 
 A child leads its own session: Ctrl-C in a terminal reaches only the daemon, which then stops the child. Processes that
 the child started are found and killed with it. The job server reaps the child only after this module has stopped it, so
@@ -76,8 +77,8 @@ async def run(
     """Run a job in a new child and return its answer, which has the type `answer`. `on_progress` is called in the event
     loop with each progress message. `command`: a program that runs instead of edged's child; empty for edged's child.
 
-    Raises the error that the child reports, ChildLost if it crashes or exceeds a limit, and BuildFailed if it cannot be
-    started or its answer cannot be read. If the caller is cancelled, the child is killed.
+    Raises the error that the child reports, and ChildLost if the child crashes or exceeds a limit. Raises BuildFailed
+    if the child cannot be started or its answer cannot be read. If the caller is cancelled, the child is killed.
     """
     what = type(job).__name__.lower()
     async with contextlib.AsyncExitStack() as stack:
@@ -118,8 +119,9 @@ def _reach(job: jobs.Job) -> Iterator[Reach]:
 
 
 def sweep_scratch() -> None:
-    """Remove temporary folders of children whose parent has ended. Call this before the process starts a child: in a
-    container, a process often has the same id as its predecessor, so folders with this process's id are removed too."""
+    """Remove temporary folders of children whose parent has ended. Call this before the process starts a child, because
+    folders with this process's id are removed too. In a container, a process often has the same id as its
+    predecessor."""
     for folder in Path(tempfile.gettempdir()).glob("edged-*-*"):
         owner = folder.name.split("-")[1]
         is_gone = owner.isdecimal() and (int(owner) == os.getpid() or not os.path.exists(f"/proc/{owner}"))
@@ -366,8 +368,8 @@ def _reads(job: jobs.Job) -> Iterator[str]:
 
 
 def _packages(job: jobs.Job) -> Iterator[str]:
-    """Yield the files and folders that an import of the families of other packages reads. Most packages are in folders
-    that every child may read, but a checkout may be elsewhere."""
+    """Yield the files and folders that a child reads when it imports families of other packages. Most packages are in
+    folders that every child may read, but a checkout may be elsewhere."""
     if isinstance(job, (jobs.Recognise, jobs.LoadFamilies)):
         families = [offer.family for offer in job.families]
     else:

@@ -27,12 +27,13 @@ _LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc; a look a
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """Extensions of a child's time limit, and limits of the time between two messages.
+    """Extensions of a child's time limit, and limits of the time between two messages, in seconds.
 
-    starved_seconds: time spent waiting for a processor extends the limit by up to this. granted: the extension for each
-    phase; the largest of the reported phases applies. progress_seconds: the extension for a child that reports a
-    fraction. quiet_seconds: the most seconds without a message, even while the child computes; step_seconds replaces
-    quiet_seconds once the child has reported a fraction. For both settings, 0 means no limit.
+    starved_seconds: the most time by which waiting for a processor extends the limit. granted: the extension by phase;
+    of the phases that the child has reported, the one with the longest extension counts. progress_seconds: the
+    extension for a child that reports a fraction. quiet_seconds: the longest time without a message, even while the
+    child computes. step_seconds: replaces quiet_seconds once the child has reported a fraction. For quiet_seconds and
+    step_seconds, 0 means no limit.
     """
 
     starved_seconds: float = 0.0
@@ -61,8 +62,8 @@ class Reading(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Processor time, memory and number of processes of a child with its family. `wants` is true if the child itself is
-    running or runnable."""
+    """Processor time, memory and number of processes of a child together with the processes that it started. `wants` is
+    true if the child itself is running or runnable."""
 
     cpu_seconds: float
     memory_mb: float
@@ -127,7 +128,7 @@ def any_lives(pids: set[int]) -> bool:
 
 
 class Family:
-    """Measures a child with its family. `measure` reads files, so call it in a thread."""
+    """Measures a child together with the processes that it started. `measure` reads files, so call it in a thread."""
 
     def __init__(self, pid: int, limit_mb: int) -> None:
         self._pid, self._limit_mb = pid, limit_mb
@@ -207,8 +208,8 @@ _TIMES_LIMIT = 4.0  # a builder that reports a fraction may take this many times
 
 
 def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -> Patience:
-    """Return the patience for a child that builds, verifies or asks the reference. `trial_seconds`: the duration of the
-    trial at admission; 0 if unknown."""
+    """Return the patience with a child that builds or verifies an engine, or makes golden answers. `trial_seconds`: the
+    duration of the trial at admission; 0 if unknown."""
     if backend in TIMING_KERNELS:
         longer = (_TIMES_LIMIT - 1) * limits.seconds
         return Patience(quiet_seconds=limits.seconds, step_seconds=limits.stall_seconds, progress_seconds=longer)

@@ -100,15 +100,15 @@ class Start:
     """The time after the daemon's start in which the first models are examined. Builds wait until it is over, so that
     the examination has the processors.
 
-    The start ends once all models are examined, but after two minutes at the latest: a model that keeps changing must
-    not stop the builds of other models.
+    The start ends once all models are examined, but after two minutes at the latest. So a model that keeps changing
+    does not stop the builds of other models.
     """
 
     def __init__(self, began: float) -> None:
         self._began, self._is_over = began, False
 
     def is_going_on(self, models: Collection[PlannedModel], now: float) -> bool:
-        """Whether the start is not over at `now`, in seconds of the same clock as `began`."""
+        """Whether the start is not over yet. `now` is in seconds of the same clock as `began`."""
         are_read = bool(models) and not any(planned.is_being_read for planned in models)
         self._is_over = self._is_over or are_read or now - self._began >= _START_SECONDS
         return not self._is_over

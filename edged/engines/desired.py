@@ -68,8 +68,8 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
     The reference is always the first, because it answers before an engine is built, and because engines are verified
     against it. The setting `backends` selects backends, including those that are never chosen automatically (`null`).
     `precisions` selects precisions that the backend supports on the device. `threads` lists the thread counts to try on
-    the CPU. If edged does not decode the outputs (`is_decoded` is false), the effect of a lower precision is unknown,
-    so lower precisions are tried only if the settings name them.
+    the CPU. If edged does not decode the outputs (`is_decoded` is false), the effect of a lower precision is unknown.
+    Then lower precisions are tried only if the settings name them.
     """
     counts = model_settings.threads(settings)
     wanted = model_settings.backends(settings) or registry.usable(facts)
@@ -104,7 +104,7 @@ def precisions(backend: str, device: Device, settings: Mapping[str, str], facts:
     backend supports. Without the setting, return those that suit the hardware. Empty if the backend cannot use the
     device.
 
-    fp32 is tried even if the setting does not name it: a lower precision serves only if it is faster than fp32, and
+    fp32 is tried even if the setting does not name it. A lower precision serves only if it is faster than fp32, and
     fp32 serves if the lower precision is rejected.
     """
     known = _PRECISIONS.get((backend, device.kind), {})
@@ -151,8 +151,8 @@ RANGED = registry.TIMING_KERNELS | {_NULL}
 
 
 def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Recipe, str]:
-    """Return the complete recipe for a model on a box with these facts, and why no engine can be made from it (empty if
-    one can)."""
+    """Return the recipe with the parts that depend on the model and the box: calibration, options and shape range.
+    Return also why no engine can be made from it (empty if an engine can be made)."""
     try:
         return _complete(recipe, model, facts), ""
     except (ConfigError, Unsuitable) as error:
@@ -178,7 +178,8 @@ def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
 
 
 def _asked_for(model: Model) -> Profile:
-    """Return the range that the settings or the learnt shapes of a model define; empty if neither defines one."""
+    """Return the shape range that the settings or the learnt shapes of a model define; empty if neither defines a
+    range."""
     is_configured = any(name.startswith(PREFIX) for name in model.entry.settings)
     return model.profile if model.learnt.ranges or is_configured else Profile()
 
@@ -192,8 +193,8 @@ def _memory_mb(recipe: Recipe, facts: Mapping[str, str]) -> int | None:
 
 
 class DesiredEngine(msgspec.Struct, frozen=True):
-    """One engine that a model should have. `standard`: digest of its verification standard; `lane`: engines of one lane
-    are made one after the other; `problem`: why it cannot be made, empty if it can."""
+    """One engine that a model should have. `standard`: digest of its verification standard. `lane`: engines of one lane
+    are made one after the other. `problem`: why the engine cannot be made; empty if it can be made."""
 
     key: EngineKey
     recipe: Recipe

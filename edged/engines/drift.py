@@ -1,5 +1,5 @@
-"""Checks live answers for drift: from time to time a child answers a frame of a camera with the reference, and compares
-this answer with the served one.
+"""Checks live answers for drift. From time to time a child answers a camera frame with the reference (unoptimised ONNX
+Runtime), and compares this answer with the served answer.
 
 A check runs at the lowest priority, one at a time on the box, and not while engines are built or the box is busy. The
 cameras of a model take turns. A check copies a frame with the served answer (`serving/taps.py`). It decides whether the
@@ -107,8 +107,8 @@ class Watched:
         return min(live, key=lambda name: self.turns.get(name, -math.inf)) == camera
 
     def meet(self, camera: str, now: float) -> bool:
-        """Note that a frame of a camera came. Return whether the camera is known, which is false if the model has too
-        many cameras."""
+        """Record that a frame of a camera came. Return False, and record nothing, if the camera is new and the model
+        has too many cameras."""
         if camera not in self.seen and len(self.seen) >= _MOST_CAMERAS:
             return False
         self.seen[camera] = now
@@ -132,7 +132,8 @@ class Watched:
 
 
 class DriftMonitor:
-    """Checks the models that the settings name. It is a tap of the cameras' streams. Use it from one event loop."""
+    """Checks the answers of the models that the settings name. A tap: gets copies of a few frames from the cameras'
+    streams (`serving/taps.py`). Use it from one event loop."""
 
     def __init__(
         self,
@@ -172,8 +173,8 @@ class DriftMonitor:
     # -- the control loop -------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Begin to watch models that are served now, and forget models that are not. Note what hinders checks
-        (`_hindrance`). Once an hour, remove kept frames that are too old or too many."""
+        """Begin to watch models that are served now, and forget models that are not. Update `_hindrance`, the reason
+        why no check may run now. Once an hour, remove kept frames that are too old or too many."""
         now = time.monotonic()
         wanted = {name for name, planned in self._models.items() if self._is_checked(name, planned)}
         for name in self.watched.keys() - wanted:
@@ -226,7 +227,7 @@ class DriftMonitor:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove what is kept about models that no longer exist."""
+        """Remove the files about models that no longer exist."""
         served = tuple(self._models)
         self._disk.put(lambda: self._files.sweep({*served, *self._stored()}))
 
@@ -292,7 +293,7 @@ class DriftMonitor:
 
     async def _kept(self, found: Judged, frame: Tapped, evidence: Path) -> History:
         """Return the history of a judged frame. If the frame raised an alarm, move its files from `evidence` to a
-        folder that is kept, and add the path of that folder to the history. The path is empty if the files cannot be
+        folder that is kept. Add the path of this folder to the history; the path is empty if the files cannot be
         moved."""
         history, camera = found.history, frame.camera
         if not found.answers_drifted and not found.camera_changed:

@@ -1,5 +1,5 @@
-"""Decides whether served answers have drifted away from the reference's. Pure: a call takes one comparison and returns
-the new state.
+"""Decides whether served answers have drifted away from the reference's. Pure: a call receives one comparison and
+returns the new state.
 
 Two tests run side by side, because engines fail in two ways:
 
@@ -29,9 +29,9 @@ _SPREADS = 5.0  # standard deviations of the first checks that are added to `Shi
 
 
 class ShiftTest(msgspec.Struct, frozen=True):
-    """A test of a mean. The unit of the shift is the bound of the figure for the precision, such as 0.01 of a score for
-    float32. `allowed`: a smaller shift does not count. `raised`: the shift counts as real once the sum of the parts
-    above `allowed` reaches this value. A single check adds at most 60 % of `raised`."""
+    """A test of a mean. A shift is measured in units of the bound that the precision sets for the figure, such as a
+    score of 0.01 for float32. `allowed`: a smaller shift does not count. `raised`: the shift counts as real once the
+    sum of the parts above `allowed` reaches this value. A single check adds at most 60 % of `raised`."""
 
     allowed: float
     raised: float
@@ -48,9 +48,9 @@ _EXACT_SHIFT, _SHIFT = ShiftTest(0.03, 0.15), ShiftTest(0.1, 0.5)
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A test of a rate. `quiet`: the share of bad checks that is normal; `drifted`: the share that must be noticed.
-    `raise_after` bad checks in a row raise the alarm, `clear_after` good ones clear it. Good checks among the bad ones
-    delay the alarm. The larger `raise_after` is, the rarer are false alarms."""
+    """A test of a rate. `quiet`: the share of bad checks that is normal. `drifted`: the share of bad checks that must
+    be detected. `raise_after` bad checks in a row raise the alarm, and `clear_after` good checks in a row clear it.
+    Good checks between bad checks delay the alarm. A larger `raise_after` makes false alarms rarer."""
 
     quiet: float
     drifted: float
@@ -81,9 +81,9 @@ class Tally(msgspec.Struct, frozen=True):
 class Answers(msgspec.Struct, frozen=True):
     """What the checks of one engine have shown.
 
-    `first` has the shifts of the first checks, until the usual shift is known. `above` and `below` are the sums of the
-    test of the shift. `shift` is the mean of the last checks, in the unit of the figure `figure`, and `allowed` the
-    largest mean that counts as usual. `problem` describes the last bad check.
+    `first` has the shifts of the first checks, until the usual shift is known. `above` and `below` are the sums of
+    shifts in each direction (see `ShiftTest`). `shift` is the mean shift of the last checks, in the unit of the figure
+    `figure`. `allowed` is the largest mean shift that counts as usual. `problem` describes the last bad check.
     """
 
     checks: int = 0
@@ -145,7 +145,8 @@ def after(answers: Answers, found: Comparison, held: Tolerance, usual: Tolerance
 
 
 def worst(found: Comparison, held: Tolerance) -> str:
-    """Return the first figure that is beyond its bound, with the bound; empty if all are within."""
+    """Describe the first figure that is beyond its bound, with the bound; empty if all figures are within their
+    bounds."""
     for figure, value in found.figures.items():
         bound: float = getattr(held, figure)
         if not (value >= bound if figure in FLOORS else value <= bound):  # NaN is beyond
@@ -154,8 +155,8 @@ def worst(found: Comparison, held: Tolerance) -> str:
 
 
 def agreement(found: Comparison) -> float:
-    """Return the first figure as an agreement from 0 to 1: the share of the detections that both found, or how near the
-    contents are."""
+    """Return the first figure as an agreement from 0 to 1: the share of detections that both answers have, or the
+    similarity of their contents."""
     figure, value = next(iter(found.figures.items()))
     return min(1.0, max(0.0, value if figure in FLOORS else 1 - value))
 

@@ -1,15 +1,15 @@
-"""Decides whether the pictures of a camera have changed for good: the camera was moved, turned, covered or inverted, or
-its picture is dark at an hour at which it never was dark. Pure: a call takes the statistics of one picture and returns
+"""Decides whether the pictures of a camera have changed permanently. For example, the camera was moved, turned, covered
+or inverted, or its picture is dark at an unusual hour. Pure: a call receives the statistics of one picture and returns
 the new state.
 
 A picture is compared with the usual pictures of its own camera at the same hour of the day, or one hour earlier or
 later. Dusk comes at about the same hour every day, so its pictures count as usual. Each usual picture is mixed into the
-stored one, which therefore follows the seasons. No picture is judged until the camera has been seen for a time
-(`learn_hours`, by default a day). How far a picture may be from the usual one depends on how far the earlier pictures
-were. So a camera that turns all the time is hardly ever judged to have changed.
+stored average, so the average follows the seasons. No picture is judged until the camera has been seen for
+`learn_hours` (by default a day). The allowed distance from the usual picture depends on the distances of the earlier
+pictures. So a camera that turns all the time rarely raises an alarm.
 
 An alarm needs several unusual pictures in a row (`Tally`). Unusual pictures do not change what is usual. But if the
-alarm lasts for a day, or for `learn_hours` if that is longer, the camera is learned again, and the new pictures become
+alarm lasts longer than a day and longer than `learn_hours`, the camera is learned again. The new pictures then become
 usual.
 """
 
@@ -93,11 +93,11 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What is known about a camera.
+    """What earlier checks have found about a camera.
 
     `usual` has the usual pictures by hour of the day; -1 is for pictures that came before the clock was set. `seen_s`
     is the number of seconds for which the camera was seen, `changed_s` the number of seconds since its alarm was
-    raised. `distance`, `bound` and `cause` are of the last unusual picture. `checked_unix_s` is when the last picture
+    raised. `distance`, `bound` and `cause` describe the last unusual picture. `checked_unix_s` is when the last picture
     was taken.
     """
 
@@ -121,7 +121,7 @@ class Past(msgspec.Struct, frozen=True):
 
 
 def after(past: Past, seen: Seen, hour: int | None, elapsed_s: float, unix_s: float, learn_s: float) -> Past:
-    """Return what is known after one more picture.
+    """Return the past after one more picture.
 
     `hour` is the hour of the day in local time, None if the clock is not set. `elapsed_s` are the seconds since the
     last picture of this camera, 0 if unknown. `learn_s`: the seconds for which a camera must be seen before it is

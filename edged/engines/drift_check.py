@@ -108,14 +108,14 @@ def job_of(model: Model, frame: Tapped, folder: Path, slack: float, *, keeps: bo
 
 
 def limits_of(model: Model, admission: AdmissionLimits) -> Limits:
-    """Return the limits of the child. It may use as much memory as an examination of the model."""
+    """Return the limits of the child. The memory limit is that of an examination of the model."""
     size = model.inspection.size + sum(file.size for file in model.inspection.external)
     most_mb = admission.most_mb(size / (1 << 20))
     return Limits(seconds=_SECONDS, memory_mb=most_mb, stall_seconds=_SECONDS, disk_mb=_DISK_MB)
 
 
 def identity(engine: EngineRef) -> str:
-    """Return a text that identifies a build of an engine and the content of the model that it answers for."""
+    """Return a text that identifies the build of an engine and the content of its model."""
     return f"{engine.model}-{engine.key}-{engine.edition}"
 
 
@@ -194,7 +194,7 @@ def camera_alarm(model: str, camera: str, past: drift_cameras.Past, frame: str, 
 def _latest(
     cameras: dict[str, drift_cameras.Past], camera: str, past: drift_cameras.Past
 ) -> dict[str, drift_cameras.Past]:
-    """Return `cameras` with `past` of `camera` moved to the end. If there are too many, the first ones are dropped,
-    which were checked longest ago. The order decides this, not the time of a check, because the wall clock may jump."""
+    """Return `cameras` with `camera` set to `past` and moved to the end. If there are too many cameras, drop the first,
+    because they were checked longest ago. The wall clock is not used, because it may jump."""
     others = [each for each in cameras.items() if each[0] != camera]
     return dict([*others, (camera, past)][-_MOST_PASTS:])

@@ -62,7 +62,7 @@ class History(msgspec.Struct, frozen=True):
 
 
 class DriftFiles:
-    """The files below one folder."""
+    """Reads, writes and removes the files of the checks below one folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -119,7 +119,7 @@ class DriftFiles:
         return gone
 
     def sweep(self, models: Iterable[str]) -> None:
-        """Remove everything that is kept about other models than `models`."""
+        """Remove the files about all models that are not in `models`."""
         known = {self._folder(model).name for model in models}
         with contextlib.suppress(OSError):
             for folder in self._root.iterdir():
@@ -131,8 +131,8 @@ class DriftFiles:
 
 
 def _prune(folder: Path, most_bytes: int, days: float, most: int) -> Iterator[Path]:
-    """Remove the oldest frames of a model until at most `most` frames with together `most_bytes` are left, and all
-    frames that are older than `days`. Yield the removed folders."""
+    """Remove the oldest frames of a model until at most `most` frames with at most `most_bytes` in total are left.
+    Remove also all frames that are older than `days`. Yield the removed folders."""
     now, used = time.time(), 0
     frames = sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True)
     for count, place in enumerate(frames, 1):

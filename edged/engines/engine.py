@@ -58,7 +58,7 @@ MAKING = frozenset({_S.QUEUED, _S.BUILDING, _S.VERIFYING})
 
 
 def check(old: EngineState, new: EngineState) -> EngineState:
-    """Return the new state. Raises ValueError if the table does not allow the transition."""
+    """Return the new state. Raises ValueError if `TRANSITIONS` does not allow the change."""
     if new not in TRANSITIONS[old]:
         raise ValueError(f"an engine cannot go from {old.value} to {new.value}")
     return new
@@ -150,8 +150,8 @@ class PlannedEngine:
 
     @property
     def may_open(self) -> bool:
-        """Whether the engine can be opened now or later: it is usable or the reference, it is not quarantined, and the
-        runtime did not refuse it permanently."""
+        """Whether the engine can be opened now or later. The engine must be usable or the reference, and must not be
+        quarantined. False if the runtime refused it permanently."""
         return (self.is_usable or self.recipe.is_reference) and self.open_at < math.inf and not self.quarantined
 
     @property
@@ -169,7 +169,7 @@ class PlannedEngine:
         self.served_ms = {self.edition: min(milliseconds, self.served_ms.get(self.edition, milliseconds))}
 
     def move(self, state: EngineState, reason: str = "") -> None:
-        """Change the state. Raises ValueError if the table does not allow the transition."""
+        """Change the state. Raises ValueError if `TRANSITIONS` does not allow the change."""
         self.state = check(self.state, state)
         self.reason = reason
         if self.on_change is not None:
@@ -228,7 +228,7 @@ class PlannedEngine:
 
     def cancel(self, reason: str) -> None:
         """Record that a command stopped making the engine. If the store has a previous build, the engine stays ready,
-        and `reason` is empty. Otherwise the engine is quarantined."""
+        and `self.reason` is empty. Otherwise the engine is quarantined."""
         if self.is_usable:
             self._stay(reason)
             self.reason = ""

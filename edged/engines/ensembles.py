@@ -78,7 +78,7 @@ class PlannedEnsemble:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each field of config.pbtxt and each setting without effect."""
+        """A line for each field of config.pbtxt that has no effect, and for each setting that has no effect."""
         settings = (name for name in self.entry.settings if name != VERSIONS)
         return (
             *(f"{FILE}: {line}" for line in self.config.unused),
@@ -87,8 +87,8 @@ class PlannedEnsemble:
         )
 
     def parts(self) -> list[PlannedModel] | str:
-        """Return the model of each step, or why the ensemble cannot be served: its configuration is invalid, or a model
-        does not exist or cannot be in an ensemble."""
+        """Return the model of each step, or why the ensemble cannot be served. The ensemble cannot be served if its
+        configuration is invalid, or if a model does not exist or cannot be in an ensemble."""
         if self.entry.problem:
             return self.entry.problem
         try:
@@ -143,8 +143,8 @@ class PlannedEnsemble:
         )
 
     def _labels(self, models: list[Model]) -> dict[str, tuple[str, ...]]:
-        """Return the class names by tensor: the ensemble's own names, or, if it has none for a tensor, the names of the
-        model that produces the tensor."""
+        """Return the class names by tensor. If the ensemble has no names for a tensor, they are those of the model that
+        produces the tensor."""
         found = dict(self.entry.labels)
         for step, model in zip(self.entry.steps, models, strict=True):
             for name, tensor in step.outputs.items():
@@ -153,7 +153,8 @@ class PlannedEnsemble:
 
 
 def part_of(model: Model) -> Part:
-    """Return what an ensemble needs to know about a model. Inputs with a default have no batch dimension."""
+    """Return the tensors and the batch size of a model, and why the model cannot be in an ensemble (see `Part`). Inputs
+    with a default have no batch dimension."""
     declared, rows = model.declared, model.max_batch_size
     unfit = ""
     if model.is_decoupled:

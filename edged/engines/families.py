@@ -1,11 +1,12 @@
-"""Recognition of models with families of other packages.
+"""Recognises models with families of other packages. A family determines how outputs become boxes, classes, masks or
+keypoints.
 
 The daemon recognises edged's own families itself. For other families it starts a child, because their code must not run
-in the daemon. The daemon sends the child the facts about the model, and gets a `Recognition`, which is plain data. The
-child loads only families that the configuration allows.
+in the daemon. The daemon sends the child the facts about the model, and receives a `Recognition`, which is plain data.
+The child loads only families that the configuration allows.
 
-CACHE/recognitions/DIGEST-KEY.json contains one answer. KEY is a digest of the request. The request includes a digest of
-each package's files, so a cached answer is not used after a package has changed.
+CACHE/recognitions/DIGEST-KEY.json contains one answer. DIGEST is that of the model, and KEY is a digest of the request.
+The request includes a digest of each package's files, so a cached answer is not used after a package has changed.
 """
 
 from __future__ import annotations
@@ -89,9 +90,10 @@ class Families:
     async def recognise(self, inspection: Inspection, settings: Mapping[str, str]) -> Recognition | None:
         """Return the recognition of a model if a family of another package can decode the model; otherwise None.
 
-        A model whose setting names a family that is not allowed is served raw; the reason says how to allow the family.
-        Raises ConfigError if the family cannot be used or does not fit the model, FamilyFailed if its code fails,
-        ChildLost if the child exceeds its limits, and Superseded if the package changes during the call.
+        If the settings name a family that is not allowed, the model is served without decoding, and
+        `Recognition.reason` says how to allow the family. Raises ConfigError if the family cannot be used or does not
+        fit the model, and FamilyFailed if its code fails. Raises ChildLost if the child exceeds its limits, and
+        Superseded if the package changes during the call.
         """
         wanted = settings.get("family")
         if wanted is None:
@@ -125,7 +127,8 @@ class Families:
                 place.unlink()
 
     def obstacle(self, name: str, found: Iterable[Offer]) -> str:
-        """Return why a family of another package cannot be used; empty if it can be used. Permission is not checked."""
+        """Return why a family of another package cannot be used; empty if it can be used. Does not check whether the
+        family is allowed."""
         offer = next((each for each in found if each.family == name), None)
         if name in FAMILIES or name == RAW:
             return f"{name!r} is a family of edged, which cannot be replaced and needs no permission"

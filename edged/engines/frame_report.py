@@ -1,4 +1,4 @@
-"""Reports on the collections of frames of live cameras, running and finished."""
+"""Reports on collections of camera frames, running and finished."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from edged.serving.frame_collections import FrameCollections
 
 
 def collections(kept: FrameCollections, *, each: bool = False) -> list[FrameCollection]:
-    """Report all collections by model, also those whose index is damaged. With `each`, also all frames."""
+    """Report all collections sorted by model, including those whose index is damaged. With `each`, report all frames
+    too."""
     found = [_gathering(kept, gathering, each) for gathering in kept.gatherings.values()]
     return sorted(found + [_damaged(kept, model) for model in kept.damaged], key=lambda info: info.model)
 

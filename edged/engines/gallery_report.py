@@ -1,4 +1,4 @@
-"""Reports on galleries, with the reason if a gallery is not used."""
+"""Reports on galleries (names for the vectors of embedding models), with the reason if a gallery is not used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edged.vision.gallery import Gallery, space_of
 
 
 def galleries(kept: Galleries, models: Mapping[str, PlannedModel]) -> list[GalleryInfo]:
-    """Report all galleries by model, also those whose file is damaged."""
+    """Report all galleries sorted by model, including those whose file is damaged."""
     damaged = [GalleryInfo(model, {}, 0, f"its file is damaged: {why}") for model, why in kept.damaged().items()]
     found = [gallery(model, each, models.get(model)) for model, each in kept.all().items()]
     return sorted(found + damaged, key=lambda info: info.model)

@@ -1,8 +1,8 @@
 """The daemon's end of the job server (`edged.jobs.server`), the process that forks one-shot children.
 
 A server starts with the first child. It ends by itself after a time without children; the next child then gets a new
-server. If libraries on disk or this process's environment have changed, the next child also gets a new server, and the
-old server stays until its children have ended.
+server. If libraries on disk or this process's environment have changed, the next child also gets a new server. The old
+server stays until its children have ended.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class JobServer:
             server.close()
 
     def leave(self) -> None:
-        """Forget the servers, which belong to the process that this one was forked from."""
+        """Forget the servers in a forked process, because they belong to the parent."""
         self._lock = threading.Lock()
         for server in filter(None, (*self._former, self._current)):
             server.leave()

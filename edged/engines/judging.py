@@ -1,5 +1,5 @@
-"""Chooses the frames of a collection on which an engine is judged, and the judgement of an engine if the frames are
-gone."""
+"""Prepares the judgement of an engine on collected camera frames: chooses the frames, or returns a judgement without
+frames if the frames are gone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def job_of(verify: jobs.Verify, model: Model, limit_s: float) -> jobs.Judge | No
 
 
 def without_frames(record: EngineRecord, collection: str) -> Judgement:
-    """Return the judgement of an engine on a collection whose frames are gone: the engine's last judgement if it is of
-    this collection, otherwise one with the outcome `no_frames`."""
+    """Return the judgement of an engine on a collection whose frames are gone. This is the engine's last judgement if
+    it is of this collection, otherwise a new judgement with the outcome `no_frames`."""
     last = record.judgement
     return last if last is not None and last.collection == collection else Judgement(collection, "no_frames")

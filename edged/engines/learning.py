@@ -1,9 +1,9 @@
 """Learns the range of shapes of the requests, and plans engines for it: `shapes.policy = learn`.
 
-The module is level-triggered. A wider range becomes the target once two conditions hold: requests have needed no still
-wider range for a while, and no engine of the previous range is being made. Engines of the new range are built, verified
-and timed like others, while the current engine serves. Once one of them is ready, the range is proven and stored on
-disk. If none can be made, the target is dropped, and the engines of the previous range continue to serve.
+The module is level-triggered. A wider range becomes the target once the range that requests need has not grown for a
+while, and no engine of the previous range is being made. Engines of the new range are built, verified and timed like
+others, while the current engine serves. Once one of them is ready, the range is proven and stored on disk. If none can
+be made, the target is dropped, and the engines of the previous range continue to serve.
 
 A range never shrinks. Sizes are rounded outwards, so that few new sizes need another build. Sizes below 16 are rounded
 to powers of two, larger sizes to quarters of an octave, which adds at most a quarter. A power of two that divides a
@@ -42,7 +42,7 @@ _OVER = (EngineState.FAILED, EngineState.REJECTED, EngineState.UNSUITABLE, Engin
 
 @dataclass
 class _Learning:
-    """The state of learning for one content of one model."""
+    """The state of learning for a model with its current content."""
 
     model: Model
     traffic: Traffic
@@ -234,12 +234,12 @@ _MOST_DIMENSIONS = 8  # of a tensor in TensorRT
 
 
 def widened(now: Profile, signature: Signature, seen: Seen, most_bytes: int, *, usual: bool) -> Profile:
-    """Return the range `now` widened to the observed shapes. It stays unchanged if it contains them, or cannot be
-    widened.
+    """Return the range `now`, widened to the observed shapes. Return `now` unchanged if it contains these shapes, or if
+    it cannot be widened.
 
-    Kinds of requests are added in order of frequency. A kind is left out if the inputs of the wider range could take
-    more than `most_bytes`, or if a tensor has no elements. `now` is empty if no range is set yet. `usual`: optimise for
-    the shapes of the most frequent kind; otherwise the optimum stays.
+    The kinds of requests (one shape for each input) are added in order of frequency. A kind is left out if the inputs
+    of the wider range could take more than `most_bytes`, or if a tensor has no elements. `now` is empty if no range is
+    set yet. `usual`: optimise for the shapes of the most frequent kind; otherwise the optimum stays.
     """
     specs = [spec for spec in signature.inputs if not spec.is_static]
     if not specs or any(spec.shape == ANY_SHAPE or len(spec.shape) > _MOST_DIMENSIONS for spec in specs):

@@ -1,4 +1,5 @@
-"""Which models are served, and loading and unloading them by command (protocol extension `model_repository`)."""
+"""Selects the models that are served, and loads and unloads models by command (Triton's extension
+`model_repository`)."""
 
 from __future__ import annotations
 
@@ -322,7 +323,7 @@ class Loader:
 
 
 def parts(entries: Iterable[ModelEntry]) -> set[str]:
-    """Return the names of the models of ensembles."""
+    """Return the names of the models in the steps of ensembles."""
     return {step.model for entry in entries for step in entry.steps}
 
 

@@ -65,7 +65,7 @@ class _Job:
 
 
 class Maker:
-    """Carries out `Make`, `Try` and `Verify`."""
+    """Carries out the jobs `Make`, `Try` and `Verify`, which `reconcile` decides on."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Maker:
         attempts: AttemptLog,
         sharing: EngineSharing | None = None,
     ) -> None:
-        """`sharing`: engines of other boxes, which are used instead of building them again."""
+        """`sharing`: access to engines that other boxes built, which this box uses instead of building them."""
         self.eviction = EvictionManager(store, settings, models, events, self._keys)
         self._builder, self._store, self._models, self._settings = builder, store, models, settings
         self._events, self._tasks = events, tasks
@@ -157,7 +157,7 @@ class Maker:
         return (work := self._work_on(engine)) is not None and work.is_build_next
 
     def forgive(self, engine: PlannedEngine) -> None:
-        """Forget the earlier failures of an engine, because a command requests it."""
+        """Reset the failures of an engine, because a command requests the engine."""
         self._attempts.forget(engine.digest)
         engine.failures, engine.failure, engine.retry_at, engine.losses = 0, "", 0.0, 0
 
@@ -208,7 +208,7 @@ class Maker:
             _LOG.info("model %s: engine %s is %s%s", name, short, engine.state.value, timed)
 
     async def _make(self, planned: PlannedModel, engine: PlannedEngine, task: Task) -> None:
-        """Take an engine from the shared store, wait for the box that builds it, or build it."""
+        """Fetch an engine from the shared store, wait for the box that builds it, or build it."""
         sharing = self._sharing
         # A usable engine is here only because a command requests a rebuild. After a failure or crash, this box builds
         # the engine itself.
@@ -366,7 +366,7 @@ class Maker:
 
 
 def _given_up(planned: PlannedModel, engine: PlannedEngine) -> Iterator[str]:
-    """Yield the last failure of each other engine of the same backend and device that was given up."""
+    """Yield the last failure of each other engine that was given up and has the same backend and device."""
     for other in planned.engines.values():
         is_kin = (other.recipe.backend, other.recipe.device) == (engine.recipe.backend, engine.recipe.device)
         if is_kin and other is not engine and other.state is EngineState.QUARANTINED and not other.is_held:

@@ -77,7 +77,7 @@ class Opener:
         self._attempts = attempts
 
     def start(self, planned: PlannedModel, key: str, parallelism: Parallelism = ONE_INSTANCE) -> None:
-        """Start opening an engine of a model, with as many instances as `parallelism` says."""
+        """Start opening an engine of a model with the instances and threads that `parallelism` names."""
         planned.opening_key = key
         assert planned.model is not None  # nothing is decided for a model that could not be read
         planned.opening = self._tasks.start(self._open(planned, planned.model, planned.engines[key], parallelism))
@@ -321,9 +321,9 @@ _MOST_NAMED = 5  # operators
 def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str, ...]:
     """Return one line for each kind of nodes that do not run where they ran when the engine was verified.
 
-    If a provider no longer works, the engine may still open: its nodes fall back to another provider, which is slower,
-    and whose answers were never verified. All nodes of a reference belong on the CPU. Empty if the runtime does not
-    report placement.
+    If a provider no longer works, the engine may still open. Its nodes then fall back to another provider, which is
+    slower, and whose answers were never verified. All nodes of a reference belong on the CPU. Empty if the runtime does
+    not report placement.
     """
     home = _HOMES.get((recipe.backend, recipe.device.partition(":")[0]))
     if home is None or not opened:

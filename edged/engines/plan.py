@@ -1,5 +1,5 @@
-"""One model as the control loop knows it: the engines that it should have, and the slot that serves it. The planner
-reads the state of each engine from the store and from the log of earlier attempts."""
+"""Plans a model: decides which engines it should have, and keeps their states and the slot that serves the model. The
+planner reads the state of each engine from the store and from the log of earlier attempts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PlannedModel:
     _known: KnownAnswers | None = None
 
     def known_answers(self) -> KnownAnswers:
-        """Return the known answers of `model`, which must not be None."""
+        """Return what probes found about `model`, which must not be None."""
         assert self.model is not None
         if self._known is None or not self._known.is_of(self.model):
             self._known = KnownAnswers(self.model)
@@ -96,7 +96,7 @@ class PlannedModel:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether the model that answers is the one that the last scan found on disk."""
+        """Whether the slot answers with the model that the last scan found on disk."""
         return self.slot.current is not None and self.served is not None and self.served.entry == self.entry
 
     @property
@@ -143,8 +143,7 @@ class PlannedModel:
 
     @staticmethod
     def _hold_to(engine: PlannedEngine, standard: str) -> None:
-        """Apply a new standard to an engine: request a review of a usable engine, or build an engine again that was
-        rejected."""
+        """Apply a new standard to an engine: request a review of a usable engine, or make a rejected engine again."""
         if engine.standard == standard or engine.recipe.is_reference:
             return
         engine.standard = standard
@@ -201,8 +200,8 @@ class PlannedModel:
         return any(other.may_open for other in others)
 
     def is_hopeless(self) -> bool:
-        """Whether no engine serves, and no engine can ever serve: the runtime refused even the reference, or the model
-        on disk cannot be served and the host of the previous content has ended."""
+        """Whether no engine serves, and no engine can ever serve. Either the runtime refused even the reference, or the
+        model on disk cannot be served and the host of the previous content has ended."""
         if self.problem is not None and not self.serving and self.model is not None:
             return True
         reference = self.reference
@@ -226,10 +225,10 @@ def is_of(engine: EngineRef, model: Model) -> bool:
 
 def batching(model: Model, recipe: Recipe) -> Batching:
     """Return how frames are batched. A batch has up to the configured number of frames, but no more than the model's
-    fixed batch or the engine's range of shapes allows. Without a configured size, a batch has as many frames as these
-    two limits allow. Without any limit, frames run one by one.
+    fixed batch or the engine's range of shapes allows. Without a configured size, only these two limits apply. Without
+    any limit, frames run one by one.
 
-    Only engines with a range of shapes (as on a GPU) batch without configuration: on a CPU a batch gains little, and
+    Only engines with a range of shapes (as on a GPU) batch without configuration. On a CPU a batch gains little, and
     each of its frames waits for the others.
     """
     settings = model.entry.settings
@@ -367,9 +366,9 @@ def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str
 
 
 def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> str:
-    """Return in one word why the store does not have an engine: the kind of key parts (`recipe`, `runtime`, `cpu`, ...)
-    in which the model's nearest engine differs; `several` if it differs in more than one kind; `new` if the store has
-    no engine of the model."""
+    """Return in one word why the store does not have an engine. The word is the kind of key parts (`recipe`, `runtime`,
+    `cpu`, ...) in which the nearest stored engine of the model differs. It is `several` if more than one kind differs,
+    and `new` if the store has no engine of the model."""
     kin = {key: record.parts for key, record in stored.items() if record.parts.get("model") == wanted["model"]}
     near = nearest(wanted, kin.items())
     if near is None:
@@ -379,8 +378,8 @@ def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> st
 
 
 def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:
-    """Return the key of the newest stored engine to try: one that was built ahead, or, if `drivers` is true, one that
-    was built for another driver.
+    """Return the key of the newest stored engine to try. The engine was built ahead or, if `drivers` is true, for
+    another driver.
 
     Empty if the store has no such engine.
     """

@@ -1,9 +1,9 @@
 """Probes an open engine with one request like those of verification. The request bypasses the slot's queue.
 
-The daemon makes the probes itself and needs no runtime for them. Probes with several shapes are tried, until an engine
-answers one. From then on only this probe is sent.
+The daemon makes the probes itself and needs no runtime for them. Probes with different shapes are sent until an engine
+answers one of them. From then on only this probe is sent.
 
-Warm-up requests of a model's config.pbtxt are sent before its engine serves.
+The warm-up requests in a model's config.pbtxt are sent before an engine of the model serves.
 """
 
 from __future__ import annotations
@@ -121,12 +121,12 @@ class SessionProbe:
         self._recorded = recorded
 
     async def ask(self, known: KnownAnswers, link: HostLink, session: int, *, is_reference: bool) -> None:
-        """Probe a session. If a probe of the model was answered before, only that one is sent. Raises:
+        """Probe a session. If a probe of the model was answered before, only this probe is sent. Raises:
 
         - WrongAnswers if the form of the answer is neither the declared form nor that of the reference's answer
         - EngineUnusable if the session refuses all probes, although the reference answers some of them
         - OutOfMemory if the host has no memory for a probe that was answered before
-        - NoUsableProbe if the reference refuses them too, or if a probe would be too large
+        - NoUsableProbe if the reference refuses all probes too, or if a probe would be too large
         - NotReady if the arena has no room now, or if a probe that was answered before cannot be read
         - HostLost if the host is lost
         """
@@ -160,9 +160,10 @@ class SessionProbe:
         raise NoUsableProbe(f"it answers no probe: {why}")
 
     async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
-        """Return how the answers to up to three golden inputs show that an engine is not of this model. Empty if one
-        answer agrees with the reference's within the tolerance of the precision, or if there are no answers to compare.
-        Raises NotReady if the arena has no room now."""
+        """Compare an engine's answers to up to three golden inputs with the reference's answers. If none agrees within
+        the tolerance of the precision, return how the first one differs: the engine is not of this model. Return an
+        empty text if one agrees, or if there are no answers to compare. Raises NotReady if the arena has no room
+        now."""
         recorded = await asyncio.to_thread(self._recorded, model)
         signature = model.inspection.signature
         held = tolerance_of(model, precision)
@@ -203,7 +204,7 @@ class SessionProbe:
 
 
 def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> str:
-    """Return what is wrong with the first output whose form is neither the declared one nor the reference's; empty if
+    """Return what is wrong with the first output whose form is neither the declared form nor the reference's; empty if
     no output is wrong.
 
     Declared shapes are often wrong, and NaN may be right, so the reference decides.
@@ -223,7 +224,7 @@ def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> s
 
 def _questions(known: KnownAnswers) -> list[tuple[int, Callable[[], Probe]]]:
     """Return the index of each probe to try, with a function that makes the probe. If a probe was answered before,
-    return only that one, otherwise all."""
+    return only this probe; otherwise return all."""
     model = known.model
     signature = model.inspection.signature
     made_up = one_by_one(signature, model.recognition, ShapeRange.of(model), _MOST_BYTES)

@@ -18,8 +18,8 @@ _LIMITS = Limits(seconds=120.0, memory_mb=2048)
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files of the tokenizer in a folder, or else in its parent, as on the Hugging Face Hub; empty if
-    neither has a tokenizer."""
+    """Return the files of the tokenizer in a folder. If the folder has no tokenizer, look in its parent, as on the
+    Hugging Face Hub. Empty if neither has a tokenizer."""
     for place in (folder, folder.parent):
         for names in _FILES:
             found = tuple((place / name).absolute() for name in names)

@@ -1,7 +1,8 @@
 """Engines that are not opened because they killed their host repeatedly, and engines that get a separate host.
 
-`serving/crash_attribution.py` decides which engines are quarantined or get a separate host. This module keeps its
-records across restarts. If the file of a model changes, its engines get new keys, so they start without a record.
+`serving/crash_attribution.py` decides which engines are quarantined or get a separate host. This module keeps the crash
+records of engines across restarts. If the file of a model changes, its engines get new keys, so they start without a
+record.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Quarantine:
         return str(crash_attribution.host_of(self._records, suspect, time.time()) or "")
 
     def forgive(self, model: str, engine: str = "") -> None:
-        """Drop the records of all engines of a model, or of one of them."""
+        """Drop the crash records of all engines of a model, or only of `engine`."""
         left = crash_attribution.forgiven(self._records, model, engine)
         if left != self._records:
             self._records = left

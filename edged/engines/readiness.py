@@ -1,5 +1,5 @@
-"""Decides which models are ready, and probes engines to find whether they still answer. If one no longer does, its
-host is replaced."""
+"""Decides which models are ready, and probes engines to find whether they still answer. If an engine no longer answers,
+its host is replaced."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def all_ready(models: Iterable[PlannedModel], settings: Health) -> bool:
 
 
 def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> tuple[PlannedModel, Slot] | None:
-    """Return the model to probe now, and which of its slots: among those that are due, the one whose last answer or
-    probe is the oldest. Return None if nothing is due. `now` is in monotonic seconds.
+    """Return the model to probe now, and which of its slots. Of the slots that are due, choose the slot with the oldest
+    last answer or probe. Return None if no slot is due. `now` is in monotonic seconds.
 
-    Only idle engines are probed, because requests prove more than probes and must not wait for a probe; an engine that
-    fails its requests is probed even if it is busy. Engines that are about to be replaced are not probed, so that their
-    host's swapped memory is not read back. A fallback engine is probed only if it fails its requests.
+    Only idle engines are probed, because requests prove more than probes and must not wait for a probe. But an engine
+    that fails its requests is probed even if it is busy. Engines that are about to be replaced are not probed, because
+    a probe would read swapped-out memory of their host back. A fallback engine is probed only if it fails its requests.
     """
     every = ((planned, slot) for planned in models for slot in (planned.slot, planned.fallback))
     due = [(planned, slot) for planned, slot in every if _is_due(planned, slot, settings, now)]
@@ -117,12 +117,12 @@ def _last(slot: Slot) -> float:
 
 
 class Prober:
-    """Probes engines, one at a time, and notes the result in their sessions.
+    """Probes engines, one at a time, and records the results in their sessions.
 
-    It kills the host of an engine that answers with errors only: some faults last as long as the process, such as an
-    error of a CUDA context. All engines of the host are suspects, because each may have caused the fault, so the
-    quarantine finds the one that causes it again. An engine that is out of memory or out of time is not killed: more
-    memory or time may be available later.
+    The prober kills the host of an engine that answers only with errors. Some faults, such as an error of a CUDA
+    context, last until the process ends. Each engine of the host may have caused the fault, so all are reported to the
+    quarantine as suspects. The quarantine finds the engine that causes the fault again. If an engine is out of memory
+    or out of time, its host is not killed, because more memory or time may be available later.
     """
 
     def __init__(self, session_probe: SessionProbe, settings: Health, tasks: TaskGroup) -> None:
@@ -134,7 +134,7 @@ class Prober:
         self._settings = settings
 
     def look(self, models: Iterable[PlannedModel], now: float) -> None:
-        """Start the probe that is due, if any. `now` in monotonic seconds."""
+        """Start the probe that is due, if any. `now` is in monotonic seconds."""
         if self._is_asking:
             return
         if (due := next_probe(models, self._settings, now)) is not None and due[1].current is not None:

@@ -23,8 +23,8 @@ class EngineView(msgspec.Struct, frozen=True):
     `cost` is the time of one inference of the engine divided by that of the reference. Engine and reference were timed
     alternately, so costs of different days can be compared. If the model is busy, the times are those with all
     instances at work. A lower precision that the settings do not name increases the cost (`views.cost`). Two kinds of
-    engines of lower precision must not serve: a doubted one, whose float32 engine was rejected, and an outpaced one,
-    which is not faster than a float32 engine.
+    engines of lower precision must not serve. A doubted engine is one whose float32 engine was rejected. An outpaced
+    engine is not faster than a float32 engine.
     """
 
     key: str
@@ -48,8 +48,8 @@ class EngineView(msgspec.Struct, frozen=True):
 
 
 class FallbackView(msgspec.Struct, frozen=True):
-    """The slot for requests that the serving engine cannot run: a shape is outside the engine's range, or the request
-    gives an input that is a constant in the engine."""
+    """The slot for requests that the serving engine cannot run. In such a request, a shape is outside the engine's
+    range, or an input is given that is a constant in the engine."""
 
     is_open: bool = False
     is_stale: bool = False  # it was opened for another model than the one that serves
@@ -297,9 +297,8 @@ def _make(
 ) -> list[Work]:
     """Return the next job of every lane that is free, or whose slow build allows a second job.
 
-    These rules order the jobs, the most important rule first. Commands come before other jobs, engines without failures
-    before engines with failures, models that no engine serves before other models, verifications and trials (seconds)
-    before builds (minutes), and models with fewer finished engines before models with more.
+    The order of the jobs, the most important rule first: commands, engines without failures, models that no engine
+    serves, verifications and trials (seconds) before builds (minutes), and models with fewer finished engines.
     """
     wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Work]] = []
     for model in models:
@@ -325,7 +324,7 @@ def _make(
 
 
 def _next(model: ModelView, engine: EngineView, now: float) -> Work | None:
-    """Return the job that an engine needs or that a request asks for; None if there is no such job now."""
+    """Return the job that an engine needs or that was requested; None if there is no job now."""
     if engine.state in MAKING:
         return None
     if engine.request == "build" or (engine.request and engine.usable):
@@ -357,10 +356,10 @@ def _may_overtake(engine: EngineView, action: Work | None) -> bool:
 
 
 def _is_missed(model: ModelView, engine: EngineView) -> bool:
-    """Whether an evicted engine must be built again: no other optimised engine is usable or can still be made, and no
-    other evicted engine was faster.
+    """Whether an evicted engine must be built again. This is so if no other optimised engine is usable or can still be
+    made, and no other evicted engine was faster.
 
-    An engine that is not faster than the reference is not built again: it would be the first to be evicted.
+    An engine that is not faster than the reference is not built again, because it would be the first to be evicted.
     """
     if engine.cost is not None and engine.cost >= _GAIN:
         return False

@@ -1,7 +1,7 @@
-"""Repair a model step by step. Each step runs in a child, and is proven before the next one starts.
+"""Repairs a model step by step. Each step runs in a child, and is proven before the next step starts.
 
-The model and its external data lie in a folder that belongs to the caller. Each step writes a new graph there. The
-last graph gets the model's name. After an error the caller removes the folder.
+The model and its external data lie in a folder that the caller owns. Each step writes a new graph there. The last graph
+replaces the model file. After an error the caller removes the folder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def repair(
     source: str,
     samples: Sequence[Path] = (),
 ) -> Repaired:
-    """Repair the model file `path` in place. `source` is the name of the model file for the user.
+    """Repair the model file `path` in place. `source` is the name of the model file in messages and in the record.
 
     Raises ModelRefused if a step fails, or if the repaired model cannot be proven to give the same answers.
     """
@@ -106,7 +106,8 @@ class _Work:
         self._scratch: list[Path] = []
 
     def settle(self) -> Path:
-        """Give the newest graph the model's name, and remove the temporary files of the steps."""
+        """Rename the newest graph to the name of the model file, and remove the temporary files of the steps. Return
+        the path of the model file."""
         if self.path != self._given:
             os.replace(self.path, self._given)
         for place in self._scratch:
@@ -116,7 +117,8 @@ class _Work:
     # -- opset and IR version ----------------------------------------------------------------------------------------
 
     async def versions(self) -> None:
-        """Lower the opset and the IR version to ones that all installed runtimes support, or at least ONNX Runtime."""
+        """Lower the opset and the IR version to versions that all installed runtimes support, or at least ONNX
+        Runtime."""
         if not (self._options.wants(Step.OPSET) or self._options.wants(Step.IR)):
             return
         opset, ir = self.inspection.opsets.get("ai.onnx", 0), self.inspection.ir_version
@@ -220,7 +222,7 @@ class _Work:
     # -- dimensions ---------------------------------------------------------------------------------------------------
 
     async def dims(self) -> None:
-        """Declare each input with the dimensions that the graph accepts."""
+        """Declare the input shapes that the graph accepts in trials, if they differ from the declared shapes."""
         wants_dims = self._options.wants(Step.DIMS)
         wants_sizes = self._options.wants(Step.SIZES) or (self._options.needed and self._asks_for_another_size())
         if not (wants_dims or wants_sizes):

@@ -257,7 +257,7 @@ def explain(planned: PlannedModel, store: Store) -> list[Explanation]:
 
 
 def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], trials: set[str]) -> tuple[str, str]:
-    """Return the state and reason of an engine that is in the store and in no plan."""
+    """Return the state and reason of a stored engine that no model should have."""
     if key in serving:
         return SERVING, f"serves model {serving[key]} until its successor for the changed device is ready"
     if key in trials:
@@ -267,8 +267,8 @@ def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], tr
 
 
 def _as_opened(planned: PlannedModel, engine: PlannedEngine, found: EngineInfo) -> EngineInfo:
-    """Return the report with two additions: the number of instances if the engine serves, and the providers that ran
-    its nodes when it was last opened."""
+    """Return the report with two additions. If the engine serves, add the number of its instances. Add the providers
+    that ran its nodes when it was last opened."""
     current = planned.slot.current
     if current is not None and current.engine.key == engine.digest:
         found = msgspec.structs.replace(found, instances=current.parallelism.instances)
@@ -324,7 +324,7 @@ def _report(
 
 
 def _judgement(found: Judgement) -> JudgementInfo:
-    """Return the part of a judgement that every list of engines has."""
+    """Return the fields of a judgement that lists of engines show."""
     return JudgementInfo(**{name: getattr(found, name) for name in JudgementInfo.__struct_fields__})
 
 

@@ -1,8 +1,8 @@
 """The shapes of each model's requests, stored with the engines: the observed shapes, and the range learnt from them.
 
 A learnt range is stored once an engine for it is ready. A target range, whose engines do not exist yet, stays in
-memory. So a daemon starts with the engines that exist. A file that is damaged or does not fit its model is counted and
-removed.
+memory. So a daemon starts with the engines that exist. A file that is damaged or does not fit its model is removed, and
+counted as damaged.
 """
 
 from __future__ import annotations

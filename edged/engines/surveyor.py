@@ -1,8 +1,9 @@
 """Watches the device: reads its facts again when drivers or libraries may have changed on disk, and reports changed
 facts.
 
-Folders are watched instead of files: a package manager renames a new file over the old one, and a watch on the file
-would miss that. A slow poll complements the watch, because a kernel module or a power mode can change without a file.
+Folders are watched instead of files, because a package manager renames a new file over the old file. A watch on the
+file would miss this. A slow poll complements the watch, because a kernel module or a power mode can change without a
+file.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SYSTEM_FOLDERS = (
 
 class Surveyor:
     """Keeps the device's facts. Calls `changed` with the new facts if engines must be planned again, and `looked` after
-    each look at the disk."""
+    each refresh by `watch`."""
 
     def __init__(
         self,
@@ -125,8 +126,8 @@ async def changes(
 
 
 async def settled(before: Fingerprint) -> Fingerprint:
-    """Return the device's facts: at once if they are the same as `before`, otherwise once they have been stable for 2
-    s, or for 15 s if a runtime is missing."""
+    """Return the device's facts. Return at once if they are the same as `before`. Otherwise wait until they have been
+    stable for 2 s, or for 15 s if a runtime is missing."""
     now, since, waited = await asyncio.to_thread(probe), time.monotonic(), 0.0
     while before.diff(now) and waited < (_GONE_SECONDS if _lacks_a_runtime(before, now) else _SETTLE_SECONDS):
         await asyncio.sleep(_TICK_MS / 1000)

@@ -105,8 +105,8 @@ def lost(
 
 
 def completed(finding: Finding | None, limits: AdmissionLimits) -> Finding | None:
-    """Return a finding unchanged, except if it is about memory and has no remedy of its own. Then return it with a
-    remedy that names the memory limit."""
+    """Return the finding. If it is about memory and has only the default remedy of its category, replace this remedy by
+    one that names the memory limit."""
     if finding is None or finding.category is not Category.TOO_MUCH_MEMORY or finding.has_own_remedy:
         return finding
     return msgspec.structs.replace(finding, remedy=_raise_memory(limits))
@@ -188,8 +188,8 @@ async def read(path: Path, limits: AdmissionLimits) -> Inspection:
 async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> jobs.Checked:
     """Try a model on a runtime.
 
-    Raises Unsupported if the runtime cannot be loaded, Superseded if the model was replaced or removed meanwhile, and
-    another EdgedError if the model is not the cause.
+    Raises Unsupported if the runtime cannot be loaded, and Superseded if the model was replaced or removed meanwhile.
+    Raises another EdgedError if the trial fails for a reason other than the model.
     """
     stages, granted = _Stages(Stage.OPSET), limits.of_runtime(size_mb)
     backend = job.order.recipe.backend

@@ -106,8 +106,8 @@ def _fallback(planned: PlannedModel, fits: bool) -> FallbackView:
 
 
 def _has_its_files(planned: PlannedModel, engine: PlannedEngine) -> bool:
-    """Whether an engine can be opened while the model is being read: the engine is in the store, or the version that is
-    being read is in another file."""
+    """Whether an engine can be opened while the model is being read. This is so if the engine is in the store, or if
+    the version that is being read is in another file."""
     return engine.is_usable or (planned.model is not None and planned.model.entry.path != planned.entry.path)
 
 
@@ -144,8 +144,8 @@ def cost(
     planned: PlannedModel, engine: PlannedEngine, is_busy: bool = False, parallelism: Parallelism | None = None
 ) -> float | None:
     """Return the time of one inference divided by the reference's, times `LEAST_GAIN` for a lower precision that the
-    settings do not name. Use the timing with this `parallelism`; without one, the timing that is fastest for the
-    demand. Return None if there is no such timing."""
+    settings do not name. Use the timing with this `parallelism`, or the timing that is fastest for the demand if
+    `parallelism` is None. Return None if there is no timing."""
     speeds = engine.record.speeds if engine.record is not None else ()
     costs = [each.cost(is_busy=is_busy) for each in speeds if parallelism in (None, each.parallelism)]
     if not costs:
@@ -195,7 +195,7 @@ def precision_reason(planned: PlannedModel) -> str:
 
 def why_not(engine: PlannedEngine, planned: PlannedModel) -> str:
     """Return in a few words why an engine of lower precision does not serve; empty for other engines, and if the reason
-    is not known."""
+    is unknown."""
     engines = planned.engines.values()
     if engine.recipe.precision == EXACT or engine.digest == planned.serving:
         return ""

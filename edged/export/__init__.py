@@ -1,11 +1,11 @@
-"""`edged export`: from a model of a training framework to an ONNX file that the boxes can serve, proven against the
-framework.
+"""`edged export`: exports a model of a training framework to an ONNX file that the boxes can serve. It also proves that
+the file answers as the framework does.
 
     source.py      finds the exporter for a source; reads the names in pickles without executing them
     frameworks/    the exporters, one file each; run in the user's own Python, which need not have edged
     child.py       the parent's side of that process: confinement, limits, messages
     launcher.py    confines itself, then becomes that Python
-    targets.py     the newest ONNX versions that the boxes take; checks whether the file is as requested
+    targets.py     the newest ONNX versions that the boxes support; checks whether the file is as requested
     proof.py       checks whether the file answers as the framework does
     run.py         the steps in order
 """

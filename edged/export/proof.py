@@ -1,11 +1,14 @@
 """Compares the answers of an exported file with the framework's. Pure: answers in, a comparison out.
 
 How much two correct answers differ depends on the model. For example, a top-k may order queries differently, which
-moves whole rows; in the framework itself, noise in the last bit of the picture has the same effect. So the input is
-moved by one step of its type (`verification.noise.nudged`), and each output may differ by up to `_TIMES` times the
-resulting change of the framework's own answer. If an output differs by more, or if this allowance is so large that it
-proves nothing, the sorted values of each column are compared, because rows may be in another order. If the sorted
-values differ or prove nothing, too, the decoded detections are compared.
+moves whole rows. In the framework itself, noise in the last bit of the picture has the same effect.
+
+So the input is moved by one step of its type (`verification.noise.nudged`), which changes the framework's own answer.
+Each output of the file may differ by up to `_TIMES` times this change.
+
+If an output differs by more, its rows may only be in another order. So the sorted values of each column are compared.
+They are also compared if the allowance is too large to prove anything. If the sorted values differ or prove nothing,
+the decoded detections are compared.
 """
 
 from __future__ import annotations
@@ -67,8 +70,8 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """The answers to one golden input. `sample` has the input and the answer of the exported file; `framework` is the
-    framework's answer to this input, `moved` its answer to the moved input."""
+    """The answers to one golden input. `sample` has the input and the exported file's answer. `framework` is the
+    framework's answer to this input, and `moved` its answer to the moved input."""
 
     sample: Sample
     framework: Mapping[str, Array]

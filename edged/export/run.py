@@ -47,7 +47,8 @@ _PROBE = ChildLimits(seconds=900.0, memory_mb=8192)
 
 
 class Wish(NamedTuple):
-    """The user's request; see `frameworks.contract.Request`. `opset` 0: as new as the boxes take."""
+    """The user's request; see `frameworks.contract.Request`. With `opset` 0, the file has the exporter's own opset, or
+    the newest that the boxes support if that is lower."""
 
     weights: Path | None = None
     imgsz: tuple[int, int] | None = None
@@ -84,8 +85,8 @@ def export(
 ) -> Exported:
     """Export a source to the file `out`, which is replaced at the end, and only if all checks succeed.
 
-    Raises Unsupported if a package is missing, Unsuitable or ModelRefused if the source cannot be exported as asked,
-    and BuildFailed if the framework fails or the file does not answer as the framework does.
+    Raises Unsupported if a package is missing, and Unsuitable or ModelRefused if the source cannot be exported as
+    asked. Raises BuildFailed if the framework fails, or if the file does not answer as the framework does.
     """
     began = time.monotonic()
     reads = (*source.reads, *((str(wish.weights.absolute()),) if wish.weights else ()))
@@ -170,8 +171,9 @@ class _Export:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, loaded: Answer) -> tuple[Path, str, Inspection]:
-        """Export in the framework's ways, one after the other, until a file is right. If no file is right, convert the
-        first file of which only the ONNX versions are too new."""
+        """Export in each of the framework's ways (`Answer.ways`), one after the other, until a file is as requested. If
+        no file is, convert the first file of which only the ONNX versions are too new. Raises ModelRefused if no file
+        can be converted."""
         problem, best = "", None
         # First ask for the exporter's own opset (0): the boxes may take a newer opset than the exporter can write.
         asked = [self._wish.opset] if self._wish.opset or not self._limits.opset else [0, self._limits.opset]

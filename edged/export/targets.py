@@ -1,5 +1,5 @@
-"""Finds the newest ONNX versions that all boxes of an exported model take. Checks that the exported file is as
-requested, because exporters only log it if it is not. Pure."""
+"""Finds the newest ONNX versions that all boxes support. Checks that an exported file is as requested, because
+exporters only log a difference. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Inputs = Mapping[str, tuple[str, tuple[int, ...], dict[int, str]]]  # see `child
 
 
 class Limits(NamedTuple):
-    """The newest ONNX versions that all boxes take; 0 if they are not limited. `why` names the runtime and the box that
-    limit the opset."""
+    """The newest ONNX versions that all boxes support; 0 means no limit. `why` names the runtime and the box that limit
+    the opset."""
 
     opset: int = 0
     ir_version: int = 0
@@ -26,7 +26,7 @@ class Limits(NamedTuple):
 
 
 def intersection(boxes: Mapping[str, Sequence[RuntimeSupport]]) -> Limits:
-    """Return the newest versions that every working runtime of every box takes. Raises Unsupported if a box has no
+    """Return the newest versions that every working runtime of every box supports. Raises Unsupported if a box has no
     working ONNX Runtime, with which every answer is compared."""
     limits = Limits()
     for box, runtimes in boxes.items():
@@ -44,9 +44,9 @@ def intersection(boxes: Mapping[str, Sequence[RuntimeSupport]]) -> Limits:
 
 
 def versions_beyond(found: Inspection, wanted: int, limits: Limits) -> str:
-    """Return which version is too new: an opset above `wanted` (0 without a request), or an opset or IR version above
-    those that the boxes take. Empty if both are old enough. An opset below `wanted` is accepted: some exporters write
-    an older opset if it has the same operators."""
+    """Return which version is too new; empty if none is. The opset must not be above `wanted` (0 for no request), and
+    neither version may be above that of `limits`. An opset below `wanted` is accepted, because some exporters write an
+    older opset if it has the same operators."""
     opset = found.opsets.get("ai.onnx", 0)
     if wanted and opset > wanted:
         return f"opset {opset} instead of {wanted}"

@@ -1,4 +1,5 @@
-"""An object store that boxes share: a folder, a web server, S3, Google Cloud Storage or Azure, by `obstore`.
+"""Reads and writes an object store that boxes share, with the library `obstore`. The store is a folder, a web server,
+S3, Google Cloud Storage or Azure.
 
 Every call has a time limit, also if the server is down, slow, or never ends its answer. The store is not trusted:
 callers check the data that they read.
@@ -75,12 +76,16 @@ def check_address(url: str) -> None:
 
 
 class Bucket:
-    """The objects below a URL. Calls raise Unauthenticated if the credentials are wrong, Refused if an object is behind
-    a symbolic link, Unsupported if `obstore` is missing or the store lacks the operation, and DaemonUnavailable for all
-    other failures, such as a slow store."""
+    """The objects below a URL.
+
+    Calls raise Unauthenticated if the credentials are wrong, and Refused if an object is behind a symbolic link. They
+    raise Unsupported if `obstore` is missing or the store lacks the operation. All other failures, such as a slow
+    store, raise DaemonUnavailable.
+    """
 
     def __init__(self, url: str, patience: Patience = USUAL) -> None:
-        """Prepare the use of the store; do not contact it. Raises ConfigError unless the URL names a store."""
+        """Store the address and the limits; do not contact the store. Raises ConfigError unless the URL names a
+        store."""
         check_address(url)
         self.url, self._patience, self._opened = url.rstrip("/"), patience, None
         parts = urlsplit(self.url)
@@ -127,8 +132,8 @@ class Bucket:
         await self._call(name, lambda obstore, store: obstore.put_async(store, name, data))
 
     async def create(self, name: str, data: bytes) -> bool:
-        """Write a small object unless it exists; return whether it was written. A store that cannot check this, such as
-        a web server, replaces an existing object, and the result is True."""
+        """Write a small object unless an object of this name exists; return whether it was written. A store without
+        conditional writes, such as a web server, replaces an existing object, and the result is True."""
         try:
             await self._call(name, lambda obstore, store: obstore.put_async(store, name, data, mode="create"))
         except _Exists:

@@ -44,7 +44,8 @@ class Keys:
         return self._folder / _KEY
 
     def generate(self) -> str:
-        """Make the secret key of this box; return its public key. Raises AlreadyExists if it has a key already."""
+        """Create the secret key of this box; return the public key. Raises AlreadyExists if the box already has a key,
+        Refused if the file cannot be written, Unsupported without PyNaCl."""
         _signing()  # first, because it raises Unsupported without PyNaCl
         secret = os.urandom(32)
         place = self._folder / _KEY
@@ -69,15 +70,16 @@ class Keys:
         return _public(secret) if secret else ""
 
     def sign(self, data: bytes) -> tuple[str, str]:
-        """Return the public key and the signature of data. Raises Refused if this box has no key."""
+        """Return the public key and the signature of data, both in hexadecimal digits. Raises Refused if this box has
+        no key."""
         secret = self._secret()
         if not secret:
             raise Refused("this box has no key to sign with; make one: edged fleet keygen")
         return _public(secret), bytes(_signing().SigningKey(secret).sign(data).signature).hex()
 
     def trust(self, name: str, key: str) -> None:
-        """Trust the engines of a box. Raises InvalidInput for an invalid name or key, AlreadyExists if the name has
-        another key."""
+        """Trust the engines of a box. Raises InvalidInput for an invalid name or key, and AlreadyExists if the box with
+        this name is trusted with another key."""
         if not _NAME.fullmatch(name):
             raise InvalidInput(f"{name[:40]!r} is not a name of a box; use letters, digits and . _ @ -")
         if not _HEX.fullmatch(key):

@@ -1,8 +1,9 @@
-"""Decides which of several equal boxes builds an engine: the box that holds the engine's lease in the bucket.
+"""Decides which of several boxes with the same hardware and software builds an engine: the box that holds the lease of
+the engine. A lease is an object in the bucket.
 
 A box creates the lease, waits a moment, and reads it back. If the store lets a box replace an existing object, the box
 that wrote last holds the lease. Sometimes two boxes build the same engine, which is harmless. The holder renews the
-lease. A lease that did not change for `Pace.void_s` is void: it has no holder any more. Each box measures this time
+lease. A lease that has not changed for `Pace.void_s` is void: no box holds it any more. Each box measures this time
 with its own clock, since the clock of another box may be wrong.
 """
 
@@ -38,8 +39,8 @@ USUAL = Pace()
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The content of a lease: the name of the box that builds, which messages show, a random text for this attempt, and
-    how often the lease was renewed."""
+    """The content of a lease. `holder` is the name of the box that builds, for messages. `nonce` is a random text for
+    this attempt. `renewals` is the number of renewals so far."""
 
     holder: str
     nonce: str
@@ -70,7 +71,7 @@ class Leases:
         return "" if self._clock() - since >= self._pace.void_s else found.holder or "another box"
 
     async def take(self, name: str) -> Lease | None:
-        """Take a lease for which `holder` returned an empty text. Return None if another box was faster. Raises the
+        """Acquire a lease for which `holder` returned an empty text. Return None if another box was faster. Raises the
         errors of `Bucket`."""
         mine = Lease(self._holder, os.urandom(8).hex())
         data = msgspec.json.encode(mine)
@@ -86,11 +87,11 @@ class Leases:
         return mine
 
     def hold(self, name: str, lease: Lease) -> None:
-        """Renew a lease from now on, until `release`."""
+        """Renew a lease regularly from now on, until `release` or `stop` is called."""
         self._renewing[name] = lease, asyncio.get_running_loop().create_task(self._renew(name, lease))
 
     async def release(self, name: str) -> None:
-        """Give a lease up, if this box holds it."""
+        """Stop renewing a lease and delete it, if this box holds it."""
         lease, renewing = self._renewing.pop(name, (None, None))
         if lease is None or renewing is None:
             return
@@ -102,7 +103,7 @@ class Leases:
                 await self._bucket.delete(_place(name))
 
     def stop(self) -> None:
-        """Stop renewing all leases; after a while they are void."""
+        """Stop renewing all leases, so that they become void after `Pace.void_s`."""
         for _, renewing in self._renewing.values():
             renewing.cancel()
         self._renewing.clear()

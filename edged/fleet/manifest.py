@@ -101,8 +101,8 @@ def parse(data: bytes) -> Signed:
 
 
 def check(found: Manifest, kind: Kind, name: str, key: EngineKey | None = None) -> None:
-    """Check the kind and name of a manifest, and that its file names are plain and its digests are SHA-256. If `key` is
-    given, also check that the manifest has exactly the parts of `key` and does not contradict the engine's record.
+    """Check the kind and name of a manifest, and that its file names, digests (SHA-256) and sizes are valid. If `key`
+    is given, also check that the manifest has exactly the parts of `key` and does not contradict the engine's record.
     Raises Refused if a check fails."""
     if (found.kind, found.name) != (kind, name):
         raise Refused(f"the manifest is that of {found.kind} {found.name[:40]!r}, not the requested one")

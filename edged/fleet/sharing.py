@@ -1,9 +1,9 @@
-"""Shares engines through a store. Before a build, the daemon looks for the engine there; after a build, it publishes
-the engine.
+"""Shares engines through an object store. Before a build, the daemon looks for the engine there. After a build, it
+publishes the engine there.
 
-For an engine of another box, the daemon checks the signature, whether it trusts the signer, the key and the digests.
-Then it verifies the engine like one that was built here. If the store cannot be reached, is slow, or returns wrong
-data, the box builds the engine itself, and an alarm gives the reason.
+The daemon accepts an engine of another box only if it trusts the signer and if the signature, the key and the digests
+are right. Then it verifies the engine like one that was built here. If the store cannot be reached, is slow, or returns
+wrong data, the box builds the engine itself, and an alarm gives the reason.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ USUAL = Timing()
 
 
 class Found(NamedTuple):
-    """An engine in the store that this box may try, or a timing cache. `signer` is the name of the box that built
+    """An engine or a timing cache in the store that this box may try. `signer` is the name of the box that published
     it."""
 
     manifest: Manifest
@@ -199,8 +199,8 @@ class EngineSharing:
         return found
 
     async def fetch(self, found: Found, out: Path) -> EngineRecord:
-        """Write the files of an engine into a folder; return its record. Raises Refused if a file does not match the
-        manifest, and the errors of `Bucket`."""
+        """Write the files of an engine into a folder; return the record of the engine. Raises Refused if a file does
+        not match the manifest, and the errors of `Bucket`."""
         assert found.manifest.record is not None  # `find` has checked this
         await self._fetch_files(found.bucket, found.manifest, out)
         return msgspec.structs.replace(
@@ -225,7 +225,7 @@ class EngineSharing:
             await asyncio.to_thread(_remove, part)
 
     async def turn(self, key: EngineKey) -> Turn:
-        """Return which box builds an engine. If it is another box, ask again after `timing.poll_s`."""
+        """Return which box builds an engine. If another box builds it, call this again after `timing.poll_s`."""
         leases = self._leases
         if not self.is_on or leases is None:
             return Turn()
@@ -270,8 +270,9 @@ class EngineSharing:
                 await held.release(key.digest)
 
     def refuse(self, found: Found, error: EdgedError) -> None:
-        """Refuse an engine forever if `error` means that it was altered or answers wrongly here. After another error,
-        such as lack of memory, refuse it for half an hour. After DaemonUnavailable, only pause reading."""
+        """Refuse an engine forever if `error` means that the engine was altered or gives wrong answers on this box.
+        After another error, such as lack of memory, refuse it for half an hour. After DaemonUnavailable, only pause
+        reading."""
         if isinstance(error, DaemonUnavailable):
             self._failed(self._reading, error)
             return
@@ -320,8 +321,9 @@ class EngineSharing:
         self._published.add((name, record.edition))
 
     async def _is_needed(self, bucket: Bucket, key: EngineKey) -> bool:
-        """Whether this box should publish its engine with this key: the store has no such engine, or only one that is
-        damaged or invalid, or that this box has refused forever."""
+        """Whether this box should publish its engine with this key. True if the store has no valid engine with the key,
+        or only an engine that this box has refused forever. False if the stored engine is signed by a box that is not
+        trusted."""
         try:
             known = await self._manifest(bucket, "engine", key.digest, key)
         except Untrusted:  # its signer may not trust this box either: the two would replace each other's engine forever
@@ -379,7 +381,7 @@ class EngineSharing:
                 raise Refused(f"file {file} of the shared store was altered")
 
     def _failed(self, link: Link, error: EdgedError) -> None:
-        """After a failure, pause reading from the store or writing to it, as `link` says. Do not pause if only this
+        """Pause one direction of the link to the store, reading or writing, after a failure. Do not pause if only this
         box's own disk is full."""
         if isinstance(error, OutOfSpace):
             return

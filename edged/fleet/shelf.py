@@ -37,8 +37,8 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """The objects that `prune` removed, or would remove with `dry_run`: keys of engines, the number of files that no
-    manifest names, and the size of all these objects in bytes."""
+    """The objects that `prune` removed, or would remove with `dry_run`. `engines`: the keys of the engines. `files`:
+    the number of files that no manifest names. `bytes`: the size of all these objects."""
 
     engines: list[str]
     files: int
@@ -86,7 +86,7 @@ class Shelf:
         return Pruned(gone, len(unused), sum(each.size for each in (*old, *unused)))
 
     async def _files(self, names: list[str]) -> set[str]:
-        """Return the names of the objects in the bucket that these manifests need. Raises Refused if a manifest cannot
+        """Return the names of the objects that the manifests with these names need. Raises Refused if a manifest cannot
         be read, because its files may be needed."""
         needed: set[str] = set()
         for name, data in zip(names, await self._read(names), strict=True):
@@ -99,8 +99,8 @@ class Shelf:
 
     async def rollback(self, start: str) -> bool:
         """Restore the previous manifest of the engine whose key begins with `start`, or remove the engine if it has no
-        previous manifest. Return whether it had one. Raises NotFound, or InvalidInput if several keys begin with
-        `start`."""
+        previous manifest. Return whether a previous manifest was restored. Raises NotFound, or InvalidInput if several
+        keys begin with `start`."""
         found = [key for key in map(_key, await self._names()) if key.startswith(start)]
         if not found:
             raise NotFound(f"{self._bucket.place} has no engine {start!r}; see: edged fleet list")

@@ -103,9 +103,12 @@ class EngineThreads:
     """One opened engine, its threads and the queues between them. The daemon limits the number of queued jobs.
 
     With one instance, one thread prepares pictures and another infers. Always the same thread infers, because the
-    runtime's own threads then stay on other processors (two alternating threads gave 0.83 of the throughput). If the
-    engine has no other job, the inference thread also prepares a new job, unless the session stages inputs: waking
-    another thread takes longer than most requests. With several instances, each has a thread that does whole jobs.
+    runtime's own threads then stay on other processors. Two alternating threads gave 0.83 of the throughput. If the
+    engine has no other job, the inference thread also prepares a new job, because waking another thread takes longer
+    than most requests. It does not if the session stages inputs, which means that it copies them to the device in
+    advance.
+
+    With several instances, each instance has one thread, which does whole jobs.
     """
 
     def __init__(self, order: m.Open, backend: Backend, shared: SharedView, send: Send) -> None:

@@ -39,8 +39,8 @@ class StopFinder:
         self._held = ""
 
     def take(self, text: str) -> tuple[str, bool]:
-        """Take new text; return the text that can be sent, and whether a stop was found. The returned text ends
-        before the stop."""
+        """Append new text; return the text that can be sent, and whether a stop text was found. The returned text ends
+        before the stop text."""
         if not self._stops:
             return text, False
         text = self._held + text
@@ -59,7 +59,7 @@ class StopFinder:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return how many characters at the end of a text are the beginning of a stop."""
+    """Return how many characters at the end of `text` are the beginning of the stop text `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -77,7 +77,7 @@ class _Answer:
 
 
 class Generator:
-    """Generates for the requests of one model until the daemon closes the pipe."""
+    """Generates text for the requests of one model until the daemon closes the pipe."""
 
     def __init__(self, model: LanguageModel, answers: BinaryIO) -> None:
         self._model, self._output = model, answers
@@ -86,7 +86,7 @@ class Generator:
         self._sent = 0.0
 
     def read(self, requests: BinaryIO) -> None:
-        """Read messages until the pipe is closed; the body of a thread."""
+        """Read messages until the pipe is closed. This runs in a separate thread."""
         decoder = msgspec.msgpack.Decoder(ready(m.ToHost))
         try:
             while (payload := pipe_messages.read(requests, m.LARGEST)) is not None:
@@ -199,7 +199,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def main() -> None:
-    """`python -m edged.host.language PARENT_PID MEMORY_MB REACH`"""
+    """Run the host: `python -m edged.host.language PARENT_PID MEMORY_MB REACH`."""
     parent, memory_mb, text = sys.argv[1:]
     answers = process.become_child(int(parent))
     process.restrain(int(memory_mb), niceness=process.BUILD)  # cameras come first

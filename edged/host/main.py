@@ -52,7 +52,8 @@ def serve(backend_name: str, daemon: HostEnd, arena: int, reach: Reach) -> None:
 
 
 def main() -> None:
-    """`python -m edged.host.main PARENT_PID BACKEND SOCKET_FD ARENA_FD MEMORY_MB`, with a Reach on standard input."""
+    """Run the host: `python -m edged.host.main PARENT_PID BACKEND SOCKET_FD ARENA_FD MEMORY_MB`. Standard input has the
+    `Reach`, which lists the files that the process may use."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the daemon, which stops its hosts
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     parent, backend, daemon, arena, memory_mb = sys.argv[1:]

@@ -1,9 +1,9 @@
 """One opened engine with pre- and postprocessing: pictures in, detections or tensors out. Runs in the host, or
 in-process.
 
-There are two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, copy it to the
-device if the session can do that ahead) and `infer` (run, decode the outputs). Only one thread calls `infer`. Each
-picture of a batch fails separately: a damaged picture does not affect the others.
+There are two steps, so that two threads can overlap them. `prepare` decodes pictures, fits them into the input tensor,
+and copies the tensor to the device in advance if the session can. `infer` runs the engine and decodes the outputs. Only
+one thread calls `infer`. Each picture of a batch fails separately: a damaged picture does not affect the others.
 
 Pictures that share their data are regions of one picture, which is decoded once. If a job has more pictures than the
 input tensor has rows, the engine runs again for the remaining pictures.
@@ -82,10 +82,11 @@ class _Shown(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """Pictures fitted into the input tensor, or their errors, in order. If the pipeline has n buffers, the n-th call of
-    `prepare` after this one overwrites the tensor. `inputs` is None if every picture has an error.
+    """Pictures fitted into the input tensor, or their errors, in order. `inputs` is None if every picture has an error.
+    If the pipeline has n buffers, the tensor is valid until the n-th following call of `prepare`.
 
-    `rest`: the remaining decoded pictures, for further runs of the engine with at most `most` pictures in each."""
+    `rest`: the remaining decoded pictures, for further runs of the engine with at most `most` pictures in each.
+    """
 
     inputs: Inputs | None
     pictures: tuple[_Fitted | Exception, ...]
@@ -95,8 +96,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of a picture: detections, or a content, or the raw outputs of a model without a family. `not_finite`
-    names the outputs that contain NaN or infinity."""
+    """The result of one picture. It has `detections`, or another decoded result in `content`, or the raw `outputs` of a
+    model without a family. `not_finite` names the outputs that contain NaN or infinity."""
 
     width: int
     height: int
@@ -147,9 +148,8 @@ class Pipeline:
         return self._staging is not None
 
     def prepare(self, shots: Sequence[Shot], most: int = 0) -> Prepared:
-        """Decode all pictures, and fit the first of them into an input tensor: as many as the tensor has rows, but at
-        most `most` (0: no such limit). `Prepared.rest` has the remaining pictures. Raises InvalidInput if the model
-        takes no pictures."""
+        """Decode all pictures, and fit the first ones into the rows of an input tensor, at most `most` pictures (0: all
+        rows). `Prepared.rest` has the remaining pictures. Raises InvalidInput if the model takes no pictures."""
         preparer = self._preparer
         if preparer is None:
             raise InvalidInput(f"this model takes no pictures ({self.recognition.picture}); send tensors instead")

@@ -76,8 +76,8 @@ class LineState(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, frozen=True, tag=True):
     """The state of the camera, sent about once a second and at each change. `error`: the last problem, without
-    passwords. `sinks`: problems by name of the sink. Counts start with the process. `dark_s` and `frozen_s`: for how
-    many seconds the picture has been black or unchanged."""
+    passwords. `sinks`: problems by name of the sink. All counts are since the start of the process. `dark_s` and
+    `frozen_s`: for how many seconds the picture has been black or unchanged."""
 
     state: State
     error: str = ""

@@ -86,7 +86,7 @@ class Frames:
 
 
 class JobReporter:
-    """The child's end. A runtime may report progress thousands of times, and from several threads.
+    """The child's end of the pipe. A runtime may report progress thousands of times, and from several threads.
 
     In each phase, the first report is sent, then at most five a second, and always the last one of the phase.
     """

@@ -1,4 +1,4 @@
-"""The jobs that one-shot child processes do, and their answers."""
+"""The jobs for one-shot child processes, and the answers of the jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Lower(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lowered(msgspec.Struct, frozen=True):
-    """The answer to `Lower`. `by_definition`: all changes are equivalent by the definitions of the operators."""
+    """The answer to `Lower`. `by_definition`: the definitions of the operators show that the changed model is
+    equivalent."""
 
     by_definition: bool
     details: tuple[str, ...] = ()
@@ -41,8 +42,8 @@ class Lowered(msgspec.Struct, frozen=True):
 class Prove(msgspec.Struct, frozen=True, tag=True):
     """Compare the answers of a repaired model with those of the original. Answered by `Proven`.
 
-    The original runs in ONNX Runtime. With `evaluate` it runs in ONNX's slow reference implementation instead, on as
-    many inputs as that can answer in about `seconds`.
+    The original runs in ONNX Runtime. With `evaluate` it runs in ONNX's slow reference implementation instead, on
+    further inputs until about `seconds` have passed.
     """
 
     original: Order
@@ -62,7 +63,8 @@ class Proven(msgspec.Struct, frozen=True):
 
 class FreeDims(msgspec.Struct, frozen=True, tag=True):
     """Find the input shapes that a model accepts. If they differ from the declared ones, write to the file `out` a
-    model that declares the found shapes. `sizes`: whether to also try pictures of other sizes. Answered by `Freed`."""
+    model that declares the found shapes. `dims`: whether to correct the declared dimensions, such as the batch.
+    `sizes`: whether to also try pictures of other sizes. Answered by `Freed`."""
 
     order: Order
     recognition: Recognition
@@ -118,8 +120,8 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag=True):
-    """Encode texts with the tokenizer in `files`, paths with the names in `edged.jobs.tokenizer`. Answered by
-    `Tokenized`."""
+    """Encode texts with the tokenizer in `files`. These are paths; `edged.jobs.tokenizer` lists the file names.
+    Answered by `Tokenized`."""
 
     files: tuple[str, ...]
     texts: tuple[str, ...]
@@ -132,8 +134,8 @@ class Tokenized(msgspec.Struct, frozen=True):
 
 
 class Recognise(msgspec.Struct, frozen=True, tag=True):
-    """Recognise a model with families of other packages. Answered by `Recognised`. The fields after `families` are the
-    arguments of `vision.family.recognise`."""
+    """Recognise a model with families (decoders of outputs) of other packages. Answered by `Recognised`. The fields
+    after `families` are the arguments of `vision.family.recognise`."""
 
     families: tuple[Offer, ...]
     signature: Signature
@@ -215,10 +217,11 @@ class TryFamilies(msgspec.Struct, frozen=True, tag=True):
 
 
 class MakeGolden(msgspec.Struct, frozen=True, tag=True):
-    """Run the reference on golden inputs and store both in the file `out`. Answered by `MadeGolden`.
+    """Run the reference on golden inputs, and store inputs and outputs in the file `out`. Engines are later verified
+    with these outputs. Answered by `MadeGolden`.
 
-    `expects` are the versions of the runtime's packages that the file is named after; the job fails if another version
-    is loaded.
+    `expects` are the expected versions of the runtime's packages, which determined the file's name. The job fails if
+    another version is loaded.
     """
 
     order: Order
@@ -236,8 +239,8 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 
     The other fields are for int8. The engine is calibrated on the user's `samples` (paths) and on the frames in
     `collected` that are for calibration. If its answers are outside of `tolerance`, layers are changed back to float32.
-    This takes at most `repair_s` seconds, and ends at the latest `repairs_until_s` seconds after the start of the job.
-    Without a tolerance answers are not compared.
+    This repair takes at most `repair_s` seconds, and ends at the latest `repairs_until_s` seconds after the start of
+    the job. Without a tolerance answers are not compared.
     """
 
     order: Order
@@ -268,9 +271,9 @@ class Time(Verify, frozen=True, tag=True):
 
 
 class Judge(Verify, frozen=True, tag=True):
-    """Compare a verified engine with the reference on frames of cameras, for about `seconds`. `frames` are the paths of
-    a collection's frames with the digests of the files, in the order in which they are judged; `cameras` has the camera
-    of each. Answered by `edged.store.judgement.Judgement`."""
+    """Compare a verified engine with the reference on frames of cameras, for about `seconds`. `frames` has the digests
+    of a collection's files by path, in the order in which they are judged. `cameras` has the camera of each frame by
+    path. Answered by `edged.store.judgement.Judgement`."""
 
     model: str = ""  # its name, for messages
     collection: str = ""
@@ -280,7 +283,8 @@ class Judge(Verify, frozen=True, tag=True):
 
 
 class FrameToDraw(msgspec.Struct, frozen=True):
-    """A frame of a collection by path and digest, and the detections of both sides."""
+    """A frame of a collection by path and digest, with the detections of the reference (`expected`) and of the engine
+    (`found`)."""
 
     path: str
     sha256: str
@@ -319,8 +323,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Sift(msgspec.Struct, frozen=True, tag=True):
-    """Examine `candidates`, files in the folder `out` that may become collected frames. For raw pixels in NAME, write a
-    JPEG to NAME.jpg there. Answered by `Sifted`."""
+    """Check whether `candidates`, files in the folder `out`, can become collected frames. For raw pixels in NAME, write
+    a JPEG to NAME.jpg in this folder. Answered by `Sifted`."""
 
     out: str
     candidates: tuple[Candidate, ...]
@@ -383,8 +387,8 @@ class FinishExport(msgspec.Struct, frozen=True, tag=True):
 
 
 class ExportLayers(msgspec.Struct, frozen=True, tag=True):
-    """Run an exported model on the arrays in the file `inputs` (npz), and write samples of the outputs of its modules
-    to the file `out` (npz). `edged.export.frameworks.torch_model` takes the same samples. Answered by `Done`."""
+    """Run an exported model on the arrays in the file `inputs` (npz). Write samples of its modules' outputs to the file
+    `out` (npz). `edged.export.frameworks.torch_model` samples the same elements. Answered by `Done`."""
 
     path: str
     inputs: str
@@ -411,8 +415,8 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The answer to `Check`: what the runtime supports, why it refuses the model (`finding`; None if it accepts the
-    model), and `warnings` about the model."""
+    """The answer to `Check`. `support` is what the runtime supports. `finding` is why the runtime refuses the model;
+    None if it accepts the model. `warnings` are about the model."""
 
     support: RuntimeSupport
     finding: Finding | None = None
@@ -423,8 +427,8 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class AskedPicture(msgspec.Struct, frozen=True):
-    """The answer to `AskPicture`: boxes, the highest score first, or the lines of a content. `picture` is a JPEG if
-    edged drew it, or drew a map on it."""
+    """The answer to `AskPicture`: boxes, the highest score first, or the lines of a content (another output, such as a
+    text). `picture` is a JPEG if edged drew the picture itself, or drew a map on it; otherwise empty."""
 
     width: int
     height: int
@@ -479,7 +483,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 class Timed(msgspec.Struct, frozen=True):
     """The answer to `Time`. `load`: the share of the box's processors, 0 to 1, that other processes used meanwhile.
-    `blocks` were timed with one inference at a time."""
+    `blocks`: the times of single inferences, in alternating blocks of the engine and the reference."""
 
     speeds: tuple[Speed, ...]
     load: float
@@ -495,8 +499,8 @@ class DrawnFrames(msgspec.Struct, frozen=True):
 
 class Shadowed(msgspec.Struct, frozen=True):
     """The answer to `Shadow`: how the answers agree, and statistics of the picture. `objects` and `score`: the number
-    of objects that the reference found, and their mean score; 0 for contents. `cpu_s`: the child's processor time in
-    seconds."""
+    of objects that the reference found, and their mean score; 0 if the answers are not detections. `cpu_s`: the child's
+    processor time in seconds."""
 
     comparison: Comparison
     picture: PictureStatistics

@@ -31,7 +31,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Reap a child as soon as it has ended. Until then its number is not used for another process."""
+    """Reap a child as soon as it has ended. Until then the system does not reuse its pid."""
 
     pid: int
 
@@ -40,10 +40,12 @@ Request: TypeAlias = Fork | Release
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer to a `Fork`: the child's `pid`; or the `error` number of the system call that failed; or `is_stale`,
-    if libraries on disk have changed since the server imported them. Then the daemon must start another server.
+    """The answer to a `Fork` or a `Release`.
 
-    The answer to a `Release`: the child's exit `status`, negative for a signal; None if it has not ended yet.
+    After a `Fork`: the child's `pid`, or the `error` number of the system call that failed. If `is_stale`, libraries on
+    disk have changed since the server imported them, and the daemon must start another server.
+
+    After a `Release`: the child's exit `status`, negative for a signal; None if it has not ended yet.
     """
 
     pid: int = 0

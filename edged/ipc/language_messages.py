@@ -13,7 +13,7 @@ LARGEST_ANSWER = 4 << 20
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """The first message: what to open with which runtime."""
+    """The first message: the name of the runtime, and how it must open the model."""
 
     runtime: str
     how: Opening
@@ -57,8 +57,8 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 class Text(msgspec.Struct, frozen=True, tag=True):
     """New text of a request, and the number of tokens of that text. `reason`: why the request has ended; empty if it
-    goes on. `prompt_tokens`: the number of tokens of the prompt; `cached_tokens`: how many of them an earlier request
-    had already."""
+    continues. `prompt_tokens`: the number of tokens of the prompt. `cached_tokens`: how many of the prompt's tokens
+    were already computed for an earlier request."""
 
     number: int
     text: str
@@ -69,7 +69,7 @@ class Text(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A request ended with an error of this class in `edged.errors`."""
+    """A request ended with an error. `error` is the name of a class of `edged.errors`."""
 
     number: int
     error: str

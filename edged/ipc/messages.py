@@ -1,5 +1,5 @@
-"""Messages between the daemon and an engine host: MessagePack in the frames of `ipc.frames`. Bulk bytes are in the
-arena, or follow a message that the host sends."""
+"""Messages between the daemon and an engine host: MessagePack in the frames of `ipc.frames`. Bulk bytes (pictures,
+tensors and results) are in the arena, or follow a message that the host sends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor. Its bytes are in the arena at `span`; if they did not fit there, they are in `data` or are the next
+    """One tensor. Its bytes are in the arena at `span`. If they did not fit there, they are in `data`, or are the next
     `following` bytes after the message. Elements of BYTES have a length prefix."""
 
     name: str
@@ -60,10 +60,11 @@ class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The result of one picture of `width` x `height` pixels.
 
-    It has detections, packed by `edged.vision.detections`; or a content, packed by `edged.vision.content`; or the
-    outputs of a model without a family; or the class and message of an error. `not_finite` names outputs that contain
-    NaN or infinity. `following` is the size of the detections or the content in bytes if they follow the message;
-    `detections` or `content` is then empty, not None.
+    `detections` are packed by `edged.vision.detections`. Instead, `content` is another decoded result, such as a class
+    map or a text, packed by `edged.vision.content`. `outputs` are those of a model without a family. `error` and
+    `message` are the class and message of an error. `not_finite` names outputs that contain NaN or infinity.
+    `following` is the size of the detections or the content in bytes if they follow the message; `detections` or
+    `content` is then empty, not None.
     """
 
     width: int = 0
@@ -96,8 +97,8 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Infer(msgspec.Struct, frozen=True, tag=True):
-    """A tensor request, or a batch of `parts` requests. `outputs` None: all outputs. The host writes the outputs that
-    fit into the span `reply`."""
+    """A tensor request, or a batch of `parts` requests. `outputs` None: all outputs. The host writes outputs into the
+    span `reply` as far as they fit."""
 
     job: int
     session: int
@@ -108,8 +109,9 @@ class Infer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Detect(msgspec.Struct, frozen=True, tag=True):
-    """A batch of camera frames. The host writes the raw outputs that fit into the span `reply`. `most` is the largest
-    number of pictures in one run of the engine; the engine runs again for the rest. 0: as many as the engine takes."""
+    """A batch of camera frames. The host writes raw outputs into the span `reply` as far as they fit. `most` is the
+    largest number of pictures in one run of the engine, 0 for as many as the engine accepts. The engine runs again for
+    the rest."""
 
     job: int
     session: int

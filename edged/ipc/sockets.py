@@ -1,7 +1,8 @@
 """The daemon's end of the socket to an engine host. It only moves bytes; `serving.link` encodes and decodes messages.
 
-The socket is an unnamed socket pair. A host is not trusted: a host that sends too much blocks until the loop reads
-again, and the sizes that a host announces are checked before memory is allocated for them."""
+The socket is an unnamed socket pair. A host is not trusted. A host that sends too much blocks until the daemon's event
+loop reads again. The sizes that a host announces are checked before memory is allocated for them.
+"""
 
 from __future__ import annotations
 

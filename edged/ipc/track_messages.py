@@ -15,7 +15,7 @@ LARGEST = 16 << 20
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The detections of a camera's frame, packed by `Detections.pack`. `captured`: seconds on the camera's clock.
-    `after`: the camera's highest id so far; a tracker that was restarted gives higher ids."""
+    `after`: the camera's highest track id so far; a restarted tracker assigns only higher ids."""
 
     number: int
     camera: int
@@ -42,7 +42,7 @@ class Unfit(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Followed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An id for each detection of the frame, in order; -1 for a detection without an id."""
+    """A track id for each detection of the frame, in order; -1 for a detection without a track."""
 
     number: int
     ids: tuple[int, ...]

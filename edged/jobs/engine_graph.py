@@ -1,4 +1,4 @@
-"""Reads and rewrites graphs for builders, as `edged.backends.contract.Graphs`."""
+"""Implements `edged.backends.contract.Graphs`: reads and rewrites ONNX graphs for builders of engines."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def write_named(source: Path, out: Path) -> EngineGraph:
     """Write the model as `out` with a unique name for every node and no initializer among the inputs. External weights
     are written into one file next to it.
 
-    Exporters may leave nodes without a name or give one name to several nodes, but ONNX Runtime reports the device of
-    a node by the node's name. Raises EngineUnusable or Unsuitable if the model cannot be read.
+    Unique names are needed because ONNX Runtime reports the device of a node by the node's name. Exporters may leave
+    nodes without a name, or repeat names. Raises EngineUnusable or Unsuitable if the model cannot be read.
     """
     model = Model.read(source)
     keep_inputs(model.proto, {value.name for value in model.graph.input} - model.constants.keys())
@@ -43,8 +43,8 @@ def with_inputs(source: Path, inputs: Set[str]) -> bytes:
     """Return the serialised model with only these inputs. Weights stay where they are. Raises EngineUnusable if the
     model cannot be read.
 
-    The IR version is raised to one in which constants need not be inputs. With an older one, ONNX Runtime would merge
-    equal initializers but keep the inputs of all of them, and the saved graph would need values for these inputs.
+    The IR version is raised to a version in which constants need not be inputs. With an older version, ONNX Runtime
+    would merge equal initializers but keep all their inputs. The saved graph would need values for these inputs.
     """
     proto = read_proto(source)
     keep_inputs(proto, inputs)
@@ -53,7 +53,7 @@ def with_inputs(source: Path, inputs: Set[str]) -> bytes:
 
 
 class EngineGraph:
-    """See `edged.backends.contract.Graph`."""
+    """Implements `edged.backends.contract.Graph`."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -63,8 +63,8 @@ class EngineGraph:
         return [(node.name, node.op_type) for node in _nodes(self._model.graph) if node.op_type != "Constant"]
 
     def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
-        """Return the counts of layers by precision, and notes (see the contract). Counts the precision that the runtime
-        chose: a runtime without an int8 kernel computes a layer of a quantised graph in floating point."""
+        """Return the number of layers by precision, and notes (see the contract). The precision is that which the
+        runtime chose: without an int8 kernel, a runtime computes a layer of a quantised graph in floating point."""
         counts: Counter[str] = Counter()
         for node in _nodes(self._model.graph):
             if any(kind in node.op_type for kind in _LAYERS):
@@ -87,8 +87,8 @@ class EngineGraph:
 
 
 def _shape_nodes(graph: _Graph, sizes: set[str], constants: set[str]) -> Iterator[str]:
-    """Yield the names of shape nodes. `sizes`: the values of the enclosing graphs that are computed from sizes.
-    `constants`: the constants of the enclosing graphs."""
+    """Yield the names of the nodes that `shape_work` describes. `sizes`: the values of the enclosing graphs that are
+    computed from sizes. `constants`: the constants of the enclosing graphs."""
     sizes, constants = set(sizes), constants | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":

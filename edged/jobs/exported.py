@@ -1,7 +1,7 @@
 """Finishes models that exporters of training frameworks wrote, and runs them layer by layer for comparison.
 
 Exporters say in two ways which module a node comes from. The newer exporter of torch writes metadata of nodes
-(`pkg.torch.onnx.*`), the older one puts the path of the module into the node's name.
+(`pkg.torch.onnx.*`). The older exporter puts the path of the module into the node's name.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SAMPLED = 4096  # elements, as in `edged.export.frameworks.torch_model`
 
 
 def finish(job: jobs.FinishExport) -> jobs.FinishedExport:
-    """Write an exported model again, as one file if the model is not too large, with the job's metadata. Return the
-    source lines by operator. Raises EngineUnusable if the model or its external data cannot be read."""
+    """Write an exported model again, as one file if the model is not too large, with the job's metadata. Return one
+    source line for each operator. Raises EngineUnusable if the model or its external data cannot be read."""
     source = Path(job.path)
     try:
         size = sum(file.stat().st_size for file in source.parent.glob(f"{source.name}*"))

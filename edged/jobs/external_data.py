@@ -36,7 +36,7 @@ class _Reference(msgspec.Struct, frozen=True):
 
 
 def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[ExternalFile, ...], Finding | None]:
-    """Return every external file that tensors name, each with its problem if it has one, and the first finding."""
+    """Return every external file that tensors name, each with its problem (if any), and the first finding."""
     first: Finding | None = None
     needed: dict[str, _Reference] = {}
     damaged: dict[str, Finding] = {}
@@ -66,7 +66,7 @@ def altered(
     """Compare complete files with the checksums in the model. Return the files with their problems, and the first
     finding.
 
-    Only files with a checksum are read. A file that vanishes meanwhile gets no problem here."""
+    Only files with a checksum are read. A file that cannot be read gets no problem here."""
     checksums: dict[str, dict[str, str]] = {}  # by file: tensor names by checksum
     for tensor in tensors:
         if tensor.data_location == onnx.TensorProto.EXTERNAL and (entries := _entries(tensor)).get("checksum"):
@@ -82,7 +82,7 @@ def altered(
 
 
 def _compared(folder: Path, location: str, checksums: Mapping[str, str]) -> Finding | None:
-    """Return a finding if the SHA-1 of a file is not the one in the model. `checksums`: tensor names by SHA-1."""
+    """Return a finding if the SHA-1 of a file differs from that in the model. `checksums`: tensor names by SHA-1."""
     if not checksums:
         return None
     for checksum, tensor in checksums.items():

@@ -1,4 +1,8 @@
-"""Loads families of other packages and recognises models with them, in a child: their code may hang or crash."""
+"""Loads model families from other packages, and recognises which family a model belongs to.
+
+A family prepares the inputs and decodes the outputs of its models. Runs in a child, because the code of a family may
+hang or crash.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ Report: TypeAlias = Callable[[jobs.Progress], None]
 
 
 def recognise(job: jobs.Recognise, report: Report) -> jobs.Recognised:
-    """Recognise a model. If the setting `family` names a family and that family fails, raise its error. Without the
-    setting, report the error of a family that fails and ignore the family, because the model may be of another one."""
+    """Find the family of a model. If the setting `family` names a family and this family fails, raise its error.
+    Without the setting, report the error of a family that fails and ignore it, because another family may be right."""
     is_set = "family" in job.settings
     usable, problems = list[ThirdParty](), list[str]()
     for _, found in _loaded(job.families, report):
@@ -45,8 +49,8 @@ def load(job: jobs.LoadFamilies, report: Report) -> jobs.LoadedFamilies:
 
 
 def _loaded(offers: Sequence[Offer], report: Report) -> Iterator[tuple[Offer, ThirdParty | EdgedError]]:
-    """Yield each offer with its family, or with the error that prevents loading. The progress names the family, because
-    loading may hang."""
+    """Yield each offer with its family, or with the error that prevents loading. The reported progress names the
+    family, because loading may hang."""
     for offer in offers:
         report(jobs.Progress(jobs.loading(offer.family)))
         try:

@@ -1,8 +1,8 @@
 """Checks whether a graph is well-formed: every name is produced once, and no node depends on itself. Pure.
 
-These checks come before a runtime opens the model: on an invalid graph some runtimes crash, some never end, and none
-says whether the exporter or the runtime itself is at fault. `edged.jobs.inspect` checks types and shapes of inputs and
-outputs. `graph.input` may list weights too, which is no error.
+These checks come before a runtime opens the model, because some runtimes crash on an invalid graph, and some never end.
+None says whether the exporter or the runtime itself is at fault. `edged.jobs.inspect` checks types and shapes of inputs
+and outputs. `graph.input` may list weights too, which is no error.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
 
 
 def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[Finding]:
-    """Yield a finding for each domain with two different versions: runtimes silently use one of both versions. Equal
-    entries are allowed, because onnx.compose writes them."""
+    """Yield a finding for each domain with different versions, because runtimes silently use one of them. Equal entries
+    are allowed, because onnx.compose writes them."""
     named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
     for domain in _twice([domain for domain, _ in sorted(named)]):
         versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
@@ -86,7 +86,8 @@ def _own_names(graph: onnx.GraphProto, inputs: Sequence[str], constants: Sequenc
 def _nodes(
     nodes: Sequence[onnx.NodeProto], given: _Names, outer: Sequence[_Names], taken: Sequence[_Names]
 ) -> Iterator[Finding]:
-    """Yield the findings of the nodes of a graph or function. `given`: its inputs and initialisers."""
+    """Yield the findings about the nodes of a graph or function. `given`: its inputs and initialisers. `outer` and
+    `taken` are as in `_graph`."""
     makers: dict[str, int] = {}
     names: set[str] = set()
     made = [tuple(node.output) for node in nodes]  # read once, because reading fields of protobuf messages is slow
@@ -175,8 +176,7 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
 
 def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
     """Return the indices of the nodes of one cycle, each after a node that it depends on. `missing`: the number of
-    unmet dependencies of each node. Going from a node to one of its unmet dependencies, again and again, leads into a
-    cycle."""
+    unmet dependencies of each node. A path along unmet dependencies always leads into a cycle."""
     at = next(index for index, count in enumerate(missing) if count)
     place: dict[int, int] = {}
     way: list[int] = []

@@ -1,8 +1,8 @@
 """Finds errors in operators, types and shapes with the onnx package, and infers shapes.
 
-A finding is only a suspicion: the package may have another version of an operator than the runtime, and models with
+A finding is only a suspicion. The package may have another version of an operator than the runtime, and models with
 wrong declared shapes are still served. If the runtime refuses the model too, this finding is reported, because it is
-more precise; otherwise it is a warning. The package's C++ code may crash or never end, so it runs in a child.
+more precise. Otherwise it is a warning. The package's C++ code may crash or never end, so the check runs in a child.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def _inferred(proto: onnx.ModelProto, *, is_strict: bool) -> onnx.ModelProto:
 
 
 def _nodes(walk: Walk) -> Iterator[Finding]:
-    """Check attributes and numbers of inputs and outputs of each node separately, so that the node is known.
+    """Check the attributes of each node, and how many inputs and outputs it has. Each node is checked separately, so
+    that a finding can name it.
 
     Nodes of functions are not checked, because their callers may supply attributes."""
     context, proto = type(onnx.checker.DEFAULT_CONTEXT)(), walk.proto
@@ -135,8 +136,8 @@ def _category(why: str) -> Category:
 
 
 def _found(operator: str, name: str, walk: Walk) -> onnx.NodeProto | None:
-    """Return the node that an error names. If the error gives only the operator, return the node of that operator that
-    has no name, if there is exactly one. None if no such node is found."""
+    """Return the node that an error names. If the error names only the operator, return the only node of that operator
+    without a name. Return None if there is no such node, or several."""
     kin = [node for node in walk.nodes if text(node.op_type) == operator]
     if name:
         return next((node for node in kin if text(node.name) == name), None)

@@ -55,7 +55,7 @@ def _no_report(stage: Stage) -> None:
 
 
 def inspect(path: Path, report: Report = _no_report) -> Inspection:
-    """Parse a model without its external weights, and check whether it can be served at all.
+    """Parse a model without its external weights, and check whether it can be served.
 
     If the file can be parsed, the inspection is complete. If the model cannot be served, the inspection's `finding`
     says why. Raises ModelRefused with a finding if the file is not a model. `report` is called at the start of each
@@ -133,7 +133,7 @@ def _digest(
 
 
 def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Value], list[_Value]]:
-    """Return inputs and outputs. An output without a type or shape gets the inferred one."""
+    """Return inputs and outputs. An output without a type or shape gets the inferred type and shape."""
     # Before IR version 4 every initialiser was listed as an input as well.
     initialisers = {tensor.name for tensor in graph.initializer}
     worked_out = {value.name: value for value in inferred.output}
@@ -144,8 +144,8 @@ def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Va
 
 
 def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
-    """Return inputs with a default (thresholds, scales, flags): initializers that are also inputs, if they are small.
-    Large ones are weights: some exporters list every initializer as an input. Files before IR version 4 had to list
+    """Return the inputs with a default, such as thresholds, scales and flags. They are small initializers that are also
+    inputs. Large initializers are weights, which some exporters also list as inputs. Files before IR version 4 list
     every initializer, so their inputs have no defaults."""
     if proto.ir_version < _FIRST_OPTIONAL:
         return ()

@@ -1,14 +1,14 @@
-"""The layers of a prepared model that int8 may compute, and the Q/DQ pairs before them.
+"""Chooses the layers of a prepared model that int8 computes, and adds Q/DQ pairs before them.
 
-The pairs are placed as TensorRT requires: before layers and never after them, so that following nodes can be fused.
-Weights are stored in float32 and have a symmetric pair of their own, with one scale for each channel. A bias has no
-pair. Inputs are symmetric, with one scale and a zero point of zero. The last layers stay float32, because their outputs
-become coordinates and scores. Depthwise convolutions stay float32 too, because their channels differ in range but share
-one scale.
+A Q/DQ pair is a QuantizeLinear node followed by a DequantizeLinear node. The first recipe places pairs as TensorRT
+requires: before layers and never after them, so that following nodes can be fused. Weights are stored in float32 and
+have a separate symmetric pair, with one scale for each channel. A bias has no pair. Inputs are symmetric, with one
+scale and a zero point of zero. The last layers stay float32, because their outputs become coordinates and scores.
+Depthwise convolutions stay float32 too, because their channels differ in range but share one scale.
 
-The second recipe is for OpenVINO, which has more kernels. In this recipe inputs are asymmetric: values that are hardly
-ever negative, as after an activation, get twice as many levels. Depthwise convolutions are quantised too, with a pair
-of their own that has a scale for each channel.
+The second recipe is for OpenVINO, which has more kernels. Its inputs are asymmetric, so values that are rarely
+negative, as after an activation, get twice as many levels. Depthwise convolutions are quantised too, with a separate
+pair that has a scale for each channel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FUSED = frozenset(
 
 
 class Value(NamedTuple):
-    """A value that layers read, quantised with one scale, or, if `by_channel`, with a scale for each channel."""
+    """A value that layers read. It is quantised with one scale, or with a scale for each channel if `by_channel`."""
 
     name: str
     by_channel: bool = False
@@ -104,13 +104,14 @@ def choose(model: Model, *, depthwise: bool) -> tuple[list[Layer], tuple[str, ..
 
 
 def _follow(node: onnx.NodeProto, quantised: set[str]) -> None:
-    """Add the input of a node that a runtime fuses into the node before it, if its output is quantised."""
+    """Add the inputs of a node to `quantised` if its output is there and runtimes fuse the node into the node before
+    it."""
     if node.op_type in _FUSED and not quantised.isdisjoint(node.output):
         quantised.update(node.input)
 
 
 def _has_no_bias(node: onnx.NodeProto) -> bool:
-    """Whether a layer is a matrix product that adds nothing. The bias after a MatMul is another node, an Add, at which
+    """Whether a layer is a matrix product without a bias. The bias after a MatMul is a separate Add node, at which
     `_follow` stops."""
     return node.op_type == "MatMul" or (node.op_type == "Gemm" and not any(node.input[2:]))
 
@@ -170,11 +171,11 @@ def asymmetric(least: npt.NDArray[np.floating], most: npt.NDArray[np.floating]) 
 
 
 class Pairs:
-    """Adds Q/DQ pairs to a model; each value and each weight gets one pair, however many layers use it."""
+    """Adds Q/DQ pairs to a model. Each value and each weight gets one pair, even if several layers use it."""
 
     def __init__(self, model: Model, scales: Scales, levels: float) -> None:
-        """`scales` are those of the inputs of all layers that will be quantised; `levels` is as in `symmetric`, for the
-        weights."""
+        """`scales` has the scales for the inputs of all layers to quantise. `levels` is the largest int8 value of a
+        weight."""
         self._model, self._scales, self._levels = model, scales, levels
         self._made: dict[tuple[str, bool, int], str] = {}
         self.nodes: list[onnx.NodeProto] = []  # the new nodes, in an order that ONNX accepts
@@ -219,7 +220,7 @@ def quantise(
     corrections: Corrections = NONE,
     levels: float = EIGHT_BITS,
 ) -> None:
-    """Put Q/DQ pairs before these layers of a prepared model, and correct their biases."""
+    """Put Q/DQ pairs before `layers` of a prepared model, and add `corrections` to their biases."""
     wanted = {layer.node: layer for layer in layers}
     pairs, nodes = Pairs(model, scales, levels), list[onnx.NodeProto]()
     for node in model.graph.node:
@@ -281,7 +282,7 @@ class _Appendix:
         return name
 
     def reduce(self, kind: str, source: str, *axes: int) -> str:
-        """Append ReduceMax or the like, whose axes are an input since opset 18."""
+        """Append a reduction such as ReduceMax. Since opset 18, its axes are an input instead of an attribute."""
         if self._has_axes_input or kind == "ReduceSum":
             return self.add(kind, source, self.constant(*axes), keepdims=0)
         return self.add(kind, source, axes=list(axes), keepdims=0)
@@ -292,9 +293,9 @@ class _Appendix:
 
 
 class Watch(NamedTuple):
-    """Names of the outputs that `add_watches` adds for one value: its least and its largest element, [batch, channels],
-    and the absolute values of some elements, [batch, channels, n]. Batch and channels are 1 for a value with one
-    scale."""
+    """Names of the outputs that `add_watches` adds for one value. `least` and `most` are its least and its largest
+    element, [batch, channels]. `some` are the absolute values of some elements, [batch, channels, n]. Batch and
+    channels are 1 for a value with one scale."""
 
     least: str
     most: str
@@ -302,8 +303,8 @@ class Watch(NamedTuple):
 
 
 def add_watches(model: Model, values: Collection[Value], sampled: int) -> dict[Value, Watch]:
-    """Let a prepared model also return, for each value, its least and largest element and about `sampled` of its
-    elements. The graph computes them, so that no large value has to stay in memory."""
+    """Make a prepared model also return the least and largest element of each value, and about `sampled` of its
+    elements. The graph computes them, so that no large value must stay in memory."""
     more = _Appendix(model)
     two, zero, last, one = (more.constant(number) for number in (2, 0, 2, 1))
     few, end = more.constant(2 * sampled), more.constant(np.iinfo(np.int64).max)
@@ -321,7 +322,7 @@ def add_watches(model: Model, values: Collection[Value], sampled: int) -> dict[V
 
 
 def add_shadows(model: Model, layers: Iterable[Layer], scales: Scales, levels: float = EIGHT_BITS) -> dict[str, Shadow]:
-    """Let a prepared model also compute each layer with a quantised input and weights; everything else stays float32.
+    """Make a prepared model also compute each layer with a quantised input and weights. Everything else stays float32.
     Return the names of the new outputs by the layer's name."""
     wanted, pairs, more = {layer.node: layer for layer in layers}, Pairs(model, scales, levels), _Appendix(model)
     shape, found = more.constant(0, 0, -1), dict[str, Shadow]()

@@ -1,6 +1,6 @@
-"""The pictures with which an int8 model is calibrated, and other pictures, on which it is compared with float32.
+"""Chooses the pictures that calibrate an int8 model, and other pictures on which the model is compared with float32.
 
-The user's pictures come first, then frames that were collected from the user's cameras, then drawn pictures, because
+The user's pictures come first, then frames that were collected from the user's cameras. Drawn pictures follow, because
 engines are verified on drawn pictures as well. Every fourth of the user's pictures and frames is set aside for the
 comparison, which chooses ranges and layers. Engines are judged later on pictures that neither calibration nor the
 comparison uses.
@@ -65,8 +65,8 @@ def with_margin(tolerance: Tolerance) -> Tolerance:
 
 
 class Comparison:
-    """Compares models with the reference on pictures. `tolerance` is that of the engine's verification; the comparison
-    uses a stricter one (`with_margin`)."""
+    """Compares models with the reference on pictures. `tolerance` is that of the engine's verification. The comparison
+    uses a stricter tolerance (`with_margin`)."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class Comparison:
         return Outcome(_loss(pairs), verdict)
 
     def _difference_on_frames(self, pairs: Sequence[Pair]) -> str:
-        """Return how the answers to frames differ too much; empty if they do not. Single classes and cameras are not
-        judged, because there are too few frames."""
+        """Return in which figures the answers to frames differ too much, or an empty text if there are none. Single
+        classes and cameras are not judged, because there are too few frames."""
         if not self._frames or self._recognition.family is None or not is_decoded_here(self._recognition):
             return ""
         judging = FrameJudge(self._recognition, self._tolerance, "", "int8")

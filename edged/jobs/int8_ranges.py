@@ -1,7 +1,7 @@
-"""How large the values of a model are on calibration data, and estimates of the range that int8 should cover.
+"""Measures how large the values of a model are on calibration data, and estimates the range that int8 should cover.
 
-The largest value is a poor range if a few values are far larger than all others: int8 then has few levels left for
-these others. So there are several estimates. `onnx_int8` chooses among them by comparing answers. All estimates are
+The largest value is a poor range if a few values are far larger than all others. Then int8 has few levels left for the
+other values. So there are several estimates. `onnx_int8` chooses among them by comparing answers. All estimates are
 computed from histograms, which are filled while the model runs, so that memory does not grow with the number of
 pictures.
 """
@@ -29,8 +29,8 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 class Range:
-    """The values in one or more rows (channels): the least and the largest of each row, and a histogram of their sizes
-    (absolute values)."""
+    """The range of the values in one or more rows (channels). Each row has its least and largest value, and a histogram
+    of its sizes (absolute values)."""
 
     def __init__(self, rows: int) -> None:
         self.least: _Floats = np.zeros(rows)  # zero is always in the range
@@ -45,7 +45,8 @@ class Range:
         return found
 
     def add(self, least: _Floats, most: _Floats, some: _Floats) -> None:
-        """Count values: the least and the largest of each row [rows], and a part of the sizes [rows, n]."""
+        """Count the values of a run. `least` and `most` are the bounds of each row, [rows]. `some` are the absolute
+        values of a sample, [rows, n]."""
         most = np.where(np.isfinite(some).all(axis=1), most, np.inf)
         self.least, self.most = np.minimum(self.least, least), np.maximum(self.most, most)
         if not np.isfinite(self.largest).all():

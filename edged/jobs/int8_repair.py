@@ -1,8 +1,8 @@
-"""Repairs an int8 model that answers too wrongly: gives the layers that int8 harms most back to float32.
+"""Repairs an int8 model whose answers are too wrong: the layers that int8 harms most compute in float32 again.
 
 Layers are ranked by the change of a layer's output when only this layer is quantised. One pass over a few pictures
-measures this for all layers. A bisection finds how many of the most harmful layers must be given back. Further trials
-look for layers among these that can stay in int8.
+measures this for all layers. A bisection finds how many of the most harmed layers must return to float32. Further
+trials look for layers among these that can stay in int8.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MOST_TRIALS = 12
 
 
 class Search(NamedTuple):
-    """The outcome of `give_back`. `given_back` has the positions of layers in the ranking; None if no set of layers was
-    found to be right. `is_cut_off`: whether the time ended before the search."""
+    """The outcome of `give_back`. `given_back` has the positions in the ranking of the layers that return to float32.
+    It is None if no trial made the model right. `is_cut_off`: whether the bisection ended early."""
 
     given_back: frozenset[int] | None
     trials: int
@@ -35,8 +35,8 @@ class Search(NamedTuple):
 def give_back(
     count: int, is_right: Callable[[frozenset[int]], bool], may_go_on: Callable[[], bool] = lambda: True
 ) -> Search:
-    """Find a small set of layers that makes the int8 model right if these layers are given back to float32. The layers
-    are numbers below `count`, the most harmful layer first.
+    """Find a small set of layers that makes the int8 model right if these layers return to float32. The layers are
+    numbers below `count`, the most harmed layer first.
 
     `is_right` tries the model with a set of layers in float32. It is called at most MOST_TRIALS times, and only while
     `may_go_on` returns true. At least one layer stays in int8, otherwise the model would not be int8.
@@ -78,7 +78,7 @@ def give_back(
 
 class Harm(NamedTuple):
     """The effect of quantising only one layer. `share` is the relative L2 change of the layer's output. `mean` is the
-    mean difference in each channel, which can be added to the bias; None for a layer that can have no bias."""
+    mean difference in each channel, which can be added to the bias. It is None for a layer that can have no bias."""
 
     share: float
     mean: Floats | None
@@ -92,7 +92,7 @@ def harm(
     work: Path,
     levels: float = EIGHT_BITS,
 ) -> dict[str, Harm]:
-    """Return the effect of int8 on each layer by name, the most harmful first. Writes into the folder `work`."""
+    """Return the effect of int8 on each layer by name, the most harmed layer first. Writes into the folder `work`."""
     model = Model.read(prepared)
     names = add_shadows(model, layers, scales, levels)
     model.write(work / "shadows.onnx")

@@ -1,8 +1,8 @@
-"""The one-shot child: reads one job from standard input, does it, reports to the daemon, and ends. The job server
-(`edged.jobs.server`) forks it.
+"""The one-shot child process: reads one job from standard input, runs it, reports to the daemon, and ends. The job
+server (`edged.jobs.server`) forks this process.
 
-Runtimes print to standard output. So the real standard output is kept as the channel to the daemon, and file descriptor
-1 is redirected to standard error before a runtime is imported.
+Runtimes print to standard output. So the real standard output becomes the channel to the daemon, and file descriptor 1
+is redirected to standard error before any import of a runtime.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LINGER_SECONDS = 10.0  # after the last message; a living daemon kills this pro
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do the job on standard input. The arguments are SERVER_PID MEMORY_MB DISK_MB NICENESS REACH.
+    """Run the job on standard input. The arguments are SERVER_PID MEMORY_MB DISK_MB NICENESS REACH.
 
-    Returns 0 after an answer on the channel, 3 after a failure message. Any other exit status is a crash."""
+    Returns 0 after an answer on the channel, 3 after a failure message. Any other exit status counts as a crash."""
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(arguments: Sequence[str]) -> NoReturn:
     """Run `main` with these arguments, then exit. After an answer or a failure message, first wait for the daemon to
-    kill this process, because the daemon finds the children of this process only while this process lives.
+    kill this process. The daemon finds the children of this process only while this process lives.
 
     Libraries are not unloaded, because runtimes may crash or hang while they are unloaded.
     """
@@ -104,7 +104,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
 
 
 def _is_too_large(error: BaseException | None) -> bool:
-    """Whether the error, or one that it was raised from, is EFBIG: the kernel refused to let a file grow."""
+    """Whether an error or one of its causes is EFBIG: the kernel refused to let a file grow."""
     while error is not None:
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             return True

@@ -99,7 +99,8 @@ def _onnx_in(folder: Path) -> str:
 
 
 def parse(path: Path) -> tuple[onnx.ModelProto, str]:
-    """Return the model in a file, and the SHA-256 of the parsed bytes, because the file may be replaced later."""
+    """Return the model in a file, and the SHA-256 of the parsed bytes, because the file may be replaced later. Raises
+    ModelRefused if the file cannot be read or is not an ONNX model."""
     try:
         data = read_regular(path)
     except OSError as error:
@@ -123,7 +124,7 @@ def parse(path: Path) -> tuple[onnx.ModelProto, str]:
 
 
 def _unparsed(name: str, data: bytes) -> ModelRefused:
-    """Return the refusal of bytes that protobuf cannot parse."""
+    """Return the error for bytes that protobuf cannot parse."""
     trouble = wire_trouble(data)
     if trouble == "too deep":
         message = f"{name} nests graphs or types deeper than protobuf allows"

@@ -1,4 +1,4 @@
-"""An ONNX model that a build step changes: read without its external weights, sorted, typed and written again.
+"""Reads an ONNX model without its external weights, sorts its nodes and infers types, and writes the changed model.
 
 Runs in a child of the daemon, like all code that parses a model. Format: onnx/docs/IR.md (ModelProto, GraphProto).
 """
@@ -72,7 +72,7 @@ class Model:
             return numpy_helper.to_array(self._loaded(tensor) if _is_outside(tensor) else tensor)
 
     def element_count(self, name: str) -> int | None:
-        """Return the number of values of a constant; None if the name is not of a constant."""
+        """Return the number of elements of a constant, or None if no constant has this name."""
         tensor = self.constants.get(name)
         return None if tensor is None else int(np.prod(tensor.dims, dtype=np.int64))
 
@@ -87,8 +87,8 @@ class Model:
     def write(self, path: Path, change: Callable[[TensorProto], None] | None = None) -> None:
         """Write a new file, with weights in another file next to it if the model had external data or is large.
 
-        `change` is applied to each initialiser with its values loaded, just before it is written, so that only one
-        external tensor is in memory at a time. Do not use the model afterwards.
+        `change` is applied to each initialiser, with its values loaded, just before it is written. So only one external
+        tensor is in memory at a time. Do not use the model afterwards.
         """
         initialisers, tensors = len(self.graph.initializer), list(_tensors(self.graph))
         outside = any(_is_outside(tensor) for tensor in tensors) or sum(map(_byte_size, tensors)) > _LARGE
@@ -164,8 +164,8 @@ def _reading(tensor: TensorProto) -> Iterator[None]:
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort nodes so that producers come before consumers, as ONNX requires. Apart from that, the order of the file
-    stays. Raises Unsuitable if the graph has a cycle."""
+    """Sort nodes so that producers come before consumers, as ONNX requires. Otherwise, keep the order of the file.
+    Raises Unsuitable if the graph has a cycle."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     needs = [{producers[name] for name in (*node.input, *captured(node)) if name in producers} for node in graph.node]
     if all(need < index for index, needed in enumerate(needs) for need in needed):

@@ -1,8 +1,8 @@
 """Converts a model to half precision: layers and the nodes between them compute in float16, other nodes stay float32.
 
-Every value is produced in one precision. If it is also needed in the other precision, one Cast follows. So there are
-casts only where the precision changes, inputs and outputs stay as declared, and every operator gets only types that
-its definition in the model's opset allows.
+Every value is produced in one precision. If it is also needed in the other precision, one Cast follows. So the graph
+has a cast only if the precision changes. Inputs and outputs stay as declared. Every operator gets only types that its
+definition in the model's opset allows.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class _Rewriter:
         return {name: forms for name, forms in wanted.items() if self._model.types.get(name) == FLOAT}
 
     def _find_made(self) -> dict[str, int]:
-        """Return the precision in which each float32 value is produced. A constant may have either precision; an input
-        keeps its declared one."""
+        """Return the precision in which each float32 value is produced. A constant may have either precision. An input
+        keeps its declared precision."""
         made = {name: FLOAT for name, kind in self._model.types.items() if kind == FLOAT}
         for index, slots in self._choice.nodes.items():
             node = self._graph.node[index]
@@ -128,8 +128,8 @@ class _Rewriter:
         return FLOAT16 if slots is not None and slots.inputs[slot] else FLOAT
 
     def _name(self, name: str, form: int) -> str:
-        """Return the name of a value in a precision. The value keeps its name in the precision in which it is produced;
-        an output of the graph keeps its name in float32."""
+        """Return the name of a value in a precision. A value keeps its name in the precision in which it is produced.
+        An output of the graph keeps its name in float32."""
         if name not in self._made or form == (FLOAT if name in self._outputs else self._made[name]):
             return name
         if (name, form) not in self._names:
@@ -220,8 +220,8 @@ def _uses_float(node: onnx.NodeProto, model: Model) -> bool:
 
 
 def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
-    """Return the slots that the operator's definition in the model's opset allows to be float16, or, if the node must
-    stay as it is, the reason."""
+    """Return the slots that may be float16 by the operator's definition in the model's opset. If the node must stay
+    unchanged, return the reason as text."""
     if node.domain not in ("", "ai.onnx"):
         return f"domain {node.domain} does not declare its types"
     if next(bodies(node), None) is not None:
@@ -296,8 +296,8 @@ def _largest(array: Array) -> float:
 def _loss(array: Array, bounds: bool, added: bool) -> str:
     """Return which values of a constant do not fit float16; empty if all important values fit.
 
-    Small values next to large ones may become zero, and so may values that are only added to the result. If all values
-    are small, as for an epsilon that prevents a division by zero, none may become zero.
+    Small values next to large values may become zero, and so may values that are only added to the result. If all
+    values are small, as for an epsilon that prevents a division by zero, none may become zero.
     """
     largest = _largest(array)
     if largest > _LARGEST:

@@ -1,9 +1,9 @@
 """Converts a model to int8: inputs and weights of layers pass through Q/DQ pairs, everything else stays float32.
 
 The model is converted with several estimates of the values' ranges. Each result is compared with float32 on pictures
-that are used for nothing else, and the best estimate is taken. Then the biases are corrected by the mean error of int8
+that are used for nothing else, and the best estimate is used. Then the biases are corrected by the mean error of int8
 in each channel (Nagel et al., Data-free quantization through weight equalization and bias correction, 2019). If the
-answers are still too wrong, the layers that int8 harms most are given back to float32.
+answers are still too wrong, the layers that int8 harms most return to float32.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def to_int8(
 
 
 class _Conversion:
-    """One prepared model on its way to int8: the layers to quantise, and the scales of their inputs."""
+    """The conversion of one prepared model. `layers` are to be quantised, `kept` and `notes` describe the result."""
 
     def __init__(self, prepared: Path, layers: Sequence[Layer], work: Path, way: Way) -> None:
         self.layers, self.kept, self.notes = list(layers), tuple[str, ...](), list[str]()
@@ -81,7 +81,7 @@ class _Conversion:
 
     def measure(self, calibration: Iterable[Mapping[str, Array]]) -> None:
         """Measure the ranges of the layers' inputs, and choose scales that cover the largest values. Raises Unsuitable
-        without calibration data, EngineUnusable if a range is not finite."""
+        without calibration data, and EngineUnusable if a range is not finite."""
         values = list(dict.fromkeys(layer.value for layer in self.layers))
         notify = partial(self._way.notify, "calibrating")
         self._ranges = int8_ranges.measure(self._prepared, values, self._some_kept(calibration), self._work, notify)
@@ -115,7 +115,7 @@ class _Conversion:
         }
 
     def write(self, layers: Sequence[Layer], scales: Scales | None = None) -> Model:
-        """Return the prepared model with these layers quantised."""
+        """Return the prepared model with `layers` quantised."""
         model = Model.read(self._prepared)
         int8_layers.quantise(model, layers, scales or self._scales, self._corrections, self._way.levels)
         return Model(model.proto, model.folder)
@@ -134,7 +134,8 @@ class _Conversion:
         return comparison.of(run)
 
     def improve(self, comparison: Comparison) -> None:
-        """Choose the ranges, correct the biases, and give layers back to float32 if the answers are still too wrong."""
+        """Choose the ranges and correct the biases. If the answers are still too wrong, some layers compute in float32
+        again."""
         outcome = self._choose_ranges(comparison)
         harm = int8_repair.harm(self._prepared, self.layers, self._scales, self._kept, self._work, self._way.levels)
         self._corrections = {layer: each.mean for layer, each in harm.items() if each.mean is not None}
@@ -148,7 +149,7 @@ class _Conversion:
             self._repair(comparison, outcome, {layer: each.share for layer, each in harm.items()})
 
     def _choose_ranges(self, comparison: Comparison) -> Outcome:
-        """Take the best estimate of ranges: estimates with acceptable answers come first, then those with less loss."""
+        """Use the best estimate of ranges, and return its outcome. An accepted outcome is best, then the least loss."""
         scales = {name: self._scales_by(name) for name in ESTIMATES}
         found = {name: self._try(self.layers, comparison, each) for name, each in scales.items()}
         best = min(found, key=lambda name: _rank(found[name]))
@@ -165,7 +166,8 @@ class _Conversion:
         return found[best]
 
     def _repair(self, comparison: Comparison, before: Outcome, harm: Mapping[str, float]) -> None:
-        """Give layers back to float32. `harm` ranks them."""
+        """Make the layers that int8 harms most compute in float32 again. `harm` has the relative change of each layer's
+        output, the largest first."""
         problem = f"int8 is too wrong on the pictures set aside: {before.verdict.reason}"
         if not self._way.repair_s:
             self.notes.append(f"{problem}; repairs are off (int8.repair_s)")
@@ -201,7 +203,7 @@ class _Conversion:
 
 
 def _rank(outcome: Outcome) -> tuple[bool, float]:
-    """Return the key by which outcomes are sorted: accepted ones first, then those with less loss."""
+    """Return the key by which outcomes are sorted: accepted outcomes first, then by loss, the least first."""
     return not outcome.verdict.accepted, outcome.loss
 
 
@@ -231,8 +233,8 @@ def _words(inputs: Mapping[str, np.dtype[np.generic]]) -> str:
 def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     """Write a copy of the model into the folder `work`, prepared for quantising. Return its path and notes on changes.
 
-    The copy has an opset with scales for each channel; batch normalisation and other constant arithmetic folded into
-    the weights; a name for every node; and no output that is also the input of a layer, because such an output would be
+    The copy has an opset with scales for each channel. Batch normalisation and other constant arithmetic are folded
+    into the weights, and every node has a name. No output is also the input of a layer, because such an output would be
     quantised too. The copy answers as the model does. The model itself is not changed.
     """
     notes: tuple[str, ...] = ()
@@ -281,8 +283,8 @@ def _fold(model: Model, work: Path) -> Model:
 def _hide(model: Model) -> dict[str, onnx.NodeProto]:
     """Replace activations that ONNX defines as functions by a stand-in, and return them by the name of the stand-in.
 
-    When ONNX Runtime folds, it also inlines functions. OpenVINO fuses such an activation into an int8 convolution, but
-    not the operators that it consists of.
+    When ONNX Runtime folds constants, it also inlines functions. OpenVINO fuses such an activation into an int8
+    convolution, but not the operators that define the activation.
     """
     hidden = {}
     for node in model.graph.node:

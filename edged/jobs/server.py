@@ -3,7 +3,7 @@
 Imports take most of the processor time of a short job: a quarter of a second on a fast box, seconds on a slow one. This
 process has imported what most jobs need. It has one thread, so that a fork is safe. It does not import runtimes: each
 child imports the runtime that is installed at that time. If a library on disk changes, this process is stale, and the
-daemon starts another one. The server ends when no request came for 30 s and it has no children.
+daemon starts another server. The server ends when it has received no request for 30 s and has no children.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class _Server:
         daemon.settimeout(_IDLE_SECONDS)
 
     def serve(self) -> None:
-        """Answer requests until the daemon closes the socket, or until none comes for a while and no child is left."""
+        """Answer requests until the daemon closes the socket, or until no request comes for 30 s and no child is
+        left."""
         self._send(Reply())
         while True:
             try:
@@ -99,7 +100,7 @@ class _Server:
 
     def _fork(self, request: Fork, files: Sequence[int]) -> int:
         """Start a child and return its pid. Wait until the child leads its own session, so that its whole group can be
-        killed. Raises OSError."""
+        killed. Raises OSError if the box has no free process or file descriptor."""
         order = msgspec.json.decode(os.pread(files[0], request.size, 0), type=ready(Order))
         os.lseek(files[0], request.size, os.SEEK_SET)
         arguments = (str(os.getpid()), *order.arguments)
@@ -133,7 +134,7 @@ class _Server:
 
 
 def _begin(files: Sequence[int], others: Sequence[int], arguments: Sequence[str], command: Sequence[str]) -> None:
-    """Do the first steps of a child after the fork, and do not return. `others` are descriptors of the server."""
+    """Prepare the child after the fork and run it; never return. `others` are descriptors of the server to close."""
     try:
         os.setsid()
         for target, file in enumerate(files):

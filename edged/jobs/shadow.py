@@ -29,8 +29,8 @@ Answer: TypeAlias = "Detections | Content"
 
 
 def shadow(job: jobs.Shadow) -> jobs.Shadowed:
-    """Compare the served answer to a frame with the reference's. Raises InvalidInput if the frame cannot be decoded,
-    EngineUnusable if the runtime refuses it."""
+    """Compare the served answer to a frame with the reference's answer. Raises InvalidInput if the frame cannot be
+    decoded, and EngineUnusable if the runtime refuses the model or the frame."""
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_seconds, job.cpu_seconds + _GRACE_SECONDS))
     data = Path(job.picture).read_bytes()
     preparer = Pictures(job.order.signature, job.recognition)

@@ -1,4 +1,4 @@
-"""Examines frames of cameras before they are collected: checks whether they can be decoded, and hashes their look."""
+"""Examines frames of cameras before they are collected: checks whether they can be decoded, and hashes the pictures."""
 
 from __future__ import annotations
 

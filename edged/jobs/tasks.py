@@ -1,4 +1,4 @@
-"""The jobs of a one-shot child."""
+"""Runs the jobs of a one-shot child process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PROBE = 64 << 10  # bytes written to test whether the disk is full
 
 
 def do(job: jobs.Job, report: Report) -> msgspec.Struct:
-    """Do one job in this process, and return its answer."""
+    """Run one job in this process, and return its answer."""
     if isinstance(job, jobs.Inspect):
         from edged.jobs.inspect import inspect  # imports the onnx package
 
@@ -260,8 +260,7 @@ def _load(job: jobs.Build | jobs.Verify | jobs.MakeGolden) -> Backend:
 def find_disk_fault(job: msgspec.Struct, error: BaseException) -> OutOfSpace | None:
     """Return the disk fault that caused an error; None if no disk fault is found.
 
-    The disk is tested, because the messages of runtimes about files that they cannot read or write mostly blame the
-    model.
+    The disk is tested, because a runtime that cannot read or write a file mostly blames the model.
     """
     if (behind := disk_fault_behind(_place(job), error)) is not None:
         return behind

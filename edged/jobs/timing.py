@@ -1,10 +1,10 @@
 """Times an engine against the reference: one inference at a time, and several at the same time.
 
 Engine and reference run alternately, in blocks of inferences, so that the load of the box affects both alike. Within a
-block an engine runs warm, as while it serves: otherwise the CPU caches would contain the other engine's weights.
+block an engine runs warm, as while it serves: without blocks, the CPU caches would contain the other engine's weights.
 Before each single inference there is a pause, as between two requests of a client. The runtime's threads fall asleep in
-this pause, and waking them may take longer than a small model's inference. Blocks are repeated until the ratio is
-precise enough. After each round this process sleeps, because cameras share the box.
+this pause, and waking them may take longer than a small model's inference. Blocks are repeated until the ratio of the
+two times is precise enough. After each round this process sleeps, because cameras share the box.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _REST = 1 / 3  # seconds of sleep for each second of work
 
 
 def parallelisms(order: Order, cores: int) -> tuple[Parallelism, ...]:
-    """Return the forms in which to time an engine: first one instance on all `cores`, then several that share them."""
+    """Return the forms in which to time an engine: first one instance on all `cores`, then several instances that share
+    the cores."""
     if order.recipe.device != "cpu":
         return (ONE_INSTANCE,)
     if threads := order.recipe.threads:
@@ -105,7 +106,7 @@ def _compare(
 
 
 def block(session: Session, inputs: Mapping[str, Array], runs: int) -> float:
-    """Return the median seconds of `runs` inferences with pauses, after one that warms the caches."""
+    """Return the median seconds of `runs` inferences with pauses, after an inference that warms the caches."""
     times = []
     for _ in range(runs + 1):
         time.sleep(_PAUSE)

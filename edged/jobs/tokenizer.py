@@ -1,19 +1,19 @@
-"""Tokenizers of CLIP and BERT: texts in, token ids out. Runs in a child, because tokenizer files may be hostile.
+"""Converts texts to token ids as CLIP and BERT do. Runs in a child, because tokenizer files may be hostile.
 
-Files, by name: `tokenizer.json` of Hugging Face's tokenizers library, with a model BPE (CLIP) or WordPiece (BERT, lower
-case); or `vocab.json` and `merges.txt` (CLIP); or `vocab.txt` (BERT). A tokenizer.json with other steps is refused:
-with wrong ids, the model would detect something else.
+A tokenizer is read from `vocab.json` and `merges.txt` (CLIP), from `vocab.txt` (BERT), or from `tokenizer.json` of
+Hugging Face's tokenizers library. The latter must have the model BPE (CLIP) or WordPiece (BERT, lower case). A
+tokenizer.json with other steps is refused: with wrong ids, the model would detect something else.
 
     CLIP   NFC, lower case, split into words; each word as the characters of its bytes, the last one with </w>, merged
            pair by pair; all pieces between <|startoftext|> and <|endoftext|>
     BERT   lower case without accents, split at spaces and punctuation; each word as its longest known pieces, with ##
            before every piece except the first; all pieces between [CLS] and [SEP]
 
-The tokenizers library does the same. edged does not use it, because it brings 15 other packages with it, one of them a
-client of a model hub: 25 MB for two formats. Source: the library's file format, `tokenization_clip.py` of transformers
-(commit 01f287b), and comparison with tokenizers 0.23.3. With CLIP's own vocabulary the ids agree in 6880 of 6880 random
-texts in many scripts, with a vocabulary for BERT in 4449 of 4471. The 22 other texts have characters that are newer
-than the library's tables of Unicode.
+The tokenizers library does the same. edged does not use it, because it needs 15 other packages (25 MB), one of them a
+client of a model hub. Source: the library's file format, `tokenization_clip.py` of transformers (commit 01f287b), and
+comparison with tokenizers 0.23.3. With CLIP's own vocabulary the ids agree in 6880 of 6880 random texts in many
+scripts, with a vocabulary for BERT in 4449 of 4471. The 22 other texts have characters that are newer than the
+library's tables of Unicode.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
 
 
 def load(paths: Iterable[Path]) -> Tokenizer:
-    """Read a tokenizer from files with the names above. Raises ConfigError if the files are not those of a
+    """Read a tokenizer from files, by their names (see the module). Raises ConfigError if they are not those of a
     tokenizer of CLIP or BERT, or cannot be read."""
     files = {path.name: path for path in paths}
     if JSON in files:
@@ -125,7 +125,8 @@ def _kind(character: str) -> str:
 
 
 def _byte_letters() -> tuple[str, ...]:
-    """Return a character for each byte: its character in Latin-1 if that is visible, otherwise one from U+0100 on."""
+    """Return a character for each byte. This is its Latin-1 character if visible, otherwise a character from U+0100
+    on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = {byte: 0x100 + number for number, byte in enumerate(b for b in range(256) if b not in visible)}
     return tuple(chr(others.get(byte, byte)) for byte in range(256))
@@ -156,7 +157,7 @@ class Bert:
 
 
 def _bert_words(text: str) -> Iterator[str]:
-    """Split a text at spaces; punctuation and ideographs are words of one character."""
+    """Split a text at spaces. Each punctuation character and each ideograph is a separate word."""
     word = ""
     for each in text:
         is_alone = _is_alone(each)
@@ -177,7 +178,7 @@ def _is_alone(character: str) -> bool:
 
 
 def _lower(characters: Iterable[str]) -> str:
-    """Convert characters to lower case one by one: in a whole text, str.lower() would give a sigma at the end of a word
+    """Convert characters to lower case one by one. In a whole text, str.lower() would give a sigma at the end of a word
     another form."""
     return "".join(each.lower() for each in characters)
 

@@ -3,7 +3,7 @@
     opset -> operators -> session -> inference
 
 The inputs are the user's samples. If the model answers none of them, the inputs are the generated probes (`probes.py`)
-except wide values.
+except those with values far outside the usual range.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
 
 
 def _called(node: str) -> str:
-    """Return how messages call a node; "the model" if the node's name is unknown."""
+    """Return the words for a node in messages: "the model" if the node's name is unknown."""
     return f"node {node[:100]!r}" if node else "the model"
 
 
@@ -156,7 +156,7 @@ def _unknown_operator(operator: str, node: str, title: str) -> Finding:
 
 
 def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
-    """Return the finding for a runtime's refusal to open the model."""
+    """Return the finding for the error with which a runtime refused to open the model."""
     if not isinstance(error, NotTaken):
         return Finding(Stage.SESSION, Category.REFUSED, str(error))
     node = error.node or job.nodes.get(error.operator, "")
@@ -191,7 +191,8 @@ def inference(
     job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
     """Run the user's samples. If the model answers no sample, run generated inputs of one shape after the other, until
-    the model answers a shape, and then a drawn picture. More inputs could keep a valid model busy for a long time.
+    the model answers a shape. Then run drawn pictures, until it answers one of them. More inputs could keep a valid
+    model busy for a long time.
 
     `answers` is called after each answer. Returns the finding (None if an input was answered) and the warnings."""
     answered: set[str] = set()
@@ -245,7 +246,7 @@ def _batch_gain(job: jobs.Check, recognition: Recognition, session: Session) -> 
 
 
 def _probes(job: jobs.Check, recognition: Recognition, answered: Set[str]) -> Iterator[tuple[str, Callable[[], Probe]]]:
-    """Yield functions that make probes, each with the name of the user's sample (empty for a made-up probe).
+    """Yield functions that make probes, each with the name of the user's sample (empty for a generated probe).
     `answered`: the kinds of probes that were answered so far; the caller updates it."""
     signature = job.order.signature
     pictures = Pictures(signature, recognition) if recognition.preprocess is not None else None

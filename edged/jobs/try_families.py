@@ -33,8 +33,8 @@ def try_families(job: jobs.TryFamilies) -> jobs.TriedFamilies:
     """Return what each family finds in the picture, and the contact sheet.
 
     If a family cannot decode the outputs, or if the runtime refuses the family's input, the result of this family is
-    an error. Raises InvalidInput if the picture cannot be read, EngineUnusable if the runtime can only run a model that
-    was built.
+    an error. Raises InvalidInput if the picture cannot be read, and EngineUnusable if the runtime cannot run a model
+    before an engine is built.
     """
     pixels = read_sample(Path(job.picture))
     session = registry.load(job.order.recipe.backend).trial(job.order)

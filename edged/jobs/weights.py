@@ -32,7 +32,7 @@ _PAIRS = (14, 15)  # complex numbers, which take two entries for each value
 
 
 def element_count(tensor: TensorProto) -> int:
-    """Return the number of elements by the declared shape."""
+    """Return the number of elements according to the declared shape."""
     return math.prod(tensor.dims)
 
 
@@ -82,8 +82,8 @@ def _finding(category: Category, message: str, name: str) -> Finding:
 
 
 def footprint(tensors: Iterable[onnx.TensorProto], inferred: onnx.ModelProto) -> Footprint:
-    """Return the memory needs of a model with these tensors. `inferred`: the model with inferred shapes; a dynamic
-    dimension counts as 1."""
+    """Return how much memory the weights and the largest value of a model need. `inferred` is the model with inferred
+    shapes. A dynamic dimension counts as 1."""
     weights = sum(math.prod(tensor.dims) * BITS.get(tensor.data_type, 8) // 8 for tensor in tensors)
     largest, name = max(_sizes(inferred), default=(0, ""))
     return Footprint(weights, largest, name)

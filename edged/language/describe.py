@@ -42,7 +42,8 @@ class Watch:
         self._best: tuple[float, Tapped] | None = None
 
     def wants(self, now: float) -> bool:
-        """Whether the rule looks at the frame of this moment. If so, record `now` as the time of the last look."""
+        """Whether the rule examines a frame that arrives now. If so, record `now` as the time of the last examined
+        frame."""
         is_due = now - self._described >= self.rule.every_seconds - self.rule.seconds
         if not is_due or now - self._looked < _LOOK_SECONDS:
             return False
@@ -75,8 +76,8 @@ class Watch:
 
 
 class Describer:
-    """The rules of the configuration. This is a `Tap` of all streams. `find` returns a language model by name, or
-    raises an error."""
+    """Applies the rules of the configuration. This is a `Tap` of all streams: it receives copies of answered frames.
+    `find` returns a language model by name, or raises an error."""
 
     def __init__(
         self, find: Callable[[str], PlannedLanguageModel], emit: Callable[[What, str], None], tasks: TaskGroup
@@ -98,17 +99,17 @@ class Describer:
         self.problems = {name: why for name, why in self.problems.items() if name in rules}
 
     def troubles(self) -> Iterator[tuple[str, str]]:
-        """Yield (camera, what is wrong) for each rule whose last description failed."""
+        """Yield (camera, message) for each rule whose last description failed."""
         for name, why in self.problems.items():
             yield self._watches[name].rule.camera, f"rule describe.{name} gives no description: {why}"
 
     def wants(self, model: str, camera: str, now: float) -> bool:
-        """As `Tap.wants`."""
+        """Whether a rule examines a frame that this camera sends now (`Tap.wants`)."""
         wanting = [watch.wants(now) for watch in self._watches.values() if watch.rule.camera == camera]
         return any(wanting)
 
     def take(self, frame: Tapped) -> None:
-        """As `Tap.take`."""
+        """Pass an answered frame to the rules of its camera, and start the descriptions that are due (`Tap.take`)."""
         if frame.answer.detections is None:
             return
         now, names = time.monotonic(), frame.answer.engine.recognition.names
@@ -162,7 +163,7 @@ class Describer:
 
 
 def _listed(frame: Tapped) -> str:
-    """Return what was detected: `2 person, 1 car`."""
+    """Return the number of detections of each class as text: `2 person, 1 car`."""
     found = Detections.unpack(frame.answer.detections or b"")
     names = frame.answer.engine.recognition.names
     counts = Counter(class_name(names, int(number)) for number in found.class_ids)

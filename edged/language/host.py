@@ -51,9 +51,9 @@ class LanguageHost:
     async def start(
         cls, form: Form, version: str, how: Opening, reads: Iterable[str], memory_mb: int, model: str
     ) -> LanguageHost:
-        """Start a host and open the model. `reads` are the files that the host may open; `memory_mb` limits its memory,
-        0 for no limit. Raises EngineUnusable if the runtime refuses the model, HostLost if the host cannot be started,
-        ends, or does not open the model in time."""
+        """Start a host and open the model. `reads` are the files that the host may open; `memory_mb` limits its memory
+        in MiB, 0 for no limit. Raises EngineUnusable if the runtime refuses the model. Raises HostLost if the host
+        cannot be started, ends, or does not open the model in time."""
         host = cls(form, version)
         host._memory_mb = memory_mb
         # OpenVINO opens GGUF files for writing, although it does not write.

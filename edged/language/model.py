@@ -61,8 +61,11 @@ class LanguageState(str, enum.Enum):
 
 class Box(NamedTuple):
     """The parts of the daemon that all language models share. `facts` returns the facts of the device, `available_mb`
-    the free memory in MiB; `changed` is called when a model changes its state. `opening` is held from the check of the
-    free memory until the host has opened its model: otherwise two models could count on the same memory."""
+    the free memory in MiB. `changed` is called when a model changes its state.
+
+    A model holds the lock `opening` from the check of the free memory until its host has opened the model. Otherwise
+    two models could count on the same memory.
+    """
 
     facts: Callable[[], Mapping[str, str]]
     proofs: Proofs
@@ -73,7 +76,7 @@ class Box(NamedTuple):
 
 
 class Counts(msgspec.Struct):
-    """Counts since the start of the daemon."""
+    """Numbers of requests and tokens of one model since the start of the daemon."""
 
     requests: int = 0
     failed: int = 0
@@ -83,8 +86,8 @@ class Counts(msgspec.Struct):
 
 
 class _Wanted(NamedTuple):
-    """Properties that the serving host must have. If they change, another host is started. `memory_mb` is the setting:
-    0 for an estimate."""
+    """Properties that the serving host must have. If they change, another host is started. `memory_mb` is the model's
+    memory setting in MiB; 0 means that edged estimates the memory."""
 
     form: Form
     version: str
@@ -94,7 +97,7 @@ class _Wanted(NamedTuple):
 
 
 class PlannedLanguageModel:
-    """A version of a language model that is to be served."""
+    """A version of a language model that the daemon should serve."""
 
     def __init__(self, entry: ModelEntry, box: Box) -> None:
         self.entry, self._box = entry, box
@@ -135,13 +138,13 @@ class PlannedLanguageModel:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the newest content cannot be served. What was before may serve."""
+        """Whether the newest content cannot be served. The previous content may still serve."""
         is_repeated = not isinstance(self.problem, HostLost) or self._failures >= _REPEATED
         return self._is_judged and self.problem is not None and is_repeated
 
     @property
     def context(self) -> int:
-        """The most tokens of a prompt and its answer."""
+        """The most tokens of a prompt and its answer together; 0 if unknown."""
         if self.host is not None and self.host.opened.context:
             return self.host.opened.context
         return self.files.limit(self.settings) if self.files is not None else 0
@@ -174,9 +177,11 @@ class PlannedLanguageModel:
     async def generate(
         self, wanted: Generation, stop: tuple[str, ...] = (), client: str = "", *, is_low: bool = False
     ) -> AsyncGenerator[m.Text, None]:
-        """Yield the parts of an answer; the last part has the `reason` for the end. Clients take turns; `client` names
-        the client of this request. If the host is lost before the first part, the request is tried once more, unless
-        it has guidance or pictures, which may have ended the host.
+        """Yield the parts of an answer; the last part has the `reason` for the end. The answer ends before the first of
+        the texts in `stop`. Clients take turns; `client` names the client of this request.
+
+        If the host is lost before the first part, the request is tried once more. A request with guidance or pictures
+        is not tried again, because these may have ended the host.
 
         Raises Overloaded, NotReady, DeadlineExceeded, HostLost, and InvalidInput if the request cannot be generated.
         """
@@ -343,8 +348,9 @@ class PlannedLanguageModel:
         self._swap(host, wanted, known)
 
     def _usable(self, files: LanguageFiles, settings: LanguageSettings) -> dict[Form, str]:
-        """Return the forms that this box can open, with the version of their runtimes. Raises ConfigError if the
-        settings do not fit the files, Unsupported without a runtime."""
+        """Return the forms of the model that this box can open, and the version of the runtime of each. A form is a
+        runtime and the file that it opens. Raises ConfigError if the settings do not fit the files, Unsupported without
+        a runtime."""
         language.check_fits(files, settings)
         facts = self._box.facts()
         found = {form: version for form in files.forms if (version := registry.version(form.runtime, facts))}
@@ -358,8 +364,8 @@ class PlannedLanguageModel:
         return found
 
     async def _choose(self, files: LanguageFiles, settings: LanguageSettings, usable: Mapping[Form, str]) -> _Wanted:
-        """Return the properties of the host that must serve: those of the only usable form, or of the fastest one.
-        Measure the speeds that are not known."""
+        """Return the properties of the host that should serve, for the only usable form or for the fastest one. Measure
+        the speeds that are not known."""
         wanted = [
             _Wanted(form, version, self.digest, self._opening(form, files, settings), settings.memory_mb)
             for form, version in usable.items()
@@ -396,7 +402,7 @@ class PlannedLanguageModel:
         return next(each for each in wanted if each.form.runtime == fastest)
 
     async def _measured(self, wanted: _Wanted, files: LanguageFiles, settings: LanguageSettings) -> Figures:
-        """Measure a runtime in a host of its own."""
+        """Measure the speed of a runtime in a temporary host."""
         host = await self._start(wanted, files, settings)
         try:
             return await proof.measure(host)
@@ -431,8 +437,8 @@ class PlannedLanguageModel:
                 await before.stop()
 
     def _taken_away(self, needed: int, files: LanguageFiles, settings: LanguageSettings) -> LanguageHost | None:
-        """Take the serving host out of service if it must stop before another host starts, and return it; None if there
-        is memory for another host. Raises OutOfMemory."""
+        """Remove and return the serving host if it must stop before another host starts. Return None if there is memory
+        for another host. Raises OutOfMemory if there is too little memory even without the serving host."""
         available, serving = self._box.available_mb(), self.host
         held = round(memory.used_mb(serving.pid)) if serving is not None else 0
         if available and needed + _SPARE_MB > available + held:
@@ -475,7 +481,7 @@ class PlannedLanguageModel:
         return known
 
     def _swap(self, host: LanguageHost, wanted: _Wanted, known: Proof) -> None:
-        """Give new requests to `host`. The previous host finishes its requests and stops."""
+        """Send new requests to `host`. The previous host finishes its requests and stops."""
         before, self.host, self._serving = self.host, host, wanted
         self.figures = known.figures.get(wanted.form.runtime)
         name, title = self.entry.name, registry.TITLES[wanted.form.runtime]
@@ -497,7 +503,7 @@ class PlannedLanguageModel:
         self._box.events.emit(ModelRefusedEvent(str(error)), self.entry.name)
 
     def _lose(self) -> None:
-        """Forget a host that has ended."""
+        """Remove a host that has ended, and report the loss."""
         host, self.host, self._serving = self.host, None, None
         if host is None:
             return
@@ -517,7 +523,7 @@ def _measured(wanted: _Wanted) -> str:
 
 
 def _is_passing(error: EdgedError) -> bool:
-    """Whether a failure may be temporary, although neither the model nor the box changes. This includes a file that
-    exists but could not be read."""
+    """Whether a failure may be temporary, so that a retry can succeed although neither the model nor the box has
+    changed. A file that exists but could not be read is such a failure."""
     is_unread = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
     return isinstance(error, _PASSING) or is_unread

@@ -24,7 +24,7 @@ class LanguageModels:
         self._stopping = tasks.TaskGroup(box.changed)
 
     def take(self, entries: Mapping[str, ModelEntry]) -> bool:
-        """Serve exactly these versions; return whether something changed."""
+        """Serve exactly the versions in `entries`; return whether something changed."""
         is_changed = False
         for name in self.models.keys() - entries.keys():
             planned = self.models.pop(name)
@@ -43,8 +43,8 @@ class LanguageModels:
         return is_changed
 
     def find(self, name: str, version: str = "") -> PlannedLanguageModel | None:
-        """Return a model, or the version of it if `version` is given. Return None if no language model has this name.
-        `name` may also be NAME:VERSION. Raises ModelNotFound if the model has no such version."""
+        """Return a model, or its given version. Return None if no language model has this name. `name` may also be
+        NAME:VERSION. Raises ModelNotFound if the model has no such version."""
         if not version and name not in self.models:
             name, version = split_name(name)
         planned = self.models.get(name)
@@ -70,12 +70,12 @@ class LanguageModels:
         return sorted((each.version for each in self.models.values() if each.entry.model == name), key=int)
 
     def device_changed(self) -> None:
-        """Look at all models again: the version of a runtime may have changed."""
+        """Examine all models again, because the version of a runtime may have changed."""
         for planned in self.models.values():
             planned.look()
 
     def troubles(self) -> Iterator[tuple[str, str]]:
-        """Yield (model, what is wrong) for each model that is not served as it should be."""
+        """Yield (model, message) for each model that has a problem."""
         for name, planned in self.models.items():
             if planned.problem is None:
                 continue
@@ -86,7 +86,7 @@ class LanguageModels:
             yield name, f"model {name} {word}: {planned.problem}"
 
     def fallbacks(self) -> Iterator[tuple[str, str]]:
-        """Yield (model, what is wrong) for each model that runs on the CPU although its files name another device."""
+        """Yield (model, message) for each model that runs on the CPU although its files name another device."""
         for name, planned in self.models.items():
             if planned.host is not None and (why := planned.host.opened.fallback):
                 yield name, f"model {name} runs on the CPU instead of the device in genai_config.json: {why}"

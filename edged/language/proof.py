@@ -1,5 +1,5 @@
-"""The answers by which a new version of a runtime is verified, and the speed by which a runtime is chosen. Both are
-kept by the digest of a model's content."""
+"""Measures and stores the answers and the speed of each runtime for a language model. The answers verify a new version
+of a runtime. The speed decides which runtime serves. The key of both is the digest of the model's content."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Figures(msgspec.Struct, frozen=True):
     tokens_per_s: float
 
     def seconds(self) -> float:
-        """Return the time of an answer of 64 tokens, by which runtimes are compared."""
+        """Return the seconds that an answer of 64 tokens takes, by which runtimes are compared."""
         return self.first_s + 64 / self.tokens_per_s
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What is known about a model. Each field is by runtime: `versions` has the version that gave the `answers`, and
+    """The stored answers and speeds of a model, by runtime. `versions` has the version that generated the `answers`.
     `measured` has the version and the number of threads for which the `figures` were measured."""
 
     versions: dict[str, str] = {}
@@ -55,13 +55,13 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Proofs:
-    """The files of all proofs."""
+    """Stores the proof of each model in a file below the cache directory."""
 
     def __init__(self, cache: Path, later: sealed.Later) -> None:
         self._folder, self._later = cache / FOLDER, later
 
     def read(self, digest: str) -> Proof:
-        """Return what is kept about a model. Reads the disk."""
+        """Return the proof of a model, empty if none is stored. Reads the disk."""
         return sealed.read(self._folder / f"{digest}.json", Proof, "proofs of language models") or Proof()
 
     def write(self, digest: str, proof: Proof) -> None:
@@ -80,8 +80,8 @@ async def answers(host: LanguageHost) -> tuple[str, ...]:
 
 
 def require_equal(before: Sequence[str], now: Sequence[str], old: str, new: str) -> None:
-    """Raise EngineUnusable if less than half of the answers are as before. `old` and `new` are the runtime's versions.
-    Answers to another number of questions are not compared."""
+    """Raise EngineUnusable if fewer than half of the answers are the same as before. `old` and `new` are the runtime's
+    versions. Do nothing if the number of questions has changed."""
     if len(before) != len(now):
         return
     equal = sum(one == other for one, other in zip(before, now, strict=True)) / len(now)
@@ -94,7 +94,7 @@ def require_equal(before: Sequence[str], now: Sequence[str], old: str, new: str)
 
 
 async def measure(host: LanguageHost) -> Figures:
-    """Measure the speed of a host that has nothing else to do."""
+    """Measure the speed of an idle host."""
     words = " ".join(f"camera {number}" for number in range(_TIMED_WORDS // 2))
     try:
         await ask(host, words, 2)  # the first request is slow: the runtime allocates memory
@@ -119,5 +119,5 @@ async def ask(host: LanguageHost, question: str, tokens: int) -> tuple[str, floa
 
 
 def faster(figures: Mapping[str, Figures]) -> str:
-    """Return the runtime with the shortest time of a short answer."""
+    """Return the runtime with the lowest `Figures.seconds`."""
     return min(figures, key=lambda name: figures[name].seconds())

@@ -29,9 +29,9 @@ class Waiting:
         self._clients[is_low].setdefault(client, deque()).append(turn)
 
     def next(self) -> asyncio.Future[None] | None:
-        """Remove and return the next request, or None if no request waits. The next request is the oldest one of the
-        client whose turn it is; then this client is the last in the order. A request of low priority is next only if no
-        other request waits."""
+        """Remove and return the next request, or None if no request waits. Return the oldest request of the first
+        client in the order, and move this client to the end. Return a request of low priority only if no other request
+        waits."""
         for clients in (self._clients[False], self._clients[True]):
             if clients:
                 client, queue = next(iter(clients.items()))
@@ -43,7 +43,7 @@ class Waiting:
         return None
 
     def discard(self, turn: asyncio.Future[None]) -> None:
-        """Remove a request that waits no more."""
+        """Remove a request that no longer waits."""
         for clients in self._clients.values():
             for client, queue in list(clients.items()):
                 if turn in queue:
@@ -109,7 +109,7 @@ class Turns:
         self._queue = Waiting()
 
     def _leave(self, turn: asyncio.Future[None]) -> None:
-        """Give up a place in the queue, or a turn that came at this moment."""
+        """Remove a request from the queue. If its turn came at this moment, pass the turn on."""
         self._queue.discard(turn)
         if turn.done() and not turn.cancelled() and turn.exception() is None:
             self._pass_on()

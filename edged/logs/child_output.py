@@ -37,7 +37,7 @@ class ChildLogForwarder:
         self._omitted = 0
 
     def feed(self, data: bytes) -> None:
-        """Log the lines that the next bytes of the output complete."""
+        """Process the next bytes of the output, and log each line that is now complete."""
         now = time.monotonic()
         self._room, self._then = min(_BURST, self._room + (now - self._then) * _LINES_A_SECOND), now
         *lines, rest = (self._begun + data).split(b"\n", int(self._room))

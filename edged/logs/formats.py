@@ -64,8 +64,8 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 
 
 class _Lines(logging.Formatter):
-    """One line for each record, with an indented traceback below it: the text of an error may come from a client and
-    must not look like another record."""
+    """Writes each record as one line, with an indented traceback below it. The text of an error may come from a client,
+    so it must not look like another record."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return one_line(super().formatMessage(record))
@@ -82,8 +82,8 @@ class TextLines(_Lines):
 
 
 class PriorityLines(_Lines):
-    """Lines for the journal: without a time, which the journal adds, and with the priority at every line of a
-    traceback, because the journal makes each line an entry."""
+    """Lines for systemd's journal. They have no time, because the journal adds it. Every line of a traceback begins
+    with the priority, because the journal makes each line an entry."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")

@@ -30,7 +30,8 @@ _LIGHT = (str, int, float, bool, type(None))
 
 @dataclass(slots=True)
 class _Spell:
-    """One kind of record during one second: when it began, and how many records have been held since."""
+    """The records of one kind during one second: when the second began, how many records were held back, and the newest
+    one of them."""
 
     since: float
     held: int = 0
@@ -38,7 +39,7 @@ class _Spell:
 
 
 class Repetition:
-    """Decides which records are written. Pure: time is an argument. Only warnings and errors are ever held.
+    """Decides which records are written. Pure: time is an argument. Only warnings and errors are ever held back.
 
     The first record of a kind is written at once. Records that follow within a second are counted. After that second
     the newest counted record is written with the count, and another second begins. After a second without records of
@@ -51,7 +52,7 @@ class Repetition:
         self._holding = 0  # spells that hold records
 
     def admit(self, record: logging.LogRecord, now: float) -> list[logging.LogRecord]:
-        """Take a new record; return the records to write. `now` is in monotonic seconds."""
+        """Process a new record; return the records to write. `now` is in monotonic seconds."""
         ready = self.due(now)
         if record.levelno < logging.WARNING:
             return [*ready, record]
@@ -68,7 +69,7 @@ class Repetition:
         return ready
 
     def due(self, now: float) -> list[logging.LogRecord]:
-        """Return the records whose second is over."""
+        """Return the held records whose second is over."""
         ready: list[logging.LogRecord] = []
         while self._spells:
             key, spell = next(iter(self._spells.items()))
@@ -98,9 +99,13 @@ class Repetition:
 
 
 def kind(record: logging.LogRecord) -> Hashable:
-    """Return a key that similar records share. It contains the logger, the level, and `alike` if the caller set it.
-    Without `alike`, it contains the place where the exception was raised. For loggers of decisions, it then also
-    contains the whole line; for other loggers, the template, the model and the engine, but no other arguments."""
+    """Return a key that is equal for similar records. It contains the logger and the level. If the caller set `alike`,
+    the key contains only `alike` in addition.
+
+    Otherwise the key also contains the place where the exception was raised. For the loggers in `_DECISIONS`, it also
+    contains the whole line. For other loggers, it contains the template, the model and the engine, but no other
+    arguments.
+    """
     who = record.name, record.levelno
     alike = getattr(record, "alike", None)
     if alike is not None:
@@ -121,7 +126,7 @@ def _place(record: logging.LogRecord) -> Hashable:
 
 
 def _without_exception(record: logging.LogRecord) -> logging.LogRecord:
-    """Return a record with only its text: an exception would keep every stack frame alive."""
+    """Return a record without its exception, which would keep every stack frame alive."""
     if not record.exc_info and all(isinstance(value, _LIGHT) for value in record.args or ()):
         return record
     return _rendered(record, record.getMessage())

@@ -89,7 +89,7 @@ def resident_bytes(pid: int) -> int | None:
 class EventCounts:
     """Counts of events since the daemon started.
 
-    Only model and key together identify an engine, because models with the same content share keys.
+    An engine is identified by its model and its key together, because models with the same content share keys.
     """
 
     def __init__(self, events: EventLog, clock: Callable[[], float] = time.monotonic) -> None:

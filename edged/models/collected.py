@@ -1,8 +1,8 @@
 """Frames that the daemon collected from live cameras for one model, and their split by time.
 
 `STATE/frames/MODEL/` holds one JPEG or PNG file for each frame, and `collection.json`, which describes them. Only the
-daemon's user can read the folder. Engines are calibrated on some frames and judged on frames of other hours, so that
-neighbours in time, which look alike, are never on both sides.
+daemon's user can read the folder. Engines are calibrated on some frames and judged (compared with the reference) on
+frames of other hours. So two frames of nearly the same time, which look alike, are never split between the two uses.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Frame(msgspec.Struct, frozen=True):
     """One frame. `offset_s` is the time since the collection began, in seconds of a clock that does not jump.
 
     `taken_unix_s` is the time of the wall clock. `boot` (the boot of the box) and `uptime_s` (seconds since that boot)
-    say when the frame was kept, from which its age follows. `likeness` is the 64-bit hash of `vision.likeness`;
-    `sha256` is of the file.
+    say when the frame was kept. The age of the frame is computed from these two. `likeness` is the 64-bit hash of
+    `vision.likeness`; `sha256` is of the file.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Collection(msgspec.Struct, frozen=True):
 
     Engines use a collection only when it is `finished` (complete, or stopped by a command). From then on `id` is a
     digest of its frames. The id stays the same if frames are removed later because their retention ended, so that
-    engines that were calibrated on these frames remain valid. If all are removed, the next collection has this id until
-    it is finished.
+    engines that were calibrated on these frames remain valid. If all frames are removed, the next collection has this
+    id until it is finished.
     """
 
     cameras: tuple[str, ...]
@@ -75,12 +75,12 @@ class Collection(msgspec.Struct, frozen=True):
 
     @property
     def block_s(self) -> float:
-        """Length of a block of the split, in seconds."""
+        """Length of a block of time, in seconds. The frames of one block have the same use, except near its ends."""
         return min(_BLOCK_SECONDS, self.over_s / _BLOCKS)
 
     @property
     def bytes(self) -> int:
-        """Size of all frames."""
+        """Size of all frames together, in bytes."""
         return sum(frame.size for frame in self.frames)
 
     def use(self, frame: Frame) -> Use:
@@ -89,7 +89,7 @@ class Collection(msgspec.Struct, frozen=True):
         return self.use_at(frame.offset_s)
 
     def use_at(self, offset_s: float) -> Use:
-        """Return the use of frames that are taken at this time, which counts as `Frame.offset_s`."""
+        """Return the use of a frame that is taken at this time, in seconds as in `Frame.offset_s`."""
         block, within = divmod(offset_s, self.block_s)
         if not _GAP * self.block_s <= within < (1 - _GAP) * self.block_s:
             return "gap"
@@ -121,8 +121,8 @@ class Collected(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, folder: Path, collection: Collection) -> Collected | None:
-        """Return the frames of a collection in `folder`; None until it is finished, or only the id of the collection
-        before it."""
+        """Return the frames of a finished collection in `folder`. If the collection is not finished, return only the id
+        of the collection before it, or None if there is no such id."""
         if not collection.finished:
             return cls(collection.id) if collection.id else None
         uses: tuple[Use, Use] = ("calibrate", "judge")
@@ -157,6 +157,6 @@ def find(state: Path, model: str) -> Collected | None:
 
 
 def id_of(frames: Sequence[Frame]) -> str:
-    """Return 12 hexadecimal digits over the contents and times of frames."""
+    """Return 12 hexadecimal digits of a digest over the contents and times of frames."""
     parts = "".join(f"{frame.sha256} {frame.offset_s:.3f}\n" for frame in frames)
     return hashlib.sha256(parts.encode()).hexdigest()[:12]

@@ -1,8 +1,8 @@
 """The characters of a text recogniser, from a file of PaddleOCR next to the model.
 
-The file is a dictionary, which is a UTF-8 file with a character on each line (ppocr_keys_v1.txt, en_dict.txt,
-ppocrv5_dict.txt); or inference.yml of PaddleOCR 3, which has the characters as the list `character_dict`. PyYAML writes
-its entries plain, or in single or double quotes, so edged needs no YAML library.
+The file is a dictionary: a UTF-8 file with a character on each line (ppocr_keys_v1.txt, en_dict.txt, ppocrv5_dict.txt).
+Or the file is inference.yml of PaddleOCR 3, which has the characters as the list `character_dict`. PyYAML writes the
+entries of this list plain, or in single or double quotes, so edged needs no YAML library.
 
 Source: ppocr/utils and export_model.py of PaddlePaddle/PaddleOCR (commit 00639f6).
 """

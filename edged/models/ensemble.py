@@ -1,13 +1,15 @@
 """The graph of an ensemble: steps that are connected by named tensors. Pure.
 
-The rules are those of Triton (ValidateEnsembleSchedulingConfig in src/model_config_utils.cc, ValidateEnsembleConfig in
-src/ensemble_scheduler/ensemble_utils.cc and ReshapeTensorDims in src/ensemble_scheduler/ensemble_scheduler.cc of
-triton-inference-server/core), and two more: no step may write to an input of the ensemble, and an input of the ensemble
+The rules are those of Triton, and two more. No step may write to an input of the ensemble, and an input of the ensemble
 cannot also be one of its outputs. Ensembles in ensembles, models with several responses, and models with sequences are
 not supported.
 
 In a configuration, -1 is a dimension of any size, and dims leave out the batch dimension if `max_batch_size` is above
 0. The shapes of requests include the batch dimension.
+
+Source, in triton-inference-server/core: ValidateEnsembleSchedulingConfig in src/model_config_utils.cc,
+ValidateEnsembleConfig in src/ensemble_scheduler/ensemble_utils.cc, and ReshapeTensorDims in
+src/ensemble_scheduler/ensemble_scheduler.cc.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Dims: TypeAlias = "tuple[int, ...]"
 
 class Port(msgspec.Struct, frozen=True):
     """An input or output of a step's model, or of the ensemble. `dims` are as in a configuration, None for any shape.
-    If `is_batched`, the batch dimension comes before them."""
+    If `is_batched`, the tensor has a batch dimension before `dims`."""
 
     name: str
     datatype: str
@@ -71,8 +73,8 @@ def specs(of: Iterable[Port]) -> tuple[TensorSpec, ...]:
 
 
 def check(config: TritonConfig) -> None:
-    """Raise ConfigError, which names the tensor or step, if a tensor of the ensemble is not produced exactly once or is
-    not used, or if the steps form a cycle."""
+    """Raise ConfigError if the steps form a cycle, or if a tensor of the ensemble is not produced exactly once or is
+    not used. The error names the tensor or step."""
     steps = config.steps or ()
     if not 1 <= len(steps) <= _MOST_STEPS:
         raise ConfigError(f"ensemble_scheduling has {len(steps)} steps; an ensemble needs from 1 to {_MOST_STEPS}")
@@ -208,7 +210,7 @@ def _agree(one: Dims | None, other: Dims | None) -> bool:
 
 
 def needed(steps: Sequence[Step], outputs: Iterable[str]) -> frozenset[int]:
-    """Return the steps that a request for these outputs needs. The steps have passed `check`."""
+    """Return the indices of the steps that a request for these outputs needs. The steps must have passed `check`."""
     producer = {tensor: index for index, step in enumerate(steps) for tensor in step.outputs.values()}
     found, left = set[int](), list(outputs)
     while left:
@@ -223,8 +225,8 @@ def shape_for(port: Port, shape: Dims, rows: int) -> Dims:
     """Return the shape in which a tensor is passed to a port. `rows` is the number of rows in the request that produced
     the tensor; 0 if the model that produced it has no batch dimension.
 
-    If only the port has a batch dimension, a first dimension of 1 is added if the tensor fits without it. If only the
-    tensor has a batch dimension, a first dimension of 1 is removed if the tensor does not fit with it.
+    If only the port has a batch dimension, add a first dimension of 1 if the tensor's shape fits `dims`. If only the
+    tensor has a batch dimension, remove a first dimension of 1 if the tensor's shape does not fit `dims`.
     """
     if port.is_batched == (rows > 0):
         return shape
@@ -240,5 +242,5 @@ def consumers(steps: Sequence[Step], chosen: Collection[int]) -> Mapping[str, in
 
 
 def ready(steps: Sequence[Step], waiting: Iterable[int], known: Collection[str]) -> Iterator[int]:
-    """Yield the waiting steps whose input tensors are known."""
+    """Yield the indices of the waiting steps whose input tensors are all in `known`."""
     return (index for index in waiting if all(tensor in known for tensor in steps[index].inputs.values()))

@@ -67,7 +67,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
     @property
     def is_language(self) -> bool:
-        """Whether it is a language model."""
+        """Whether the entry is a language model."""
         return language.is_language(self.path)
 
     def require_file(self) -> None:
@@ -174,9 +174,11 @@ def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntr
 
 
 def outside_entries(name: str, path: Path) -> list[ModelEntry]:
-    """Return the versions of a model outside a repository that are to be served, the default version first. `path` is
-    an ONNX or GGUF file, or a folder, which need not be writable: a model's folder in Triton's layout, a repository
-    with this model, or a folder with one ONNX file or the files of a language model."""
+    """Return the versions of a model outside a repository that are to be served, the default version first.
+
+    `path` is an ONNX or GGUF file, or a folder, which need not be writable. The folder may be a model's folder in
+    Triton's layout, or a repository with this model. It may also have one ONNX file or the files of a language model.
+    """
     if not path.is_dir():
         return [plain_entry(name, path, {})]
     try:

@@ -1,6 +1,7 @@
-"""Findings of admission: the stages of its checks, and the closed set of reasons to refuse a model.
+"""Findings of admission, which checks a model before it is served: the stages of the checks, and all reasons to refuse
+a model.
 
-Plain data; the checks are in `edged.jobs`. Clients get the error code MODEL_REJECTED and the category. The names of
+Plain data; the checks are in `edged.jobs`. Clients receive the error code MODEL_REJECTED and the category. The names of
 stages and categories are part of the API and never change (docs/admission.md).
 """
 
@@ -33,7 +34,7 @@ _ELSEWHERE = "export it with standard ONNX operators"
 
 
 class Category(str, enum.Enum):
-    """The reason why a model is refused, with the remedy for findings that have no remedy of their own."""
+    """The reason why a model is refused, with a default remedy for findings that do not set a remedy."""
 
     _value_: str
     remedy: str

@@ -1,4 +1,4 @@
-"""The facts in the head of a GGUF file. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""Reads the metadata in the header of a GGUF file. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 The file may be hostile: counts and lengths are checked before anything is read, and arrays are skipped.
 """
@@ -38,8 +38,8 @@ _MOST_TENSORS, _MOST_DIMENSIONS = 1 << 16, 8
 
 
 def read_facts(path: Path) -> dict[str, Value]:
-    """Return the numbers and texts in the head of a file. Raises OSError, or ValueError if it is not a GGUF file, or is
-    shorter than its tensors."""
+    """Return the numbers and texts among the metadata of a file, by key. Raises OSError if the file cannot be read.
+    Raises ValueError if it is not a GGUF file, or is shorter than its tensors."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if file.read(4) != _MAGIC:
             raise ValueError("it is not a GGUF file")

@@ -3,8 +3,8 @@ processor_config.json.
 
 Exports of detectors and image encoders have the same tensors for all kinds of models; only `model_type` in config.json
 says which kind it is. Models for segmentation, depth and classification are recognised by their class in
-`architectures`, because the outputs of all models of such a class have the same form. The files are in the folder of
-the ONNX file (Optimum) or in its parent (`onnx/model.onnx` on the Hub).
+`architectures`. The outputs of all models of such a class have the same form. The files are in the folder of the ONNX
+file (Optimum) or in its parent (`onnx/model.onnx` on the Hub).
 
 Source: `configuration_*.py`, `modeling_auto.py` and the image processors of transformers 5.24.0.
 """
@@ -105,7 +105,8 @@ class _Processor(msgspec.Struct, frozen=True):
     crop_pct: float | None = None
 
     def completed(self, model_type: str) -> _Processor:
-        """Return the processor with what its code does for this type of models, although no setting says so."""
+        """Return the processor with the settings that its code implies for this type of models, but that no file
+        contains."""
         normalises, flips, std = self.do_normalize, self.do_flip_channel_order, self.image_std
         if normalises is None and model_type in _UNNORMALISED:
             normalises = False
@@ -125,8 +126,9 @@ def read_settings(file: Path) -> dict[str, str]:
     of segmentation or depth. Empty if no config.json describes such a model.
 
     The settings are `family` (not for classifiers), `names` (unless prompts are the classes), `decode.activation` for
-    several labels, `outputs.finite` for Grounding DINO, and `preprocess.*`: mean and std, and, if the processor fits
-    all pictures into one size, this size and the way of fitting. A file that cannot be read counts as absent.
+    multi-label classifiers, `outputs.finite` for Grounding DINO, and `preprocess.*`. The latter are mean and std, and,
+    if the processor fits all pictures into one size, this size and the way of fitting. A file that cannot be read
+    counts as absent.
     """
     folder = next((each for each in (file.parent, file.parent.parent) if (each / CONFIG).is_file()), None)
     config = None if folder is None else _read(folder / CONFIG, _Config)
@@ -184,7 +186,8 @@ def _pixels(processor: _Processor) -> dict[str, str]:
 
 
 def _fit(processor: _Processor) -> dict[str, str]:
-    """Return how pictures are fitted into the input of a classifier or encoder, and its size; empty if that is unknown.
+    """Return the settings for fitting pictures into the input of a classifier or encoder, and for the input's size.
+    Return an empty mapping if the processor's files do not determine them.
 
     The processors stretch the picture, or resize its shorter side and cut out the middle. Processors with `crop_pct`
     (ConvNext, ResNet) cut out the middle if their only size is below 384 pixels.
@@ -208,7 +211,8 @@ def _fit(processor: _Processor) -> dict[str, str]:
 
 
 def _cropped(resized: float, kept: int) -> dict[str, str]:
-    """Return the settings for resizing the shorter side to `resized` pixels and cutting out the middle `kept` ones."""
+    """Return the settings for resizing the shorter side to `resized` pixels and then cutting out the middle `kept`
+    pixels."""
     return {"preprocess.fit": "center_crop", "preprocess.zoom": f"{max(1.0, resized / kept):.6g}"}
 
 

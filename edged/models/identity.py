@@ -31,7 +31,7 @@ def _non_blocking(name: str, flags: int) -> int:
 
 
 def require_same(order: Order) -> None:
-    """Raise Superseded if the model of an order was replaced or removed on disk."""
+    """Raise Superseded if the model of an order was replaced or removed on disk, ModelRefused if it cannot be read."""
     if not order.digest:
         return
     try:
@@ -50,8 +50,9 @@ def require_same(order: Order) -> None:
 
 def model_digest(model: Path, external: Iterable[str], *, graph_digest: str | None = None) -> str:
     """Return the hexadecimal sha256 over the model file and the relative path and content of each external file.
+    `graph_digest` is the digest of the model file, if known. Raises ModelRefused if a file cannot be read.
 
-    Without external data it is the digest of the file, as `sha256sum` prints it.
+    Without external data, return the digest of the model file, as `sha256sum` prints it.
     """
     graph = graph_digest or file_digest(model)
     names = sorted(set(external))

@@ -1,4 +1,5 @@
-"""The result of parsing an ONNX file, as plain data: the child that parses sends it to the daemon."""
+"""The result of parsing an ONNX file, as plain data. A child process parses the file and sends the result to the
+daemon."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def arithmetic(operators: Iterable[str], halves: bool) -> str:
 class ExternalFile(msgspec.Struct, frozen=True):
     """A file with weights of the model. The path is relative to the model's folder.
 
-    `problem` says why the file cannot be used; `size` may then be unknown, which is 0.
+    `size` is in bytes. `problem` says why the file cannot be used; then `size` is 0 if it is unknown.
     """
 
     path: str
@@ -49,9 +50,9 @@ class Inspection(msgspec.Struct, frozen=True):
 
     `finding` says why no runtime can serve the model; None if a runtime may. With a finding, `digest` is empty if
     external data is incomplete, and datatypes may be ONNX's own names. `suspicion` is a possible problem of operators,
-    types or shapes; the runtime decides whether it is one. `nodes` has the first node of each operator, without local
-    functions. `optional` are inputs with a default (an initializer of the same name): a request may set them, and the
-    signature omits them.
+    types or shapes: only a warning if the runtime accepts the model. `nodes` has the first node of each operator,
+    without local functions. `optional` are inputs with a default (an initializer of the same name): a request may set
+    them, and the signature omits them.
     """
 
     digest: str

@@ -1,4 +1,4 @@
-"""Language models on disk: their forms, what is known from their configuration, and their settings.
+"""Language models on disk: their forms, the facts in their configuration files, and their settings.
 
 A form is a file that a runtime opens, together with the other files of its folder:
 
@@ -54,12 +54,12 @@ T = TypeVar("T")
 
 
 class LanguageSettings(msgspec.Struct, frozen=True):
-    """Settings of a language model. `context`: the most tokens of a prompt and its answer, 0 for the default;
-    `output_tokens`: the most tokens of an answer, also for a request that names no number; `requests`: how many
-    requests are answered at once; `waiting`: how many requests may wait; `memory_mb`: the memory of the host in MiB, 0
-    for an estimate; `runtime`: empty for the faster one; `system`: the first message of every chat without a system
-    message; `threads`: the first number of the setting, 0 for all processors but one; `seconds`: the longest time of a
-    request; `verifies`: whether a new version of the runtime must answer like the version before."""
+    """Settings of a language model. `context` is the most tokens of a prompt and its answer, 0 for the default.
+    `output_tokens` is the most tokens of an answer, also for a request that names no number. `requests` is how many
+    requests are answered at once, and `waiting` how many may wait. `memory_mb` is the memory of the host in MiB, 0 for
+    an estimate. `runtime` is empty for the faster runtime. `system` is the first message of every chat without a system
+    message. `threads` is the first number of the setting, 0 for all processors but one. `seconds` is the longest time
+    of a request. If `verifies`, a new version of the runtime must answer like the version before."""
 
     context: int = 0
     output_tokens: int = _USUAL_OUTPUT
@@ -74,7 +74,7 @@ class LanguageSettings(msgspec.Struct, frozen=True):
 
 
 def read_settings(settings: Mapping[str, str]) -> LanguageSettings:
-    """Read the settings of a language model. Raises ConfigError for a setting that it does not have."""
+    """Read the settings of a language model. Raises ConfigError for a setting that language models do not have."""
     for key in settings:
         if key not in (*NAMES, *_OTHERS):
             raise ConfigError(f"setting {key[:60]!r} is not for language models; {nearest(key, (*NAMES, *_OTHERS))}")
@@ -108,16 +108,17 @@ def _or(value: T | None, usual: T) -> T:
 
 
 class Form(msgspec.Struct, frozen=True):
-    """A file that a runtime opens."""
+    """A file of a language model, and the name of the runtime that opens it."""
 
     runtime: str
     path: str
 
 
 class LanguageFiles(msgspec.Struct, frozen=True):
-    """What is known about a language model before a runtime opens it. `kind`: its architecture; `context`: the most
-    tokens that the model was made for, 0 if unknown; `token_bytes`: what a token of the context needs in memory;
-    `weights_mb`: the size of its files. `temperature` and `top_p` are for requests that set no values."""
+    """What is known about a language model before a runtime opens it. `kind` is the model's architecture. `context` is
+    the most tokens that the model was made for, 0 if unknown. `token_bytes` is the memory that a token of the context
+    needs. `weights_mb` is the size of the files with weights, in MiB. `temperature` and `top_p` are for requests that
+    set no values."""
 
     forms: tuple[Form, ...]
     kind: str
@@ -134,17 +135,17 @@ class LanguageFiles(msgspec.Struct, frozen=True):
         return min(filter(None, (settings.context or _USUAL_CONTEXT, self.context)))
 
     def cache_mb(self, settings: LanguageSettings) -> int:
-        """Return the MiB that the tokens of all requests at once need."""
+        """Return the memory for the tokens of all concurrent requests (the KV cache), in MiB."""
         return -(-self.token_bytes * self.limit(settings) * settings.requests >> 20)
 
     def needed_mb(self, settings: LanguageSettings) -> int:
-        """Estimate the MiB that the model's host needs."""
+        """Estimate the memory that the process of the model needs, in MiB."""
         return _BASE_MB + round(self.weights_mb * _WEIGHTS_SHARE) + self.cache_mb(settings)
 
 
 def check_fits(files: LanguageFiles, settings: LanguageSettings) -> None:
-    """Raise ConfigError if no form is for the runtime in the settings, or if the settings want a longer context than
-    the model was made for."""
+    """Raise ConfigError if no form is for the runtime in the settings, or if their context is longer than the model was
+    made for."""
     if files.context and settings.context > files.context:
         raise ConfigError(
             f"setting {CONTEXT} is {settings.context}, but the model was made for {files.context} tokens; lower it"

@@ -33,7 +33,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 def bounds(model: str, settings: Mapping[str, str]) -> Bounds:
-    """Read the limits from a model's settings."""
+    """Read the limits from a model's settings. Raises ConfigError for an invalid value."""
     value = choice(settings, FINITE, ("count", "refuse", "ignore"))
     finite: Finite = "refuse" if value == "refuse" else "ignore" if value == "ignore" else "count"
     seconds = number(settings, SECONDS, _SHORTEST, _LONGEST) or 0.0

@@ -21,11 +21,12 @@ from edged.vision.family import RAW, Recognition, recognise
 class Model(msgspec.Struct, frozen=True):
     """An inspected model with its settings applied.
 
-    `learnt` is the range of shapes learnt from traffic, wider than the range of settings and pictures; empty if none
-    was learnt. `contents` has the digests of the model's samples by path, so that planning does not read the disk; if
-    it is None, samples are read when needed. `batch_gain` is how many times faster rows are in a batch than alone; 0 if
-    rows are not independent, or if this was not measured. `collected` are the frames that were collected from live
-    cameras for it; None if no frames were collected, or if they are still being collected.
+    `recognition` says how pictures are prepared and outputs decoded. `learnt` is the range of shapes learnt from
+    requests, wider than the range of settings and pictures; empty if none was learnt. `contents` has the digests of the
+    model's samples by path, so that edged can choose engines without reading the disk. If `contents` is None, samples
+    are read when needed. `batch_gain` is how many times faster rows are in a batch than alone; 0 if rows are not
+    independent, or if this was not measured. `collected` has the frames that were collected from live cameras for the
+    model; None if no frames were collected, or if the collection is not finished.
     """
 
     entry: ModelEntry
@@ -38,8 +39,8 @@ class Model(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: ModelEntry, inspection: Inspection, recognition: Recognition | None = None) -> Model:
-        """Combine entry and inspection. `recognition` is the recognition by a family of another package; None if only
-        edged's own families may decode the model.
+        """Combine entry and inspection. `recognition` is the result of a family (a decoder of outputs) from another
+        package; None if only edged's own families may decode the model.
 
         Raises ConfigError if settings or config.pbtxt do not match the model, ModelRefused if the model cannot be
         served.
@@ -82,7 +83,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def triton(self) -> TritonConfig:
-        """Its config.pbtxt; the default values without one."""
+        """The content of the model's config.pbtxt; the default values if the file is missing."""
         return self.entry.triton or TritonConfig()
 
     @property
@@ -117,7 +118,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def sequencing(self) -> sequencing.Sequencing | None:
-        """Its states and controls in sequences of requests; None if it is stateless."""
+        """The model's states and controls in sequences of requests; None if the model is stateless."""
         return sequencing.sequencing(self.declared, self.entry.settings, self.triton.sequence)
 
     @property
@@ -133,15 +134,15 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each field of config.pbtxt without effect, for each TOML file that is not read, and for a family
-        that the settings name, but that is not allowed."""
+        """A line for each field of config.pbtxt without effect and for each TOML file that is not read. One more line
+        if the settings name a family, but the model serves raw tensors."""
         is_asked = self.entry.settings.get("family", RAW) != RAW and self.recognition.family is None
         refused = (f"raw tensors are served: {self.recognition.reason}",) if is_asked else ()
         return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread, *refused)
 
     @property
     def picture(self) -> tuple[int, int] | None:
-        """Width and height of its pictures, in pixels; None if it takes no pictures."""
+        """Width and height of the model's pictures, in pixels; None if it takes no pictures."""
         preprocess = self.recognition.preprocess
         return (preprocess.width, preprocess.height) if preprocess else None
 
@@ -169,7 +170,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def limits(self) -> limits.Bounds:
-        """Limits of a request."""
+        """The limits of time and output size for one request."""
         return limits.bounds(self.name, self.entry.settings)
 
     @property
@@ -198,7 +199,8 @@ class Model(msgspec.Struct, frozen=True):
         effort: Effort = "full",
         parallelism: Parallelism = ONE_INSTANCE,
     ) -> Order:
-        """Return the order to build or open one of its engines. `artefact` is None if the engine is not built yet."""
+        """Return the order to build or open one of the model's engines. `artefact` is None if the engine is not built
+        yet."""
         external = tuple(file.path for file in self.inspection.external)
         return Order(
             self.entry.path,

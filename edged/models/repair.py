@@ -36,8 +36,9 @@ _NEEDED = (Step.OPSET, Step.IR, Step.DIMS)
 
 
 class RepairOptions(msgspec.Struct, frozen=True):
-    """The requested repairs. `needed`: take the steps that the model needs to be served. `chosen`: take these steps,
-    needed or not. `opset` and `ir` are the versions to write, 0 for the highest that the installed runtimes support."""
+    """The requested repairs. If `needed`, take the steps without which the model cannot be served. `chosen` are steps
+    to take in any case. `opset` and `ir` are the versions to write, 0 for the highest that the installed runtimes
+    support."""
 
     needed: bool = False
     chosen: tuple[Step, ...] = ()
@@ -73,7 +74,7 @@ class RepairOptions(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words for `parse`."""
+        """The chosen steps as words that `parse` accepts."""
         return tuple(f"{s.value}={version}" if (version := self.version(s)) else s.value for s in self.chosen)
 
     def wants(self, step: Step) -> bool:
@@ -102,10 +103,10 @@ def _version(step: Step, text: str) -> int:
 class Proof(msgspec.Struct, frozen=True):
     """The evidence that a repaired model answers as its original does.
 
-    `by` is the runtime that ran the original ("onnxruntime 1.31.1", "onnx.reference 1.23.2"), or "definitions" if no
-    runtime here can run it and all its operators have the same definition in both versions. `questions` is the number
-    of inputs whose answers were compared, `figures` are the largest differences, as in an engine's verdict. `detail` is
-    one line.
+    `by` is the runtime that ran the original ("onnxruntime 1.31.1", "onnx.reference 1.23.2"). `by` is "definitions" if
+    no runtime here can run the original, and all its operators have the same definition in both opsets. `questions` is
+    the number of inputs whose answers were compared, `figures` are the largest differences, as in an engine's verdict.
+    `detail` is one line.
     """
 
     by: str
@@ -115,8 +116,8 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """One step that was taken. `before` and `after` describe in a word each what the step changed; `details` has more
-    lines."""
+    """One step that was taken. `before` and `after` are short texts for what the step changed, such as the opset;
+    `details` has more lines."""
 
     step: str  # one of `Step`, or of a later edged
     before: str
@@ -148,7 +149,7 @@ class Record(msgspec.Struct, frozen=True):
         return bool(self.steps or self.left_out)
 
     def lines(self) -> tuple[str, ...]:
-        """Lines for people: the origin, and each step."""
+        """Return lines for people: the origin, each step, and each step that was left out."""
         origin = f"from {self.source}, digest {self.original[:12]}, on {self.made[:10]}"
         left_out = (f"left out: {line}" for line in self.left_out)
         return (origin, *(done.line() for done in self.steps), *left_out)

@@ -80,9 +80,9 @@ class Repository:
         """Return every version that is to be served, by name. Folders that are empty or that this user may not read are
         skipped.
 
-        A scan that fails for another reason, such as a failing disk or a lack of descriptors, does not mean that the
-        models are gone: a model that cannot be read keeps its entries of the last scan. Raises OSError if the whole
-        scan fails and an earlier scan found models; before that, the repository counts as empty.
+        A scan may also fail because of a bad disk or a lack of descriptors. Then a model that cannot be read keeps its
+        entries of the last scan, because it may still exist. Raises OSError if the whole scan fails and the last
+        successful scan found models. If that scan found no model, the repository counts as empty.
         """
         with self._changing:
             return self._entries_now()
@@ -136,15 +136,18 @@ class Repository:
         """Add a model from copies of files, or, with `move`, from the files themselves. Return the path of its first
         file.
 
-        `files` are by relative path. The first is the ONNX model, and the others are its external data. For a language
-        model, the first is a file that `language.is_language` accepts, and the others are its other files. `samples`
-        are by file name. `record` is the record of the model's repair. The model appears whole or not at all.
+        `files` has the source paths by relative target path. The first is the ONNX model, and the others are its
+        external data. For a language model, the first is a file that `language.is_language` accepts, and the others are
+        its other files. `samples` has source paths by file name. `record` is the record of the model's repair. Until
+        the model is complete, no scan finds it.
 
         With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
         keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
-        all earlier settings. Raises AlreadyExists without `replace` if the name is taken, Superseded if `digest` is
-        given and is not the digest of the files, InvalidInput for an ensemble, or if the new model cannot be served
-        with config.pbtxt and the settings.
+        all earlier settings.
+
+        Raises AlreadyExists without `replace` if the name is taken. Raises Superseded if `digest` is given and is not
+        the digest of the files. Raises InvalidInput if the model to replace is an ensemble, or if the new model cannot
+        be served with config.pbtxt and the settings.
         """
         check_name(name)
         model_settings.validate(settings)
@@ -194,7 +197,10 @@ class Repository:
 
     def _exchange(self, name: str, staged: Path) -> None:
         """Replace a model by a staged folder, and move the old model to the trash. A scan sees either the old or the
-        new model. Raises OSError. The old model is then still there; if it cannot be put back, it is in the trash."""
+        new model.
+
+        If this raises OSError, the old model is still in its place, or in the trash if it cannot be put back.
+        """
         final = self.root / name
         atomic.sync_tree(staged)
         if final.is_dir() and atomic.exchange(staged, final):
@@ -263,8 +269,8 @@ class Repository:
 
     def restore(self, name: str) -> None:
         """Put back the model that was removed or replaced last. If a model of this name exists now, move it to the
-        trash. A scan sees one of both models. Raises ModelNotFound if the trash has no such model, Refused if the disk
-        does not allow it."""
+        trash. A scan sees either the old or the new model. Raises ModelNotFound if the trash has no such model, Refused
+        if the disk does not allow it."""
         check_name(name)
         own = (name, f"{name}.onnx", f"{name}.gguf", f"{name}.toml")
         try:
@@ -277,9 +283,9 @@ class Repository:
         atomic.sync_directory(self.root)
 
     def _restore(self, own: tuple[str, ...]) -> bool:
-        """Exchange the files with the names `own` for those in the newest folder of the trash that has the model: one
-        of the first three names. Return whether there is such a folder. If the exchange fails, all files stay where
-        they were. Raises OSError."""
+        """Exchange the files with the names `own` for those in the newest folder of the trash that has the model. The
+        model is a file or folder with one of the first three names. Return whether there is such a folder. If the
+        exchange fails, all files stay where they were. Raises OSError."""
         if not (self.root / TRASH).is_dir():
             return False
         with _trash_lock(self.root):
@@ -309,8 +315,8 @@ class Repository:
         return True
 
     def sweep(self) -> None:
-        """Remove the remains of interrupted calls of `add` and `remove`, and finish those of `restore`. Move an
-        old model that was replaced, but is not in the trash yet, to the trash. Call it only when the daemon starts."""
+        """Remove the remains of interrupted calls of `add` and `remove`, and finish interrupted calls of `restore`.
+        Move an old model to the trash if it was replaced and is not there yet. Call it only when the daemon starts."""
         if self.root.is_dir():
             for stray in self.root.glob(f"{_RESTORING}*"):
                 with contextlib.suppress(OSError):
@@ -330,8 +336,8 @@ class Repository:
             _empty_trash(self.root)
 
     def _was_replaced(self, staged: Path) -> bool:
-        """Whether a staged folder is an old model that was already exchanged for the new one. A new model always has a
-        higher version than the old one, and gets that version's folder first. Raises OSError."""
+        """Whether a staged folder is an old model that was already exchanged for the new one. Then its highest version
+        is lower, because a new model has a higher version as soon as its folder is staged. Raises OSError."""
         final = self.root / staged.name
         return final.is_dir() and bool(self._entries(staged)) and _newest(staged) < _newest(final)
 

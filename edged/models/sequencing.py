@@ -6,8 +6,8 @@ Both come from config.pbtxt, or from settings:
     sequence.control.BEGIN = "start" the input BEGIN is 1 in the first request of a sequence, else 0
     sequence.idle_ms = "5000"        how long a sequence may be idle
 
-Without either, states are recognised by the usual names of inputs and outputs in recurrent models: `state` and
-`stateN`, `h` and `hn`, of the same datatype and compatible shapes.
+If no state is declared, edged recognises states by the usual names of inputs and outputs in recurrent models: `state`
+and `stateN`, `h` and `hn`. Their datatypes must be equal and their shapes compatible.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ _REPAIR_SECONDS, _MAX_REPAIR_SECONDS = 300.0, 86400.0
 
 
 def parse_assignments(assignments: Iterable[str]) -> Settings:
-    """Parse `KEY=VALUE` words of a command line. Raises ConfigError for another word."""
+    """Parse `KEY=VALUE` words of a command line. Raises ConfigError for a word of another form."""
     settings = {}
     for word in assignments:
         key, equals, value = word.partition("=")
@@ -92,7 +92,8 @@ def merge(settings: Mapping[str, str], changes: Mapping[str, str]) -> Settings:
 
 
 def validate(settings: Mapping[str, str]) -> None:
-    """Raise ConfigError for unknown names and invalid values. The family checks settings of pictures and detections."""
+    """Raise ConfigError for unknown names and invalid values. The values of settings of pictures and detections are not
+    checked here: the model's family (the decoder of its outputs) checks them."""
     for key in settings:
         _check_name(key)
     backends(settings)
@@ -196,8 +197,8 @@ def repair_seconds(settings: Mapping[str, str]) -> float:
 
 
 def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, float]:
-    """Return, by figure, how far an engine of this precision may be from the reference. `verify.PRECISION.FIGURE`
-    overrides `verify.FIGURE`."""
+    """Return the configured bound of each figure (a measured difference from the reference) for engines of this
+    precision. `verify.PRECISION.FIGURE` overrides `verify.FIGURE`."""
     bounds: dict[str, float] = {}
     for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the second prefix overrides the first
         for figure, most in FIGURES.items():
@@ -208,7 +209,8 @@ def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, floa
 
 
 def read_toml(text: bytes) -> Settings:
-    """Parse settings from TOML. Tables become dotted names, other values become text. Raises ConfigError."""
+    """Parse settings from TOML. Tables become dotted names, other values become text. Raises ConfigError if it is not
+    valid TOML."""
     try:
         tree = msgspec.toml.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -5,7 +5,7 @@ that several inputs share. Pure.
                        learn: like any, and also build engines for a wider range
     shapes.quiet_s     learn: seconds for which the wanted range must not grow before its engines are built
     shapes.most_mb     learn: the most MiB that the inputs of one request may take in the largest shapes
-    shapes.per_hour    learn: how many wider ranges may be begun in an hour
+    shapes.per_hour    learn: for how many wider ranges edged may begin to build engines in an hour
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PolicyKind: TypeAlias = Literal["any", "refuse", "learn"]
 
 
 class ShapePolicy(msgspec.Struct, frozen=True):
-    """The settings `shapes.*`: `most_bytes` of all inputs of one request together, `quiet_s` in seconds."""
+    """The settings `shapes.*`. `quiet_s` is in seconds. `most_bytes` is for all inputs of one request together."""
 
     kind: PolicyKind = "any"
     quiet_s: float = _QUIET_S
@@ -49,7 +49,7 @@ class Tie(msgspec.Struct, frozen=True):
 
 
 def policy(settings: Mapping[str, str]) -> ShapePolicy:
-    """Read the policy from a model's settings."""
+    """Read the policy from a model's settings. Raises ConfigError for an invalid value."""
     text = settings.get(POLICY, _KINDS[0])
     kind = next((each for each in _KINDS if each == text), None)
     if kind is None:
@@ -93,7 +93,8 @@ def unequal(tied: tuple[Tie, ...], shapes: Mapping[str, Shape]) -> str:
 
 
 def _differing(places: list[tuple[str, int]], shapes: Mapping[str, Shape]) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Return the first of the places (input, axis) that must have equal sizes, and the first that differs from it."""
+    """Return the first of the places (input, axis) that must have equal sizes, and the first place with another
+    size."""
     first = places[0]
     size = shapes[first[0]][first[1]]
     return first, next((name, axis) for name, axis in places if shapes[name][axis] != size)

@@ -47,7 +47,7 @@ def check(config: TritonConfig, signature: Signature, optional: Sequence[TensorS
 
 
 def declared(config: TritonConfig, signature: Signature) -> Signature:
-    """Return the signature with the open dimensions that the configuration fixes."""
+    """Return the signature, in which sizes from the configuration replace open dimensions."""
     return Signature(
         tuple(_declared(spec, config.inputs, config.max_batch_size) for spec in signature.inputs),
         tuple(_declared(spec, config.outputs, config.max_batch_size) for spec in signature.outputs),
@@ -69,9 +69,9 @@ def max_batch_size(
 
     If config.pbtxt describes tensors or sets max_batch_size, its value counts, and `batch.max` may lower it. Otherwise
     a model has a batch dimension if the first dimension of every tensor is open and the largest number of rows is
-    known: from `batch.max`; from the ranges of `profile.*`; or, with `is_independent` (its rows were found to be
-    independent), Triton's default. The result does not depend on the box, so that clients see the same value on every
-    box.
+    known. This number is `batch.max`, or else the largest batch that all ranges of `profile.*` accept, or else, with
+    `is_independent`, Triton's default. `is_independent` says that the rows were found to be independent. The result
+    does not depend on the box, so that clients see the same value on every box.
     """
     wanted = max_batch(settings)
     if triton.max_batch_size or triton.inputs or triton.outputs:

@@ -36,20 +36,20 @@ class VersionPolicy(msgspec.Struct, frozen=True):
         return tuple(numbers[: self.latest] if self.latest else numbers)
 
     def __str__(self) -> str:
-        """The text of the setting."""
+        """Return the policy as the text of the setting `versions`."""
         if self.named:
             return ",".join(map(str, self.named))
         return f"latest:{self.latest}" if self.latest else "all"
 
 
 def version_policy(settings: Mapping[str, str]) -> VersionPolicy | None:
-    """Return the policy in the settings; None without one. Raises ConfigError for an invalid one."""
+    """Return the policy in the settings; None if they have no policy. Raises ConfigError if the policy is invalid."""
     text = settings.get(VERSIONS)
     return None if text is None else parse_versions(text)
 
 
 def parse_versions(text: str) -> VersionPolicy:
-    """Parse the text of the setting. Raises ConfigError if it is invalid."""
+    """Parse the text of the setting `versions`. Raises ConfigError if it is invalid."""
     word = text.strip()
     if word == "all":
         return VersionPolicy(latest=0)
@@ -69,8 +69,8 @@ STATE_FOLDER = "initial_state"
 
 class TensorConfig(msgspec.Struct, frozen=True):
     """One input or output. `reshape` is the model's shape if it differs from the `dims` of requests. `label_file` of an
-    output is a file in the model's folder with one class name per line. `optional`: requests may leave the input out;
-    for ensembles only."""
+    output is a file in the model's folder with one class name per line. If `optional`, requests may leave the input
+    out; only ensembles use this field."""
 
     name: str
     datatype: str = ""  # empty if not given
@@ -81,14 +81,14 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
     @property
     def model_dims(self) -> tuple[int, ...]:
-        """The dims in the model."""
+        """The dims that the model declares."""
         return self.dims if self.reshape is None else self.reshape
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
     """How requests wait in the queue. `size` is the most that wait, 0 for the daemon's own limit. `timeout` is in
-    seconds, 0 for none; `allow_override` lets a request set a shorter one. A request that waited longer is refused, or,
-    with `delay`, served after all others."""
+    seconds, 0 for no timeout; `allow_override` lets a request set a shorter timeout. A request that waited longer is
+    refused, or, with `delay`, served after all others."""
 
     size: int = 0
     timeout: float = 0.0
@@ -97,7 +97,8 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
-    """How requests form batches. Priority `levels` are numbered from 1, the highest; 0 for no levels."""
+    """How requests form batches. `max_delay` is in seconds. Priority `levels` are numbered from 1, the highest; 0 for
+    no levels."""
 
     preferred: tuple[int, ...] = ()
     max_delay: float = 0.0
@@ -135,8 +136,8 @@ class State(msgspec.Struct, frozen=True):
 
 
 class SequenceBatching(msgspec.Struct, frozen=True):
-    """How requests form sequences. `idle` is the longest time between two requests of a sequence. `strategy` is how
-    Triton would batch several sequences."""
+    """How requests form sequences. `idle` is the longest time between two requests of a sequence, in seconds.
+    `strategy` is how Triton would batch several sequences."""
 
     strategy: Literal["direct", "oldest"] = "direct"
     idle: float = 1.0

@@ -116,8 +116,8 @@ def _unknown_names(text: str) -> Iterator[str]:
     line = 0
 
     def lines() -> Iterator[str]:
-        """Yield the lines, and count the lines that the tokenizer has taken, for edged's error messages. The
-        tokenizer gives the line's number only in messages that quote the whole line."""
+        """Yield the lines, and count the lines that the tokenizer has read, for edged's error messages. The tokenizer
+        reports the line's number only in messages that quote the whole line."""
         nonlocal line
         for each in text.split("\n"):
             line += 1

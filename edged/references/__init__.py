@@ -1,7 +1,7 @@
-"""References: addresses that stand for a model file wherever a command or the configuration takes one.
+"""References: addresses of model files, which commands and the configuration accept instead of paths.
 
 reference.py   parses references
-sources.py     finds the files for which a reference stands, by scheme, and the settings that its source knows
-transfer.py    downloads
+sources.py     finds the files of a reference, and the model settings that its source states, by scheme
+transfer.py    downloads files
 kept.py        keeps the fetched files on this box, with their digests, so that each reference is fetched once
 """

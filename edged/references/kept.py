@@ -1,5 +1,5 @@
-"""The files of references on this box. A reference is fetched once. Its files and their digests are kept; later uses
-need no network.
+"""Keeps the files of references (addresses of models) on this box. A reference is fetched once. Later uses read the
+kept files and need no network.
 
     STATE/references/KEY/         KEY is a digest of the reference; STATE is a daemon's state or a user's data folder
         pin.json                  the reference, digests, settings
@@ -36,8 +36,8 @@ _PAGE = (b"<!", b"<html", b"<?xml")  # the first bytes of a page, such as one fo
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """The record of a fetched reference: the SHA-256 of each file by its relative name, the model first, and the
-    settings and notes of the source."""
+    """The record of a fetched reference. `digests` has the SHA-256 of each file by relative name, the model first.
+    `settings` and `notes` come from the source."""
 
     reference: str
     digests: dict[str, str]
@@ -58,11 +58,11 @@ class Local(NamedTuple):
 
 
 def local(text: str, state: Path | None = None, notify: Callable[[str], None] = lambda line: None) -> Local:
-    """Return the model file that an argument names: the path itself, or the file of a reference, which is fetched if
-    this box does not have it yet. `state` is the folder for fetched files; None means this user's data folder. `notify`
-    gets lines about the progress.
+    """Return the model file that an argument names: the path itself, or the file of a reference. If this box does not
+    have the file of a reference yet, fetch it. `state` is the folder for fetched files; None means this user's data
+    folder. `notify` is called with lines about the progress.
 
-    Raises InvalidInput for a reference that cannot be used, Refused if a file is not the one that the digest names, and
+    Raises InvalidInput for a reference that cannot be used, Refused if a file does not have the expected digest, and
     the errors of `transfer.save`.
     """
     reference = parse(text)
@@ -79,8 +79,8 @@ def local(text: str, state: Path | None = None, notify: Callable[[str], None] = 
 
 
 def place_of(text: str, state: Path) -> tuple[Path, bool]:
-    """Return the path of an argument's file, and whether the file is on this box. A reference is not fetched: if its
-    file is missing or has changed, the returned path does not exist.
+    """Return the path of the model file that an argument names, without fetching it. The second value is False for a
+    reference whose file is missing or has changed, and True otherwise. If it is False, the path does not exist.
 
     Raises InvalidInput for a reference that cannot be used.
     """
@@ -106,7 +106,7 @@ def keep_problem(text: str, state: Path, problem: str) -> None:
 
 def problem_of(path: Path) -> str:
     """Return why a file could not be fetched. `path` is the file's path as `place_of` returned it. Return an empty text
-    if no attempt failed, or if the file is not that of a reference."""
+    if no attempt failed, or if the path does not belong to a reference."""
     place = path.parent.parent
     if path.parent.name != _ABSENT or place.parent.name != FOLDER:
         return ""
@@ -143,7 +143,7 @@ def _alone(place: Path, notify: Callable[[str], None]) -> Iterator[None]:
 
 
 def read(place: Path) -> Pin | None:
-    """Return the pin of a folder, or None if the folder has no pin that can be read."""
+    """Return the pin (the record of a fetched reference) in a folder; None if it is missing or cannot be read."""
     try:
         found = msgspec.json.decode((place / _PIN).read_bytes(), type=ready(Pin))
     except (OSError, *NOT_JSON):

@@ -17,7 +17,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 class Reference(NamedTuple):
     """A parsed reference. `place` is what follows `SCHEME://`, without the digest. `digest` is the SHA-256 of the model
-    file in hexadecimal digits, or empty if the first download decides it."""
+    file in hexadecimal digits, or empty if the first download sets it."""
 
     scheme: str
     place: str
@@ -35,7 +35,7 @@ class Reference(NamedTuple):
 
 
 def parse(text: str) -> Reference | None:
-    """Return the reference in an argument; None if it is the path of a file. Raises InvalidInput for a reference that
+    """Parse an argument. Return None if it is a path instead of a reference. Raises InvalidInput for a reference that
     cannot be used."""
     found = _FORM.fullmatch(text)
     if found is None:
@@ -64,7 +64,7 @@ def parse(text: str) -> Reference | None:
 
 
 def is_private(url: str) -> bool:
-    """Whether a URL has the scheme https, or has http and is on this machine."""
+    """Whether a URL has the scheme https, or has the scheme http and a host name of this machine."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Finds the files for which a reference stands, and the settings that its source knows, by scheme.
+"""Finds the files of a reference, and the model settings that its source states, by scheme.
 
-Protocols: the distribution specification of the Open Container Initiative 1.1; `resolve` of the Hugging Face Hub; the
-endpoint `ort` of Roboflow, as Roboflow Inference 1.x uses it.
+Protocols: OCI Distribution Specification 1.1; `resolve` of the Hugging Face Hub; the endpoint `ort` of Roboflow, as
+Roboflow Inference 1.x uses it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _NOT_DONE = ("contrast", "grayscale", "static-crop")  # preprocessing of Roboflo
 
 
 class Source(NamedTuple):
-    """The files for which a reference stands, by their relative names; the first is the model. `settings` are the
-    settings of the model that the source knows. `notes` are lines for the user."""
+    """The files of a reference by relative name; the first is the model. `settings` are the model settings that the
+    source states. `notes` are lines for the user."""
 
     files: Mapping[str, Location]
     settings: Mapping[str, str] = {}
@@ -49,8 +49,9 @@ class Source(NamedTuple):
 
 
 def find(reference: Reference) -> Source:
-    """Return the files and settings of a reference. Raises InvalidInput if the reference does not have the form of its
-    scheme, and the errors of `transfer`."""
+    """Return the files and settings of a reference. Raises InvalidInput if the reference does not have the form that
+    its scheme requires. Raises ConfigError if a token in the environment is invalid, and the errors of
+    `transfer.answer`."""
     if reference.scheme == "hf":
         return _hugging_face(reference)
     if reference.scheme == "oci":
@@ -125,7 +126,8 @@ def _artefact(reference: Reference) -> Source:
 
 
 def _authorization(host: str, error: Challenged) -> str:
-    """Return the header Authorization for a registry, from the login of docker or podman if there is one."""
+    """Return the value of the header Authorization for a registry. Use the login that docker or podman has stored, if
+    there is one."""
     login = _login(host)
     scheme, _, rest = error.challenge.partition(" ")
     if scheme.lower() == "basic" and login:
@@ -181,12 +183,12 @@ def _roboflow(reference: Reference) -> Source:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether the setting `names` can hold a name."""
+    """Whether a class name can be part of the setting `names`, which separates names by commas."""
     return name.isprintable() and "," not in name
 
 
 def _steps(environment: object) -> dict[str, object]:
-    """Return Roboflow's steps of preprocessing, which may be JSON within JSON."""
+    """Return Roboflow's preprocessing steps by name. Roboflow may encode them as a JSON string inside the JSON."""
     found = environment.get("PREPROCESSING") if isinstance(environment, dict) else None
     try:
         found = json.loads(found) if isinstance(found, str) else found
@@ -208,8 +210,8 @@ def _mapping(value: object, key: str) -> dict[str, object]:
 
 
 def _secret(variable: str) -> str:
-    """Return a secret from an environment variable; empty if it is unset. Raises ConfigError if it cannot be a
-    token."""
+    """Return a secret from an environment variable; empty if it is unset. Raises ConfigError if it has characters that
+    a token cannot have."""
     secret = os.environ.get(variable, "").strip()
     if not (secret.isascii() and secret.isprintable()):
         raise ConfigError(f"{variable} has characters that a token cannot have; set it again")

@@ -1,7 +1,7 @@
-"""Downloads over HTTPS, and from object stores by `obstore`.
+"""Downloads files over HTTPS, and from object stores with `obstore`.
 
-Passwords and tokens are sent only to the host for which they are meant, not to the target of a redirect. Messages do
-not contain them: they show a URL without its query.
+Passwords and tokens are sent only to the host for which they are meant, not to the target of a redirect. Messages
+contain no passwords or tokens, and show URLs without the query.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SPARE = 64 << 20  # bytes that a download leaves free
 
 
 class Challenged(Unauthenticated):
-    """The source wants credentials. `challenge` is its header WWW-Authenticate."""
+    """The source requires credentials. `challenge` is the value of its header WWW-Authenticate."""
 
     def __init__(self, message: str, challenge: str) -> None:
         super().__init__(message)
@@ -49,7 +49,8 @@ class Challenged(Unauthenticated):
 
 class Location(NamedTuple):
     """The location of a file. `headers` are sent only to the host of `url`. `digest` is the SHA-256 that the source
-    announces, in hexadecimal digits; empty if unknown. `is_optional`: the source may not have the file."""
+    announces, in hexadecimal digits; empty if unknown. `is_optional`: it is no error if the source does not have the
+    file."""
 
     url: str
     headers: Mapping[str, str] = {}
@@ -69,8 +70,8 @@ def shown(url: str) -> str:
 
 
 def answer(url: str, headers: Mapping[str, str] = {}) -> tuple[bytes, Mapping[str, str]]:
-    """Return a small answer and its headers, by lower-case name. Raises the errors of `save` except those of the disk,
-    and TooLarge for more than 4 MiB."""
+    """Send a GET request. Return the body, and the headers by lower-case name. Raises TooLarge for a body of more than
+    4 MiB, and the errors of `save` except those of the disk."""
     with _opened(Location(url, headers)) as response:
         data = _within(lambda: _read(response.read, url, _LARGEST_ANSWER + 1), url)
         if len(data) > _LARGEST_ANSWER:
@@ -79,7 +80,8 @@ def answer(url: str, headers: Mapping[str, str] = {}) -> tuple[bytes, Mapping[st
 
 
 def answered_json(url: str, headers: Mapping[str, str] = {}) -> object:
-    """Return the decoded JSON of an answer. Raises the errors of `answer`, and Refused if the answer is not JSON."""
+    """Send a GET request and return the decoded JSON of the body. Raises the errors of `answer`, and Refused if the
+    body is not JSON."""
     data, _ = answer(url, headers)
     try:
         return json.loads(data)
@@ -88,11 +90,14 @@ def answered_json(url: str, headers: Mapping[str, str] = {}) -> object:
 
 
 def save(location: Location, file: Path, moved: Callable[[int], None]) -> None:
-    """Download a file. `moved` is called with the number of bytes so far.
+    """Download a file. `moved` is called with the number of bytes so far. Raises:
 
-    Raises NotFound, Unauthenticated or Refused if the source answers so, DaemonUnavailable if it cannot be reached, is
-    too slow or stops, OutOfSpace or DiskFailing if the disk is full or fails, Refused if the file cannot be written,
-    and Unsupported if a package is missing.
+    - NotFound if the source does not have the file
+    - Unauthenticated if the source requires other credentials
+    - Refused if the source refuses the request for another reason, or if the file cannot be written
+    - DaemonUnavailable if the source cannot be reached, is too slow, or stops early
+    - OutOfSpace or DiskFailing if the disk is full or fails
+    - Unsupported if the package `obstore` is missing
     """
     done, began = 0, time.monotonic()
     try:
@@ -178,9 +183,8 @@ def _opened(location: Location) -> Iterator[http.client.HTTPResponse]:
 
 
 def _within(call: Callable[[], T], url: str) -> T:
-    """Return the result of a call. A socket's timeout does not limit a server that sends a byte now and then, so the
-    call runs in a thread, which is abandoned after 40 s. Raises DaemonUnavailable after 40 s, and the errors of the
-    call."""
+    """Call a function in a thread and return its result. After 40 s, abandon the thread and raise DaemonUnavailable: a
+    socket's timeout does not limit a server that sends a byte now and then. Raises the errors of the call."""
     done: queue.SimpleQueue[tuple[bool, T | BaseException]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -200,14 +204,15 @@ def _within(call: Callable[[], T], url: str) -> T:
 
 
 def signing(scheme: str) -> dict[str, Any]:
-    """Return the options with which `obstore` opens a store of this scheme. Without credentials, requests to S3 are not
-    signed: otherwise the library would ask the address that provides credentials in Amazon's cloud."""
+    """Return the options with which `obstore` opens a store of this scheme. Without credentials in the environment,
+    requests to S3 are not signed. To sign them, the library would ask the metadata service of Amazon's cloud for
+    credentials."""
     return {"skip_signature": True} if scheme == "s3" and not any(map(os.environ.get, _AWS)) else {}
 
 
 def _stored(url: str) -> Iterator[bytes]:
-    """Read an object. Credentials, region and endpoint are those of the variables that the store's own tools read, such
-    as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL."""
+    """Yield the pieces of an object. Credentials, region and endpoint come from the environment variables that the
+    store's own tools read, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL."""
     try:
         import obstore
         from obstore import exceptions

@@ -1,5 +1,5 @@
-"""One execution of an engine: `stage` copies the input bytes to shared memory, a `Batch` is sent to the host, and
-`answers` reads the reply.
+"""Executes an engine on a batch. `stage` copies the input bytes to shared memory and returns a `Batch`. `Batch.send`
+sends the job to the host. `answers` reads the reply.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ Refuse = Callable[[Work, EdgedError], None]
 
 
 class Batch:
-    """Frames, or tensor requests, that go to the host as one job. `spans` are the places of their bytes in the arena:
-    one span for each frame; for tensor requests one span for each input, with the rows of all requests. The host writes
-    outputs into the span `reply` if they fit. A run of the engine has at most `most` pictures."""
+    """Frames, or tensor requests, that go to the host as one job. `spans` are the places of the input bytes in the
+    arena, the memory shared with the host. Frames have one span each. Tensor requests have one span for each input,
+    with the rows of all requests. The host writes outputs into the span `reply` if they fit. A run of the engine has at
+    most `most` pictures."""
 
     __slots__ = ("_link", "future", "most", "reply", "sent", "spans", "works")
     future: asyncio.Future[Reply]
@@ -51,8 +52,8 @@ class Batch:
 
     def send(self, session: int, reply_bytes: int, most: int = 1) -> asyncio.Future[Reply]:
         """Send the batch to the host and return the future of the reply. `reply_bytes` is the expected size of the
-        outputs, `most` the most pictures of one run. Raises EdgedError if the batch cannot be sent. If later no client
-        waits for any part of the batch, the host is asked to stop it."""
+        outputs, `most` the largest number of pictures in one run. Raises EdgedError if the batch cannot be sent. If all
+        clients of the batch cancel before the reply, the host receives a request to stop the job."""
         self.most = 1 if any(work.is_split for work in self.works) else most
         try:
             if reply_bytes:
@@ -91,8 +92,8 @@ class Batch:
 
 
 def stage(chosen: Sequence[Work], link: HostLink, refuse: Refuse) -> Batch | None:
-    """Copy the bytes of work into the arena and return the batch; None if no work was staged. Calls `refuse` for work
-    that does not fit or cannot be read; such work leaves nothing in the arena."""
+    """Copy the bytes of the chosen work into the arena and return the batch, or None if all work was refused. Call
+    `refuse` for work that does not fit or cannot be read. Refused work leaves nothing in the arena."""
     spans: list[Span] = []
     try:
         works = _stage_rows(chosen, link.arena, spans, refuse) or _stage_frames(chosen, link.arena, spans, refuse)
@@ -175,12 +176,12 @@ def _release(arena: Arena, spans: list[Span]) -> None:
 
 
 def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
-    """Return the result of each piece of work, copied out of the arena because the span is reused. Embeddings have no
-    names.
+    """Return the result of each piece of work. Results are copies, because the span is reused. Names of embeddings in
+    the reply are dropped, because only the daemon assigns names.
 
-    The outputs must be the requested ones, lie inside the span `reply`, and have the rows of the batch. Otherwise
-    EngineUnusable is raised for tensor requests and returned for frames. This is checked because a hostile model may
-    have taken over the host, and the rest of the arena belongs to other clients.
+    The outputs must be the requested outputs, lie inside the span `reply`, and have the rows of the batch. Otherwise
+    the function raises EngineUnusable for tensor requests, and returns it for frames. The check is needed because a
+    hostile model may control the host, and the rest of the arena belongs to other clients.
     """
     works = batch.works
     if isinstance(reply, m.Answer):
@@ -202,8 +203,9 @@ def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list
 
 
 def times_of(reply: Reply, most: int) -> list[list[m.Times]]:
-    """Return the times in a reply, with one list for each run of the engine. A run has at most `most` pictures; its
-    list has one item for each picture without an error. A batch of tensor requests is one run with one item."""
+    """Return the times in a reply, as one list for each run of the engine. A run has at most `most` pictures. Its list
+    has one item for each picture without an error, and is left out if it has no item. A batch of tensor requests is one
+    run with one item."""
     if isinstance(reply, m.Answer):
         return [[reply.times]]
     runs = (reply.seen[start : start + most] for start in range(0, len(reply.seen), most))
@@ -252,7 +254,8 @@ def _answer(seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Ar
 
 
 def _crops(found: tuple[Answered | EdgedError, ...], batch: Batch, engine: EngineRef) -> Answered | EdgedError:
-    """Return one answer with the answers of all regions of a picture, or the error if no region has an answer."""
+    """Return one answer that holds the answers to all regions of a picture. If all regions failed, return the first
+    error."""
     answered = [each for each in found if isinstance(each, Answered)]
     if not answered:
         return next(each for each in found if isinstance(each, EdgedError))
@@ -301,7 +304,7 @@ def _data(ref: m.TensorRef, arena: Arena, room: Span | None) -> memoryview:
 def _outputs(
     refs: Sequence[m.TensorRef], arena: Arena, room: Span | None, rows: list[int]
 ) -> list[tuple[OutputView, ...]]:
-    """Return the outputs of each request, without a copy; in a batch, a request gets its own rows."""
+    """Return the outputs of each request, without a copy. In a batch, each request gets only its own rows."""
     found: list[list[OutputView]] = [[] for _ in rows]
     for ref in refs:
         data = _data(ref, arena, room)

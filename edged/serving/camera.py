@@ -1,7 +1,7 @@
-"""Counts, rates, ages and the last error of each camera that sends frames, for people to look at.
+"""Records counts, rates, ages of frames and the last error of each camera that sends frames, for operators.
 
-A camera is identified by its id and its model, so its counts survive a reconnection. They are dropped ten minutes after
-its last connection has ended.
+The id of a camera and its model identify a record, so counts survive a reconnection. A record is dropped ten minutes
+after the last connection of its camera ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEPT = 1024
 
 
 class Rate:
-    """Measures events per second over the last ten seconds. Adding costs one append."""
+    """Measures events per second over the last ten seconds. `add` costs one append."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=_KEPT)
@@ -43,15 +43,15 @@ class Rate:
 
 
 class Limit:
-    """Admits at most `per_second` events a second on average (0: no limit). After a late event, the next may be up to
-    one period early."""
+    """Admits at most `per_second` events a second on average (0: no limit). After a late event, the next event may be
+    up to one period early."""
 
     def __init__(self, per_second: float) -> None:
         self._period = 1 / per_second if per_second > 0 else 0.0
         self._due: float | None = None
 
     def admits(self, now: float) -> bool:
-        """Whether to admit an event at time `now`; if so, the event is counted."""
+        """Whether to admit an event at `now` (seconds). An admitted event counts towards the limit."""
         if not self._period:
             return True
         if self._due is not None and now < self._due:
@@ -68,12 +68,12 @@ _PRIORITIES = (-100, 100)
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """Options of one camera. Mode `freshest`: one frame waits, and a newer one replaces it; `every_frame`: all frames
-    are answered, in order.
+    """Options of one camera. In mode `freshest`, one frame waits, and a newer frame replaces it. In mode `every_frame`,
+    all frames are answered in order.
 
-    max_fps: the most frames per second that are inferred, 0 for no limit. max_staleness: frames older than this many
-    seconds are skipped, 0 for no limit; it needs synchronised clocks of client and box. share: the camera's part of the
-    engine. track: whether detections get ids that follow them from frame to frame.
+    max_fps: the largest number of frames per second that are inferred, 0 for no limit. max_staleness: frames older than
+    this many seconds are skipped, 0 for no limit. The clocks of client and box must then be synchronised. share: the
+    camera's share of the engine. track: whether detections get ids that follow objects from frame to frame.
     """
 
     mode: Mode = "freshest"
@@ -92,7 +92,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
         priority: int = 0,
         track: bool = False,
     ) -> StreamOptions:
-        """Return the options that a client set; a weight of 0 means 1. Raises InvalidInput if a value is out of
+        """Return the options that a client set. A weight of 0 means 1. Raises InvalidInput if a value is out of
         range."""
         weight = weight or 1.0
         if not 0 <= max_fps <= 1e6 or not 0 <= max_staleness < math.inf:  # the comparisons are false for NaN
@@ -145,13 +145,13 @@ class CameraRecord:
         self.width, self.height = width, height
 
     def fail(self, message: str, unix_s: float) -> None:
-        """Count a frame that was answered by an error."""
+        """Count a frame that was answered with an error, and record its message."""
         self.failed += 1
         self.last_error, self.last_error_unix_s = message[:_LONGEST_ERROR], unix_s
 
     def doubt_clock(self, age: float, unix_s: float) -> None:
-        """Set the last error: a frame was too old on arrival. If all frames are too old, the operator sees the
-        reason."""
+        """Record as the last error that a frame was `age` seconds old on arrival. The operator then sees why frames are
+        skipped."""
         self.last_error = f"a frame was stale on arrival, {age:.4g} s after its capture; check the camera's clock"
         self.last_error_unix_s = unix_s
 
@@ -183,14 +183,15 @@ class CameraRecord:
 
 
 class Cameras:
-    """The records of all cameras of the daemon. `taps` may copy frames of every camera."""
+    """The records of all cameras of the daemon. Each of the `taps` may copy frames of any camera."""
 
     def __init__(self) -> None:
         self.taps: tuple[Tap, ...] = ()
         self._records: dict[tuple[str, str], CameraRecord] = {}
 
     def connect(self, camera: str, model: str, protocol: str) -> CameraRecord:
-        """Add a connection that sends frames of a camera to a model. The caller must call `disconnect` at its end."""
+        """Add a connection that sends frames of a camera to a model, and return the camera's record. The caller must
+        call `disconnect` when the connection ends."""
         record = self._records.get((camera, model))
         if record is None:
             self._forget(time.monotonic())

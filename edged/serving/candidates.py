@@ -1,6 +1,6 @@
-"""Candidates for collected frames: from the copy of a frame to the outcome of its examination by a child.
+"""Stores candidates for collected frames, and examines them in child processes. A candidate is the copy of a frame.
 
-Candidates are written to a folder of their own and examined several at a time, so that children are rare.
+Candidates are written to a separate folder and examined in batches, so that few child processes start.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Sift: TypeAlias = "Callable[[jobs.Sift], Awaitable[jobs.Sifted]]"
 
 @dataclass(frozen=True)
 class Pace:
-    """When a child examines candidates. `wait_s`: candidates wait at most this long. `between_s`: the least time
-    between two children if many candidates wait, or if a collection waits only for its candidates to be examined. Both
-    are seconds, and are shortened for a collection of a few minutes."""
+    """When a child process examines candidates. Candidates wait at most `wait_s` seconds. A child starts earlier if
+    many candidates wait, or if they may complete a collection. Even then, `between_s` seconds pass between the end of a
+    child and the next start. Both times are shorter for a collection of a few minutes."""
 
     wait_s: float = 30.0
     between_s: float = 10.0
 
 
 class Candidate(NamedTuple):
-    """A frame that may be kept. `file` has the bytes of the frame, encoded or raw as `message` says."""
+    """A frame that may be kept. `file` has the bytes of the frame, which are raw if `message` has a pixel format."""
 
     of: Gathering
     camera: str
@@ -50,8 +50,9 @@ class Candidate(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The outcome of examining a candidate: the file to keep, the likeness of its picture (`vision.likeness`), and the
-    suffix of its format. `problem`: why the frame cannot be used; `disk_problem`: why it could not be examined."""
+    """The outcome of examining a candidate. `file` is the file to keep, `likeness` the hash of its picture
+    (`vision.likeness`), and `suffix` the file suffix of its format. `problem` says why the frame cannot be used,
+    `disk_problem` why it could not be examined."""
 
     candidate: Candidate
     file: Path
@@ -69,7 +70,7 @@ class _Batch:
 
 
 class Candidates:
-    """The waiting candidates, and the child that examines them. Methods raise EdgedError if the disk is full or fails.
+    """The waiting candidates, and their examination. Methods raise EdgedError if the disk is full or fails.
 
     One task may add candidates while another task examines a batch.
     """
@@ -89,8 +90,8 @@ class Candidates:
         picture: tuple[str, int, int, int],
         keep_free: int,
     ) -> None:
-        """Write a candidate. `picture` has its pixel format, width, height and stride. `keep_free` bytes of the disk
-        stay free."""
+        """Write a candidate to disk. `picture` has its pixel format, width, height and stride. `keep_free` bytes of the
+        disk stay free."""
         try:
             if self._batch is None:
                 self._batch = _Batch(await asyncio.to_thread(self._files.new_batch), at.mono_s)
@@ -116,7 +117,7 @@ class Candidates:
         return is_full or any(each.pacer.is_over(now, each.kept + each.waiting) for each in owners)
 
     async def examine(self, use: Callable[[list[Outcome]], Awaitable[None]], now: Callable[[], float]) -> None:
-        """Examine all waiting candidates and call `use` with the outcomes. Their files are removed afterwards."""
+        """Examine all waiting candidates and call `use` with the outcomes. Then remove the files of the candidates."""
         batch, self._batch = self._batch, None
         if batch is None:
             return
@@ -132,8 +133,8 @@ class Candidates:
             await asyncio.to_thread(self._files.discard_batch, batch.folder)
 
     async def _outcomes(self, folder: Path, candidates: list[Candidate]) -> list[Outcome]:
-        """Return the outcomes. If the child fails, each half of the candidates gets another child, until the candidate
-        that makes its child fail is alone."""
+        """Examine candidates in a child process and return the outcomes. If the child fails, examine each half in a
+        separate child, until the candidate that causes the failure is alone."""
         try:
             found = await self._sift(jobs.Sift(str(folder), tuple(each.message for each in candidates)))
             return [_outcome(one, each) for one, each in zip(candidates, found.frames, strict=True)]

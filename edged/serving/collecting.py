@@ -1,8 +1,8 @@
-"""Which frames of a model's cameras are collected, and how long they are kept. Pure.
+"""Decides which frames of a model's cameras are collected, and how long they are kept. Pure.
 
-Frames are spread over the time of the collection. A frame that is wanted becomes a *candidate*: it is copied, and kept
-unless it looks like a frame that is kept already. If a candidate is dropped, another frame soon becomes a candidate. At
-most four candidates are taken for each frame that is due, so that few frames are copied even if many arrive.
+Frames are spread over the time of the collection. When a frame is due, a frame that arrives becomes a *candidate*. It
+is copied, and kept unless it looks like a kept frame. If a candidate is dropped, another frame soon becomes a
+candidate. There are at most four candidates for each frame that is due, so few frames are copied even if many arrive.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _DRIFT = 60.0  # seconds by which a date may differ from the wall clock
 
 
 class Clock(NamedTuple):
-    """One moment on three clocks: the monotonic clock; the seconds since a boot, and the id of that boot; the wall
-    clock."""
+    """One moment on three clocks. `mono_s` is the monotonic clock, `uptime_s` the seconds since the boot with the id
+    `boot`, and `unix_s` the wall clock."""
 
     mono_s: float
     boot: str
@@ -36,8 +36,8 @@ class Clock(NamedTuple):
 class Pacer:
     """Chooses the candidates of one collection. At `now` (monotonic seconds) the collection has run for its `spent_s`.
 
-    Cameras take turns: the camera that has waited longest gets a moment to send a frame before the next camera may send
-    one. The time of a collection begins with its first candidate.
+    Cameras take turns. The camera that has waited longest gets a moment to send a frame. Then a frame of the next
+    camera counts too. The time of a collection begins with its first candidate.
     """
 
     def __init__(self, collection: Collection, now: float) -> None:
@@ -63,13 +63,13 @@ class Pacer:
         self._next = max(self._began + self._spec.after_gap(due), self._rest_until)
 
     def rest(self, until: float) -> None:
-        """Want no frame before `until` (monotonic seconds)."""
+        """Choose no candidate before `until` (monotonic seconds)."""
         self._rest_until = until
         self._next = max(self._next, until)
 
     def wants(self, camera: str, now: float) -> bool:
-        """Whether a frame that came at `now` becomes a candidate. If so, the next candidate is due after a pause, or
-        when `plan` says."""
+        """Whether a frame that arrived at `now` becomes a candidate. If so, the next candidate is due after a pause,
+        unless `plan` then sets another time."""
         if now < self._next or (self._cameras and camera not in self._cameras):
             return False
         before = next((place for place, name in enumerate(self._turns, 1) if name == camera), 0)  # new cameras go first
@@ -90,13 +90,13 @@ class Pacer:
         return True
 
     def is_over(self, now: float, kept: int) -> bool:
-        """Whether the collection is complete: it has its frames, or its time has passed and it has some."""
+        """Whether the collection is complete: it has all wanted frames, or its time is over and it has a frame."""
         return kept >= self._spec.wanted or (kept > 0 and self.offset(now) >= self._spec.over_s)
 
 
 @dataclass(eq=False)
 class Gathering:
-    """The collection of one model, and what is known about it while the daemon runs."""
+    """The collection of one model, with its state while the daemon runs."""
 
     model: str
     collection: Collection
@@ -122,16 +122,17 @@ class Gathering:
 
 
 def is_known(likeness: int, camera: str, frames: Iterable[Frame]) -> bool:
-    """Whether a picture looks nearly the same as a frame of its camera that is kept."""
+    """Whether a picture with this likeness looks nearly the same as one of the `frames` of the same camera."""
     return any(each.camera == camera and distance(each.likeness, likeness) <= NEAR for each in frames)
 
 
 def dated(frame: Frame, now: Clock) -> Frame:
-    """Return a frame dated by the clocks of the present boot.
+    """Return a frame with its date corrected by the clocks of the current boot.
 
-    Within a boot, ages come from a clock that does not jump, and the date follows the wall clock. For a frame of an
-    earlier boot, the age is computed from the wall clock, once. If that age is negative, the wall clock may not be set
-    yet: the frame stays as it is during the first hour after the boot, and then counts as new.
+    The age of a frame of the current boot comes from the uptime, which does not jump. Its date is the wall clock minus
+    this age. The age of a frame of an earlier boot is computed from the wall clock, once. If this age is negative, the
+    wall clock may not be set yet. The frame then stays unchanged in the first hour after the boot, and later counts as
+    new.
     """
     if frame.boot == now.boot:
         taken = now.unix_s - (now.uptime_s - frame.uptime_s)
@@ -145,7 +146,7 @@ def dated(frame: Frame, now: Clock) -> Frame:
 
 
 def retained(frames: Iterable[Frame], now: Clock, keep_s: float) -> tuple[Frame, ...]:
-    """Return the frames that are not older than `keep_s` seconds, dated by the present boot if possible. Frames that
-    cannot be dated yet are kept."""
+    """Return the frames that are at most `keep_s` seconds old, with the dates that `dated` returns. Frames that cannot
+    be dated yet are kept."""
     found = (dated(frame, now) for frame in frames)
     return tuple(frame for frame in found if frame.boot != now.boot or now.uptime_s - frame.uptime_s <= keep_s)

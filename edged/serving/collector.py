@@ -1,7 +1,7 @@
-"""Collects frames of live cameras for models: takes candidates from streams, and keeps those that look new.
+"""Collects frames of live cameras for models: copies candidates from streams, and keeps those that look new.
 
-All access to the disk is in threads. If the disk or the budget is full, a collection rests and tries again later; no
-frame is stored incompletely. A collection continues after a restart of the daemon.
+Threads access the disk. If the disk or the budget is full, a collection pauses and tries again later. Frames are never
+stored incompletely. A collection continues after a restart of the daemon.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def read_clock() -> Clock:
 
 
 class Collector:
-    """The collections of all models. It is a tap of all streams. `run` does the work that waits for the disk."""
+    """The collections of all models. This class is a `Tap` of all streams. `run` does the work that waits for the
+    disk."""
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class Collector:
         clock: Callable[[], Clock] = read_clock,
         pace: Pace | None = None,
     ) -> None:
-        """Read the collections on disk. `sift` examines candidates in a child; `emit` records an event of a model."""
+        """Read the collections on disk. `sift` examines candidates in a child process. `emit` records an event of a
+        model."""
         self.keep_free_mb = 0  # space on the disk that stays free
         self._files, self._clock = files, clock
         self.kept = FrameCollections(files, emit, clock)
@@ -75,7 +77,7 @@ class Collector:
     # -- frames of streams -------------------------------------------------------------------------------------------
 
     def wants(self, model: str, camera: str, now: float) -> bool:
-        """As `Tap.wants`."""
+        """See `Tap.wants`."""
         found = self.kept.running.get(model)
         if found is None or found.is_ending or not found.pacer.wants(camera, now):
             return False
@@ -84,7 +86,7 @@ class Collector:
         return sum(len(frame.data) for _, frame, _ in self._taken) < _MOST_IN_MEMORY
 
     def take(self, frame: Tapped) -> None:
-        """As `Tap.take`."""
+        """See `Tap.take`."""
         found = self.kept.running.get(frame.model)
         if found is not None and not found.is_ending:
             self._taken.append((found, frame, self._clock()))
@@ -101,7 +103,8 @@ class Collector:
         self._wake.set()
 
     async def start(self, model: str, cameras: Iterable[str], frames: int, over_s: float) -> None:
-        """Begin a collection. Raises Refused if the model has frames, and the errors of `not_stored`."""
+        """Begin to collect `frames` frames in `over_s` seconds. Raises Refused if the model has frames, and the errors
+        of `files.not_stored` if the collection cannot be written."""
         async with self._changing:
             if self.kept.has_frames(model):
                 is_running = model in self.kept.running
@@ -110,7 +113,8 @@ class Collector:
             await self.kept.begin(model, Collection(tuple(sorted(set(cameras))), frames, over_s, self._clock().unix_s))
 
     def stop(self, model: str) -> None:
-        """End a collection early: it finishes once its candidates are examined. Raises NotFound."""
+        """End a collection early. It finishes when its candidates are examined. Raises NotFound if no collection runs
+        for the model."""
         found = self.kept.running.get(model)
         if found is None:
             raise NotFound(f"no frames are being collected for model {model[:80]!r}; see: edged samples list")
@@ -118,7 +122,8 @@ class Collector:
         self._wake.set()
 
     async def remove(self, model: str) -> None:
-        """Remove all frames of a model. Raises NotFound, and InvalidInput if the files cannot be removed."""
+        """Remove all frames of a model. Raises NotFound if it has none, and InvalidInput if the files cannot be
+        removed."""
         async with self._changing:
             if model not in self.kept.gatherings and model not in self.kept.damaged:
                 raise NotFound(f"there are no frames for model {model[:80]!r}; see: edged samples list")
@@ -168,7 +173,7 @@ class Collector:
             self._examining = self._tasks.start(work)
 
     async def _apply_settings(self) -> None:
-        """Begin and change the collections of the configuration, and end collections that it no longer has."""
+        """Begin and change the collections in the configuration, and end those that the configuration no longer has."""
         wanted = self._settings.collect
         for model, spec in wanted.items():
             found, over_s = self.kept.gatherings.get(model), spec.over_hours * 3600
@@ -226,7 +231,7 @@ class Collector:
                     owner.plan()
 
     async def _add(self, owner: Gathering, outcomes: list[Outcome]) -> None:
-        """Add to the frames of a model those candidates that can be used and look new."""
+        """Add the usable candidates that look new to the frames of the model."""
         frames, duplicates, unusable = list(owner.collection.frames), 0, 0
         problem = next((each.disk_problem for each in outcomes if each.disk_problem), "")
         try:

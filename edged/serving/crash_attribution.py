@@ -1,14 +1,14 @@
-"""Decides which engine killed its host, and which are quarantined. Pure: no clock, no IO.
+"""Decides which engine killed its host, and which engines are quarantined. Pure: no clock, no IO.
 
-A host that dies interrupts all of its engines, so one death proves little:
+A host is a process that runs engines. If it dies, it interrupts all of them, so one death proves little:
 
 - If the host was killed from outside, by an operator or by the kernel for lack of memory, its engines are not blamed.
   Only an engine that had work at two such deaths in a row, without an answer between them, becomes a suspect.
-- Otherwise every engine that had work is a suspect. Of the suspects with the most deaths, half move to another host, so
-  that the next death has half as many suspects. A single suspect that is left gets its own host. Memory limits the
+- Otherwise every engine that had work is a suspect. Half of the suspects with the most deaths move to another host, so
+  that the next death has half as many suspects. If only one suspect is left, it gets its own host. Memory limits the
   number of hosts for suspects.
 - An engine that was blamed `DEATHS` times is quarantined, if it was alone in at least one of these deaths. Another
-  engine of the model may serve instead; that one is quarantined after `DEATHS - 1`.
+  engine of the model may serve instead. That engine is quarantined after `DEATHS - 1` deaths.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ APART_SECONDS = 600.0  # after this time without a death, a suspect returns to t
 
 
 class EngineId(msgspec.Struct, frozen=True, order=True):
-    """Identifies an engine of a model. If two models share an engine, each has its own id."""
+    """Identifies an engine of a model. If two models share an engine, each model has its own id for the engine."""
 
     model: str
     engine: str  # its key's digest
@@ -43,8 +43,8 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is known about an engine: its deaths, oldest first; since when it is quarantined (0: not quarantined); and
-    the number of the host that opens it (0: the shared host)."""
+    """The history of an engine. `deaths` has the oldest death first. `quarantined_unix_s` is the time when the engine
+    was quarantined, 0 if it is not. `host` is the number of the host that opens the engine, 0 for the shared host."""
 
     deaths: tuple[Death, ...] = ()
     quarantined_unix_s: float = 0.0
@@ -64,8 +64,8 @@ Records = dict[EngineId, Record]
 
 
 def died(records: Records, suspects: Iterable[tuple[EngineId, bool]], death: Death, most_hosts: int = 1) -> Records:
-    """Return the records after a host's death. `suspects` has each suspected engine, and whether it had answered
-    anything in that host. If it had, its earlier deaths from outside do not count. All suspects together get at most
+    """Return the records after a host's death. `suspects` has each suspected engine, and whether it answered any
+    request in that host. If it did, its earlier deaths from outside do not count. All suspects together get at most
     `most_hosts` hosts."""
     after, involved = dict(records), list(suspects)
     for suspect, has_answered in involved:
@@ -86,7 +86,7 @@ def died(records: Records, suspects: Iterable[tuple[EngineId, bool]], death: Dea
 
 
 def host_of(records: Records, suspect: EngineId, unix_s: float) -> int:
-    """Return the number of the host that opens an engine; 0 for the shared one."""
+    """Return the number of the host that opens an engine; 0 for the shared host."""
     record = records.get(suspect)
     if record is None or record.is_quarantined or abs(unix_s - record.deaths[-1].unix_s) > APART_SECONDS:
         return 0
@@ -105,8 +105,8 @@ def forgiven(records: Records, model: str, engine: str = "") -> Records:
 
 
 def _move(records: Records, involved: list[EngineId], most_hosts: int, now: float) -> None:
-    """Move half of the engines that most likely caused a death to another host. Does nothing if one of the involved
-    engines is quarantined, or if the only likely one is alone in its host."""
+    """Move half of the engines that most likely caused a death to another host. Do nothing if an involved engine is
+    quarantined, or if there is only one likely engine and it is alone in its host."""
     heaviest = max((records[suspect].weight for suspect in involved), default=0)
     if not heaviest or any(records[suspect].is_quarantined for suspect in involved):
         return
@@ -129,16 +129,16 @@ def _move(records: Records, involved: list[EngineId], most_hosts: int, now: floa
 
 
 def _is_enough(deaths: tuple[Death, ...], allowed: int) -> bool:
-    """Whether the deaths suffice for a quarantine. All deaths in which other engines also had work count as one death.
-    In at least one death, the engine must have been alone: an engine that kills its host is alone in it sooner or
-    later."""
+    """Whether there are `allowed` deaths, which suffice for a quarantine. All deaths in which other engines also had
+    work count as one death. The engine must have been alone in at least one death, because an engine that kills hosts
+    gets a host alone sooner or later."""
     counted = _counted(deaths)
     alone = sum(death.is_alone for death in counted)
     return alone > 0 and alone + min(1, len(counted) - alone) >= allowed
 
 
 def _counted(deaths: tuple[Death, ...]) -> tuple[Death, ...]:
-    """Return the deaths without the first one from outside: a single such death proves nothing."""
+    """Return the deaths without the first death from outside, because a single death from outside proves nothing."""
     first = next((death for death in deaths if death.is_outside), None)
     return tuple(death for death in deaths if death is not first)
 

@@ -1,11 +1,11 @@
 """Runs the steps of an ensemble for one request, and limits the memory of the tensors between steps.
 
-A step starts once its inputs are known, so steps that do not depend on each other run at the same time. The outputs of
-a step are copied out of the arena once, and freed when the last step that uses them has ended. The outputs of the last
-step are not copied: the sink reads them in the arena.
+A step starts when its inputs are available, so steps that do not depend on each other run at the same time. The outputs
+of a step are copied out of the arena once, and freed when the last step that uses them has ended. The outputs of the
+last step are not copied: the request's `Sink` reads them in the arena.
 
-Nothing in an arena is held between two steps. A request gets its share of the memory before its first step and never
-waits for memory after that, so requests cannot block each other.
+Between two steps, a request holds nothing in an arena. A request gets its share of the memory before its first step and
+never waits for memory after that, so requests cannot block each other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNKNOWN = 8  # each request gets 1/8 of the memory until the first one has been
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A tensor of an ensemble. `rows` is the number of rows of the request that made the tensor, 0 without a batch
+    """A tensor of an ensemble. `rows` is the number of rows of the request that made the tensor, 0 if it had no batch
     dimension."""
 
     datatype: str
@@ -48,8 +48,8 @@ class Value(msgspec.Struct, frozen=True):
 
 
 class Infer(Protocol):
-    """Runs one step. `tensors` are the inputs of its model, `outputs` the wanted outputs of its model. The sink gets
-    the outputs and the number of rows of the request, 0 without a batch dimension."""
+    """Runs one step. `tensors` are the inputs of the step's model, `outputs` the names of its wanted outputs. `sink`
+    receives the outputs and the number of rows of the request, 0 without a batch dimension."""
 
     def __call__(
         self, step: int, tensors: tuple[InputTensor, ...], outputs: Collection[str], sink: RowsSink
@@ -57,21 +57,22 @@ class Infer(Protocol):
 
 
 class RowsSink(Protocol):
-    """Takes the outputs of a step and the number of rows of its request. It must read the outputs before it returns,
+    """Receives the outputs of a step and the number of rows of its request. It must read the outputs before it returns,
     because their memory is then reused."""
 
     def __call__(self, outputs: tuple[OutputView, ...], rows: int) -> None: ...
 
 
 class Reservation:
-    """A request's share of a budget. `held` is the number of bytes that the request uses, `most` its maximum so far."""
+    """A request's share of a budget. `held` is the number of bytes that the request uses, `most` the largest value of
+    `held` so far."""
 
     def __init__(self, budget: Budget, size: int) -> None:
         self._budget, self.size = budget, size
         self.held = self.most = 0
 
     def hold(self, size: int) -> None:
-        """Count `size` more bytes as used. Raises Overloaded if the budget has no room for them."""
+        """Count `size` more bytes as used. Raises Overloaded if the budget has no room for these bytes."""
         self.held += size
         self.most = max(self.most, self.held)
         if self.held > self.size:
@@ -99,8 +100,8 @@ class Budget:
 
     @contextlib.asynccontextmanager
     async def reserve(self, rows: int = 1, *, patient: bool = False) -> AsyncIterator[Reservation]:
-        """Wait until the budget has room for a request with `rows`, and yield its reservation. Raises Overloaded if too
-        many requests wait and this one is not `patient`."""
+        """Wait until the budget has room for a request with `rows` rows, and yield its reservation. Raises Overloaded
+        if too many requests wait, unless `patient` is set."""
         least = self.capacity // _RUNNING
         size = self.capacity // _UNKNOWN if self.expected is None else max(math.ceil(self.expected * rows), least)
         await self._enter(size, patient)
@@ -176,9 +177,9 @@ class EnsembleRun:
         collect: Sink,
         memory: Reservation,
     ) -> None:
-        """`inputs` has the ports of each step's model. `wanted` are the outputs of the ensemble that the request needs.
-        `given` are its inputs, None for an optional input that the request leaves out. `collect` gets the outputs of
-        the ensemble."""
+        """`inputs` has the inputs of each step's model. `wanted` are the outputs of the ensemble that the request
+        needs. `given` has the inputs of the request, None for an optional input that it leaves out. `collect` receives
+        the outputs of the ensemble."""
         self.times = Times()
         self._steps, self._inputs, self._infer, self._collect = steps, inputs, infer, collect
         self._wanted = {port.name: port for port in wanted}
@@ -190,8 +191,8 @@ class EnsembleRun:
         self._memory = memory
 
     async def run(self) -> None:
-        """Run the steps that the request needs; return when `collect` has the outputs. If a step fails, cancel the
-        other steps and raise the error."""
+        """Run the steps that the request needs. Return when `collect` has received the outputs. If a step fails, cancel
+        the other steps and raise the error."""
         running: dict[asyncio.Task[Answered], int] = {}
         try:
             while self._waiting or running:
@@ -223,7 +224,7 @@ class EnsembleRun:
         return self._infer(index, tuple(tensors), outputs, take)
 
     def _take(self, index: int, outputs: tuple[OutputView, ...], rows: int) -> None:
-        """Keep a step's outputs for later steps; if it is the last step, pass on all outputs of the ensemble."""
+        """Keep a step's outputs for later steps. After the last step, pass all outputs of the ensemble to `collect`."""
         names = self._steps[index].outputs
         found = {names[output.name]: output for output in outputs if output.name in names}
         self._left.discard(index)

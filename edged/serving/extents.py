@@ -1,6 +1,7 @@
-"""Records the shapes of a model's answered requests in bounded memory: exact bounds, and a count per combination. Pure.
+"""Records the shapes of a model's answered requests in bounded memory. Pure.
 
-Failed requests are not recorded: the model may not support their shapes.
+The smallest and largest size of each dimension are exact. The most frequent combinations of input shapes are counted.
+Failed requests are not recorded, because the model may not support their shapes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """The shapes seen so far: the number of requests, their kinds with the most frequent first, and the smallest and
-    largest size of every dimension of each input over all requests."""
+    """The shapes of all requests so far. `requests` is the number of requests. `kinds` has their combinations of
+    shapes, the most frequent first. `smallest` and `largest` have the bounds of each dimension by input."""
 
     requests: int = 0
     kinds: tuple[Kind, ...] = ()
@@ -59,7 +60,7 @@ class Traffic:
         self._pending: dict[Combination, int] = {}
 
     def note(self, shapes: Combination) -> None:
-        """Record an answered request. It runs for every request, so it only increments a count."""
+        """Record an answered request. Mostly this only increments a count, because it runs for every request."""
         self._pending[shapes] = self._pending.get(shapes, 0) + 1
         if len(self._pending) >= _PENDING:
             self._sort_in()
@@ -76,7 +77,7 @@ class Traffic:
         )
 
     def look(self) -> int:
-        """Return `version`, including all requests so far."""
+        """Count all requests so far, and return `version`."""
         self._sort_in()
         return self.version
 

@@ -1,6 +1,6 @@
-"""The collections of all models: in memory, and their indexes and frames on disk.
+"""Keeps the collections of all models in memory, and their indexes and frames on disk.
 
-One task changes a collection at a time. All access to the disk is in threads, after the start.
+Only one task at a time may change a collection. After the start, threads access the disk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class FrameCollections:
         self._read()
 
     def collected(self, model: str) -> Collected | None:
-        """Return the frames that were collected for a model; None without a collection or until it has finished."""
+        """Return the collected frames of a model, or None if no collection has finished. While a further collection
+        runs, the result has only the id of the previous collection."""
         found = self.gatherings.get(model)
         return found.collected if found is not None else None
 
@@ -53,12 +54,13 @@ class FrameCollections:
         return spent if gathering.collection.finished else gathering.pacer.offset(self._clock().mono_s)
 
     def has_frames(self, model: str) -> bool:
-        """Whether a model has frames, or collects some. It has no frames if their retention has ended."""
+        """Whether a model has frames or a running collection. Frames whose retention has ended do not count."""
         found = self.gatherings.get(model)
         return model in self.damaged or (found is not None and bool(found.kept or not found.collection.finished))
 
     async def begin(self, model: str, collection: Collection) -> None:
-        """Add a new collection for a model without frames. Raises the errors of `not_stored`."""
+        """Add a new collection for a model without frames. Raises the errors of `files.not_stored` if the collection
+        cannot be written."""
         if before := self.gatherings.get(model):
             collection = replace(collection, id=before.collection.id)
         made = self._gathering(model, collection)
@@ -69,14 +71,14 @@ class FrameCollections:
         _LOG.info("collecting %s for model %s", many(collection.wanted, "frame"), model)
 
     def rest(self, gathering: Gathering, problem: str) -> None:
-        """Take no frame for a while; `problem` says why."""
+        """Pause a collection for a minute. `problem` says why."""
         if gathering.problem != problem:
             _LOG.warning("collecting frames for model %s: %s; trying again", gathering.model, problem)
         gathering.problem = problem
         gathering.pacer.rest(self._clock().mono_s + _REST_SECONDS)
 
     async def finish(self, gathering: Gathering) -> None:
-        """Finish a collection; remove it if it has no frames, and engines were not calibrated on earlier ones."""
+        """Finish a collection. Remove it if it has neither frames nor the id of an earlier collection."""
         model, frames = gathering.model, gathering.collection.frames
         made = id_of(frames) if frames else gathering.collection.id
         if not made:
@@ -91,7 +93,7 @@ class FrameCollections:
             _LOG.info("collected %s for model %s", many(len(frames), "frame"), model)
 
     async def retain(self, gathering: Gathering, keep_s: float) -> None:
-        """Delete frames that are older than `keep_s` seconds, and date the other frames by the present boot."""
+        """Delete frames that are older than `keep_s` seconds, and correct the dates of the other frames."""
         before = gathering.collection.frames
         kept = retained(before, self._clock(), keep_s)
         if kept == before or not await self.try_to_save(gathering, replace(gathering.collection, frames=kept)):
@@ -119,7 +121,7 @@ class FrameCollections:
 
     async def save(self, gathering: Gathering, collection: Collection) -> None:
         """Write the index of a collection, with the time that it has run, then keep the collection in memory. Disk and
-        memory agree even if the caller is cancelled. Raises the errors of `not_stored`."""
+        memory agree even if the caller is cancelled. Raises the errors of `files.not_stored` if the disk fails."""
         collection = replace(collection, spent_s=self.spent_s(gathering))
 
         async def change() -> None:
@@ -132,7 +134,7 @@ class FrameCollections:
             raise not_stored(f"the frames of {gathering.model!r}", error) from error
 
     async def try_to_save(self, gathering: Gathering, collection: Collection) -> bool:
-        """Like `save`; return whether it succeeded. An error becomes the problem of the collection."""
+        """Like `save`, but return whether it succeeded. An error pauses the collection and becomes its problem."""
         try:
             await self.save(gathering, collection)
         except EdgedError as error:

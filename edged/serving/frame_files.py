@@ -1,7 +1,7 @@
-"""The files of collected frames: a folder for each model with its frames and their index, and one for candidates.
+"""Stores collected frames: a folder for each model with its frames and their index, and a folder for candidates.
 
-Only the daemon's user can read them. Frames and indexes appear complete or not at all. All functions access the disk,
-so they are called in threads. They raise OSError.
+Only the daemon's user can read these files. Frames and indexes appear complete or not at all. The methods access the
+disk, so they are called in threads. They raise OSError.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class FrameFiles:
         return folder_of(self.root.parent, model)
 
     def open(self) -> tuple[dict[str, Collection], dict[str, str]]:
-        """Remove leftovers. Return the collections by model, and by model why a collection cannot be used."""
+        """Remove leftovers. Return the usable collections, and why each other collection cannot be used, both by
+        model."""
         found, damaged = dict[str, Collection](), dict[str, str]()
         if not self.root.is_dir():
             return found, damaged
@@ -117,7 +118,7 @@ class FrameFiles:
         shutil.rmtree(batch, ignore_errors=True)
 
     def remove(self, model: str) -> None:
-        """Remove all frames of a model. They are moved away first: if the daemon is killed meanwhile, the next start
+        """Remove all frames of a model. The folder is renamed first. If the daemon is then killed, the next start
         removes the rest."""
         folder = self.folder(model)
         grave = folder.with_name(f"{_REMOVED}{folder.name}")
@@ -144,7 +145,7 @@ class FrameFiles:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether a folder has no file, or only temporary ones."""
+    """Whether a folder has no file, or only temporary files."""
     with contextlib.suppress(OSError):
         return folder.is_dir() and all(name.startswith(".") for name in os.listdir(folder))
     return False

@@ -1,6 +1,6 @@
-"""The galleries of all models: in memory for lookups, and a file for each below the state directory.
+"""Keeps a model's gallery, which is a set of named embeddings, in memory and in a file below the state directory.
 
-Faces and their names are personal data: the files have vectors but no pictures, only the daemon's user can read them,
+Faces and their names are personal data. The files have vectors but no pictures. Only the daemon's user can read them,
 and child processes cannot (`daemon/locations.py`). A damaged file is kept for the operator, but not used.
 """
 
@@ -41,7 +41,7 @@ class Galleries:
         self._read()
 
     def of(self, model: str, engine: EngineRef) -> Gallery | None:
-        """Return the gallery of a model, if the vectors of this engine can be compared with it."""
+        """Return the gallery of a model, or None if the vectors of `engine` cannot be compared with it."""
         found = self._galleries.get(model)
         is_same = found is not None and found.space == space_of(engine.model, engine.recognition)
         return found if is_same else None
@@ -55,8 +55,9 @@ class Galleries:
         return dict(self._damaged)
 
     async def add(self, model: str, space: str, name: str, embeddings: list[Embedding]) -> Gallery:
-        """Add pictures of a name and return the gallery. Vectors of another space are dropped, because new vectors
-        cannot be compared with them. Raises InvalidInput if the gallery is full, and the errors of `not_stored`."""
+        """Add the embeddings of pictures to a name, and return the gallery. Older vectors of another `space` are
+        dropped, because new vectors cannot be compared with them. Raises InvalidInput if the gallery is full, and the
+        errors of `files.not_stored` if it cannot be written."""
         async with self._changing:
             before = self._galleries.get(model)
             if before is None or before.space != space:
@@ -70,7 +71,7 @@ class Galleries:
 
     async def remove(self, model: str, name: str) -> Gallery | None:
         """Remove a name from a gallery, or the whole gallery if the name is empty. Return the gallery that is left, or
-        None. Raises NotFound."""
+        None. Raises NotFound if the gallery or the name does not exist."""
         async with self._changing:
             gallery = self._galleries.get(model)
             if gallery is None and not (model in self._damaged and not name):
@@ -130,14 +131,14 @@ class Galleries:
 
 
 def embeddings_of(answer: Answered) -> list[Embedding]:
-    """Return the embeddings in an answer, also those of the regions of a picture."""
+    """Return the embeddings in an answer, including those of the regions of a picture."""
     inner = [found for each in answer.crops if isinstance(each, Answered) for found in embeddings_of(each)]
     return [answer.content, *inner] if isinstance(answer.content, Embedding) else inner
 
 
 def named(answer: Answered, gallery: Gallery, least: float) -> Answered:
-    """Return an answer in which each embedding has the nearest name and its similarity. The name is empty if the
-    similarity is below `least`."""
+    """Return an answer in which each embedding has the nearest name of the gallery, and the similarity. The name is
+    empty if the similarity is below `least`."""
     crops = tuple(named(each, gallery, least) if isinstance(each, Answered) else each for each in answer.crops)
     content = answer.content
     if isinstance(content, Embedding):

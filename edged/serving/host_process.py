@@ -37,7 +37,7 @@ class End(str, enum.Enum):
 
     @property
     def is_outside(self) -> bool:
-        """Whether this death alone is not enough to blame the work of the process."""
+        """Whether a cause outside the process ended it. This death alone is then not blamed on its work."""
         return self is not End.WORK
 
 
@@ -61,8 +61,8 @@ class HostProcess:
     async def start(
         cls, backend: str, connection: HostSocket, arena: Arena, memory_mb: int, reach: Reach, module: str = HOST_MODULE
     ) -> HostProcess:
-        """Start a host. It may allocate `memory_mb` (0: no limit) and open the files in `reach`. Raises OSError if it
-        cannot be started."""
+        """Start a host, which may allocate `memory_mb` MiB (0: no limit) and open the files in `reach`. Raises OSError
+        if the host cannot be started."""
         printed = Pipe(ChildLogForwarder(f"host {backend}", backend=backend))
         allowed = -1
         try:
@@ -101,7 +101,8 @@ class HostProcess:
         return end_of(self.status, is_out_of_memory=memory.kernel_kills() != self._kernel_kills)
 
     def look(self) -> None:
-        """Record that the process is alive: it is not among the processes that the kernel has killed until now."""
+        """Record that the process is alive, so that earlier kills by the kernel do not count as the cause of its
+        end."""
         self._kernel_kills = memory.kernel_kills()
 
     async def stop(self) -> None:
@@ -121,8 +122,8 @@ class HostProcess:
         self._printed.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal by pid, not through the process object, because that object would reap a process that has just
-        died, and report a wrong status."""
+        """Send a signal by pid. The process object would reap a process that has just died, and report a wrong
+        status."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -163,13 +164,13 @@ def _turns(pid: int) -> int:
 
 
 def _fields(path: str) -> list[bytes]:
-    """Return the fields after the process name, which may contain spaces and brackets."""
+    """Return the fields of a `stat` file after the process name. The name may contain spaces and brackets."""
     with open(path, "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
 
 class ProgressTimes(msgspec.Struct, frozen=True):
-    """Seconds without progress before something happens to a busy host."""
+    """How many seconds a busy host may make no progress before the daemon acts."""
 
     ping: float = 1.0  # of silence before it is pinged
     silent: float = 5.0  # of silence before it counts as stuck
@@ -193,7 +194,8 @@ class Progress:
         self.silent = 0.0
 
     def look(self, now: float, sign: Sign | None, *, is_busy: bool) -> None:
-        """Compare a sign with the previous one. A host that is not busy need not make progress."""
+        """Compare an observation with the previous one, and update the times without progress. A host that is not busy
+        need not make progress."""
         step = 0.0 if self._at is None else min(now - self._at, _LONGEST_STEP)
         before, self._seen, self._at = self._seen, sign, now
         if not is_busy or sign is None:

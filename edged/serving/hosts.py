@@ -1,8 +1,9 @@
-"""The engine hosts, one for each backend and generation of libraries. A lost host is started again. After its first
-death it starts at once. If it dies repeatedly, it starts after a pause that grows to 30 s, or only to 2 s if the host
-had started and the box has memory.
+"""Starts the engine hosts, one for each backend and generation of libraries. A lost host is started again, at once
+after its first death. After repeated deaths it starts after a pause that grows to 30 s. The pause grows only to 2 s if
+the host had started and the box has memory.
 
-When libraries change on disk, hosts of the new generation run in parallel with the old ones until the old are empty.
+When libraries change on disk, hosts of the new generation run in parallel with the old hosts until these have no
+sessions.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _IDLE_SECONDS = 60.0  # an empty host is kept this long, because it may be neede
 
 
 class HostKind(msgspec.Struct, frozen=True):
-    """A kind of host: its backend, the generation of facts, the runtime version that it must load ("" for any), and
-    which separate host it is ("" for the shared one)."""
+    """A kind of host. `generation` is a digest of the box's libraries and devices (`store/key.py`). `version` is the
+    runtime version that the host must load ("" for any). `apart` names a separate host ("" for the shared host)."""
 
     backend: str
     generation: str = ""
@@ -55,8 +56,8 @@ class Hosts:
         on_lost: Callable[[HostLink, str], None],
         reads: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """`reads` is called in a thread before a host starts; it returns the folders and files with models and engines
-        that the host may open."""
+        """`reads` returns the folders and files with models and engines that a host may open. It is called in a thread
+        before the host starts."""
         self._reads = reads
         self._limits, self._on_lost = limits, on_lost
         self._links: dict[HostKind, HostLink] = {}
@@ -68,10 +69,10 @@ class Hosts:
         self._limits = limits
 
     async def get(self, kind: HostKind, model: Path | None = None) -> HostLink:
-        """Return a running host that may open a model; start one if necessary. If the running host was started before
-        the model was added, it may not open the model. Then a separate host for the model's folder is started. Raises
-        NotReady during the pause before a lost host is started again, and Superseded if the runtime on disk is not the
-        version that the host must load.
+        """Return a running host that may open a model. Start a host if necessary. A host that was started before the
+        model was added may lack the permission to open it. Then a separate host for the model's folder is started.
+        Raises NotReady during the pause before a lost host is started again. Raises HostLost if the host cannot be
+        started, and Superseded if the runtime on disk is not the version that the host must load.
         """
         while (link := self._links.get(kind)) is not None and not link.lost and not link.stopping:
             reaches = model is None or kind.apart.endswith(str(model.parent))
@@ -148,7 +149,7 @@ class Hosts:
         self._on_lost(link, why)
 
     def _prune(self, now: float) -> None:
-        """Forget kinds of hosts that do not run and may be started at once, such as those of older libraries."""
+        """Drop the records of hosts that do not run and may start at once, such as hosts of older libraries."""
         there = self._links.keys() | self._starting.keys()
         self._records = {
             kind: record

@@ -1,4 +1,4 @@
-"""The daemon's end of one engine host: sends jobs, receives answers, and detects when the host dies or hangs.
+"""The daemon's end of the connection to an engine host: sends jobs, receives answers, and detects a dead or hung host.
 
 `ipc/sockets` moves the bytes; `host_process` starts and ends the process.
 """
@@ -33,7 +33,7 @@ from edged.vision.family import Recognition
 
 
 class LinkTimes(msgspec.Struct, frozen=True):
-    """Time limits of a link, in seconds; tests use shorter ones."""
+    """Time limits of a link, in seconds. Tests use shorter limits."""
 
     start: float = 60.0
     look: float = 0.2  # between two checks of the host: a host can use up the memory in a few seconds
@@ -54,8 +54,8 @@ Reply = m.Answer | m.Detected
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """The engine that a session is opened for, and the limits of its requests. `family` names the family and package
-    whose code decodes the outputs; empty if that code is edged's own."""
+    """The engine of a session, and the limits of its requests. `family` names the family and the package whose code
+    decodes the outputs. It is empty if edged's own code decodes them."""
 
     suspect: EngineId = EngineId("", "")
     bounds: Bounds = Bounds()
@@ -63,8 +63,8 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """How a host was lost: the reason as text; the suspected engines, each with whether it had answered anything in
-    this host; and how the process ended."""
+    """How a host was lost. `why` is the reason as text. `suspects` has the suspected engines, each with whether it had
+    answered a request in this host. `end` says how the process ended."""
 
     why: str = ""
     suspects: tuple[tuple[EngineId, bool], ...] = ()
@@ -72,7 +72,8 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class HostSession:
-    """A session of a host, and the deadlines of its jobs. Times are seconds of any one clock.
+    """A session, which is an engine that is open in a host, and the deadlines of its jobs. Times are seconds of any one
+    clock.
 
     A session runs at most `instances` jobs at a time, in order. The time of a waiting job begins when a running job
     ends. A job that reaches its limit is stopped. If it still runs after a grace period, its runtime cannot stop it,
@@ -222,8 +223,8 @@ class HostLink:
         return all(any(Path(path).is_relative_to(each) for each in self._reads) for path in rules.around(model))
 
     async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _UNKNOWN) -> int:
-        """Open an engine for up to `batch` pictures at a time; return its number within this host. Raises the backend's
-        error if the engine cannot be opened."""
+        """Open an engine for up to `batch` pictures at a time, and return the number of its session in this host.
+        Raises the backend's error if the engine cannot be opened, and HostLost if the host is lost."""
         self._require_alive()
         number = next(self._numbers)
         seconds = tenant.bounds.seconds or self._limits.job_seconds
@@ -249,8 +250,8 @@ class HostLink:
         await session.closing
 
     def submit(self, make: Callable[[int], m.Infer | m.Detect]) -> asyncio.Future[Reply]:
-        """Send the job that `make` returns for a number. The returned future ends with the answer, the job's error, or
-        HostLost."""
+        """Send the job that `make` returns for a new job number. The returned future ends with the answer, the job's
+        error, or HostLost. Raises HostLost if the host is lost, and NotReady if the session is closed."""
         self._require_alive()
         number = next(self._numbers)
         future: asyncio.Future[Reply] = self._loop.create_future()
@@ -284,7 +285,7 @@ class HostLink:
             await asyncio.wait((self._watch,), timeout=self._times.gone)
 
     def kill(self, why: str, suspects: Collection[int] | None = None, end: End = End.WORK) -> None:
-        """Kill the process. `suspects` are the sessions known to have caused the problem; by default all busy ones."""
+        """Kill the process. `suspects` are the sessions that caused the problem, by default all busy sessions."""
         if self._process is not None:
             self._process.kill()
         self._lose(why, suspects, end)
@@ -310,7 +311,8 @@ class HostLink:
         self._require_alive()
 
     def _disconnected(self, why: str = "") -> None:
-        """Handle the end of the connection. `why`: how the host violated the protocol, if it did."""
+        """Mark the host as lost, because the connection ended. If `why` says how the host violated the protocol, kill
+        the host."""
         if why:
             self.kill(why)
         elif not self.lost:  # the watcher will see the process end, and learn how
@@ -329,7 +331,7 @@ class HostLink:
         )
 
     def _receive(self, data: bytes, bulk: memoryview = _NO_BYTES) -> None:
-        """Handle a message from the host. The host is not trusted: a hostile model may have taken it over."""
+        """Process a message from the host. The host is not trusted, because a hostile model may control it."""
         if self._is_garbled:
             return
         self._progress.received()
@@ -342,7 +344,8 @@ class HostLink:
                 self.kill("sent an invalid message")
 
     def _take(self, message: m.FromHost, bulk: memoryview) -> None:
-        """Pass on a message. Messages that were not requested are ignored; too many of them raise EngineUnusable."""
+        """Pass a message to the job or session that waits for it. Ignore messages that were not requested. Raises
+        EngineUnusable after too many of them."""
         self._received += 1
         if self._received > self._sent + _UNREQUESTED:
             raise EngineUnusable(f"the host sent {self._received} messages but received only {self._sent}")
@@ -378,8 +381,8 @@ class HostLink:
         _settle(opening, None)
 
     def _forget(self, number: int, error: EdgedError) -> None:
-        """Remove a session that has closed or could not be opened; a caller that waits for its opening gets `error`.
-        Raises EngineUnusable if the session had jobs."""
+        """Remove a session that has closed or could not be opened. A caller that waits for the session to open gets
+        `error`. Raises EngineUnusable if the session had jobs."""
         self.nodes.pop(number, None)
         session = self.sessions.pop(number, None)
         if session is None:
@@ -402,8 +405,8 @@ class HostLink:
     # -- limits and the end ------------------------------------------------------------------------------------------
 
     def _waits(self, now: float) -> dict[int, float]:
-        """Return the sessions that are opening or closing, with the seconds by which each exceeds the limit; negative
-        if it does not."""
+        """Return the seconds by which each session that is opening or closing exceeds the limit. They are negative
+        while it is within the limit."""
         limit = self._limits.open_seconds
         return {number: now - s.asked - limit for number, s in self.sessions.items() if s.opening or s.closing}
 
@@ -498,7 +501,8 @@ def _too_long(session: HostSession) -> DeadlineExceeded:
 
 
 def _by(session: HostSession) -> str:
-    """Return the end of an error: the family and package whose code also ran; empty if only edged's code ran."""
+    """Return the end of an error message, which names the family and package whose code decodes the outputs. It is
+    empty if edged's own code decodes them."""
     return f"; its outputs are decoded by {session.tenant.family}" if session.tenant.family else ""
 
 

@@ -20,8 +20,8 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-gpu")
 
 
 def derived_mb(total_mb: int) -> int:
-    """Return the MiB that a host may use on a box with `total_mb`: all except what other processes need. 0 (no limit)
-    if `total_mb` is 0, which means unknown."""
+    """Return the MiB that a host may use on a box with `total_mb` MiB: all except what other processes need. Return 0
+    (no limit) if `total_mb` is 0, which means unknown."""
     left = max(_LEFT_MB, round(total_mb * _LEFT_SHARE))
     return max(total_mb - left, round(total_mb * _LEAST_SHARE))
 
@@ -44,8 +44,8 @@ def used_mb(pid: int) -> float:
 
 
 def kernel_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory: in the daemon's cgroup, or on the whole box
-    if the cgroup does not count them; 0 if the box does not count them either."""
+    """Return how many processes in the daemon's cgroup the kernel has killed for lack of memory. If the cgroup does not
+    count them, return the count of the whole box, or 0 if the box does not count them either."""
     try:
         with open(_counter(), "rb") as file:
             return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
@@ -83,6 +83,6 @@ def available_mb() -> int:
 
 
 def hosts_for(available: int) -> int:
-    """Return how many separate hosts suspects may get with `available` MiB of free memory. At least one: otherwise the
-    engine that kills its host could not be found."""
+    """Return how many separate hosts suspected engines may get with `available` MiB of free memory. The result is at
+    least 1, because otherwise the engine that kills its host could not be found."""
     return min(_MOST_MORE, max(1, available // _HOST_MB))

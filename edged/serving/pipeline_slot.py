@@ -1,24 +1,23 @@
-"""The slot of a pipeline: frames go to the slot of the first model, and crops of its detections to the slot of the
-second.
+"""Runs a pipeline: sends frames to the slot of the first model, and crops of its detections to the slot of the second
+model. A slot holds the waiting work of a model.
 
-Streams use it like a model's slot. While a frame waits for the first model, a newer frame of the camera may replace it.
-After the first model has answered, newer frames do not replace the frame: its crops wait in the second model's
-schedule, in a separate queue of the camera and with the camera's weight and priority. That queue is short, because a
-stream limits the number of its frames in both steps together.
+Streams use a pipeline like a model's slot. While a frame waits for the first model, a newer frame of the camera may
+replace it. After the first model has answered, newer frames do not replace the frame. Its crops wait in the second
+model's schedule, in a separate queue of the camera and with the camera's weight and priority. That queue is short,
+because a stream limits the number of its frames in both steps together.
 
-All crops of a frame are one piece of work: the second model's host gets the picture once, and decodes it once. Measured
-on one core, a JPEG of 1920x1080 takes 8.6 ms to decode and eight crops take 1.1 ms to fit into an input of 224x224:
-decoding the picture for each crop would cost 69 ms. The first model's host does not cut out the crops. That would save
-the second decoding, but this host would have to keep the pixels of every picture until its answer, and to know the rule
-of each pipeline.
+All crops of a frame are one piece of work, so the second model's host gets and decodes the picture once. On one core,
+decoding a JPEG of 1920x1080 takes 8.6 ms, and fitting eight crops into an input of 224x224 takes 1.1 ms. Decoding the
+picture for each crop would take 69 ms. The first model's host could cut out the crops, which would save the second
+decoding. But it would then need the rule of each pipeline, and keep the pixels of every picture until the answer.
 
 How frames end:
 
-- If the first step fails, the frame fails with its error.
-- If the frame becomes too old in the second step, or the second step has no room for it, the whole frame is skipped or
-  fails: the client can send it again.
-- If the second step fails otherwise (the model was removed, or cannot read the crop), the frame is answered with its
-  detections, and the detections with a crop have the error.
+- If the first step fails, the frame fails with the error of that step.
+- If the frame becomes too old in the second step, or that step has no room for it, the whole frame is skipped or fails.
+  The client can send it again.
+- The second step may fail otherwise, because the model was removed or cannot read the crop. The frame is then answered
+  with its detections, and the detections with a crop have the error.
 - If the client disconnects, the work for the frame is dropped, whether it waits or runs.
 """
 
@@ -112,7 +111,7 @@ class PipelineSlot:
     def _begin(
         self, frame: FrameWork, give: Callable[[Slot, _FirstStep], T], give_crops: Callable[[Slot, CropsWork], None]
     ) -> T:
-        """Give a frame to the first model with `give`, and later its crops to the second one with `give_crops`."""
+        """Send a frame to the first model with `give`, and later its crops to the second model with `give_crops`."""
         data = frame.data if isinstance(frame.data, bytes | memoryview) else _Kept(frame.data)
         first = _FirstStep(frame, data)
         try:
@@ -127,7 +126,7 @@ class PipelineSlot:
         return given
 
     def _end(self, state: _Frame) -> None:
-        """Forget a frame that was answered or skipped, or that no client waits for."""
+        """Remove a frame that was answered or skipped, or that no client waits for, and count the outcome."""
         del self._frames[state.frame]
         state.first.future.cancel()
         if state.second is not None:
@@ -154,7 +153,7 @@ class PipelineSlot:
             state.frame.future.set_exception(error)
 
     def _cut(self, state: _Frame, answer: Answered) -> None:
-        """Give the crops of a frame to the second model."""
+        """Send the crops of a frame to the second model."""
         try:
             crops = self._crops(answer, state.frame)
         except ValueError:  # a hostile model may have taken over the host
@@ -227,7 +226,8 @@ class _FirstStep(FrameWork):
 
 
 class _Frame:
-    """A frame in the pipeline: its picture, its first step in `slot`, and its second step after that has begun."""
+    """A frame in the pipeline. `first` is its work in `slot`. `second` is its work for the second model, None until
+    that work begins."""
 
     __slots__ = ("data", "first", "frame", "give_crops", "second", "slot")
 
@@ -239,8 +239,8 @@ class _Frame:
 
 
 class _Kept:
-    """A picture outside the daemon's memory. The first reading keeps a copy for the second model, because the client
-    may then reuse the memory."""
+    """A picture outside the daemon's memory. The first read keeps a copy for the second model, because the client may
+    reuse the memory after that."""
 
     __slots__ = ("_copy", "_source", "size")
 

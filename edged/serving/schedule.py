@@ -1,9 +1,9 @@
 """Decides which work of one model runs next. Pure: no clock, no IO.
 
 Each camera has a queue with its newest frame, or with every frame in order. Requests share one bounded queue per
-priority. Among the queues of the highest priority that have work, the next is the one that has had the least of the
-engine in proportion to its weight (stride scheduling: a queue's `turn` grows by 1/weight with each piece of work
-taken). An idle queue gains no credit. Work of several queues can run together, as one batch.
+priority. Only queues of the highest priority that has work compete. The next queue is the queue that has used the
+engine least in proportion to its weight. This is stride scheduling: each piece of work that a queue runs adds 1/weight
+to its `turn`. An idle queue gains no credit. Work of several queues can run together, as one batch.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ Work = TypeVar("Work", bound=Waiting)
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A queue's share of the engine: proportional to `weight` among queues of equal `priority`; higher priorities go
-    first."""
+    """A queue's share of the engine. Queues of equal `priority` share it in proportion to `weight`. Higher priorities
+    go first."""
 
     weight: float = 1.0
     priority: int = 0
@@ -81,8 +81,8 @@ class Batching(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, Generic[Work], frozen=True):
-    """The work to run now as one batch, the work that is too late, and when to choose again if no work arrives before
-    that time."""
+    """The work to run now as one batch, and the work that is too late. `again_at` is the time to choose again if no
+    work arrives earlier."""
 
     work: tuple[Work, ...] = ()
     late: tuple[Work, ...] = ()
@@ -122,7 +122,7 @@ class Schedule(Generic[Work]):
         return sum(len(queue.work) for queue in self._queues.values()) + len(self._again)
 
     def __bool__(self) -> bool:
-        """Whether work waits. It is called after every request, so it does not compute `len`."""
+        """Whether work waits. This runs after every request, so it does not compute `len`."""
         return bool(self._queues or self._again)
 
     @property
@@ -131,7 +131,7 @@ class Schedule(Generic[Work]):
         return len(self._queues) + len(self._again)
 
     def offer(self, camera: Hashable, work: Work, share: Share = _EQUAL) -> Work | None:
-        """Put a camera's newest frame in its queue; return the frame it replaced, if one was waiting."""
+        """Put a camera's newest frame in its queue. Return the waiting frame that it replaced, or None."""
         waiting = self._queues.get(camera)
         if waiting is None:
             self._append(camera, work, share)
@@ -142,12 +142,12 @@ class Schedule(Generic[Work]):
         return overtaken
 
     def queue(self, camera: Hashable, work: Work, share: Share = _EQUAL) -> None:
-        """Queue a frame behind the camera's waiting ones; the caller limits their number."""
+        """Queue a frame behind the camera's waiting frames. The caller limits their number."""
         self._append(camera, work, share)
 
     def push(self, work: Work, priority: int = 0, limit: int = 0) -> None:
-        """Queue a request behind the waiting requests of its priority. Raises Overloaded if `limit` of them wait
-        already (0: the schedule's own limit)."""
+        """Queue a request behind the waiting requests of its priority. Raises Overloaded if `limit` requests of this
+        priority already wait (0: the schedule's own limit)."""
         most = limit or self._limit
         key = ("requests", priority)
         requests = self._queues.get(key)
@@ -228,7 +228,7 @@ class Schedule(Generic[Work]):
         queue.share = share
 
     def _rest(self, queue: _CameraQueue[Work]) -> None:
-        """Move an empty queue to the idle queues. If there are too many idle queues, keep only the latest ones that
+        """Move an empty queue to the idle queues. If there are too many idle queues, keep only the latest queues that
         have had more than their share."""
         del self._queues[queue.key]
         self._idle[queue.key] = queue
@@ -239,8 +239,8 @@ class Schedule(Generic[Work]):
     def _next(
         self, now: float, late: list[Work], group: Hashable | None = None, excluded: Sequence[Hashable] = ()
     ) -> _CameraQueue[Work] | None:
-        """Return the queue whose turn it is, or None if all are empty. The first work of the queue is wanted and in
-        time. Late work is added to `late`.
+        """Return the queue whose turn it is, or None if all queues are empty. The first work of the queue is wanted and
+        in time. Late work is added to `late`.
 
         If `group` is given, only queues of that group are considered, otherwise all except those of `excluded` groups.
         """
@@ -307,8 +307,8 @@ def _sift(line: deque[Work], now: float, late: list[Work]) -> bool:
 class TensorBatching(msgspec.Struct, frozen=True):
     """How a model's tensor requests are batched, and how they wait.
 
-    Priority levels are 1 (first) to `levels`; 0 means a single level. A request without a level gets `default_level`.
-    `policies` are the policies by level; a level without one has `policy`.
+    Priority levels are 1 (first) to `levels`. If `levels` is 0, there is a single level. A request without a level gets
+    `default_level`. `policies` has policies by level. A level that it lacks has `policy`.
     """
 
     batching: Batching = Batching()
@@ -318,7 +318,7 @@ class TensorBatching(msgspec.Struct, frozen=True):
     policies: dict[int, QueuePolicy] = {}
 
     def level(self, wanted: int) -> int:
-        """Return the level that a request asks for, or the default if it does not exist."""
+        """Return the level that a request asks for, or the default level if the model has no such level."""
         return wanted if 1 <= wanted <= self.levels else self.default_level
 
     def of(self, level: int) -> QueuePolicy:

@@ -39,7 +39,7 @@ class LatencyWindow:
         """Return for how many seconds the median has been above a limit without a break; 0 if the median is not above
         it now.
 
-        Call it regularly. Without new inferences the result does not change.
+        Call this method regularly. Without new inferences the result does not change.
         """
         median = self.median(now)
         if median is not None and median <= limit_ms:
@@ -57,9 +57,9 @@ _SUSPECT = 3  # after this many failed requests in a row, a probe is sent
 class SessionHealth:
     """Health of one session, from the outcomes of requests and probes.
 
-    A runtime usually rejects a request because of its values, so failed requests alone do not prove a faulty engine:
-    several failures in a row make the engine suspect, and a probe decides. `unproven` says why the engine must still
-    prove that it works; it is empty after the first answer. `known` identifies the probe that the engine has answered.
+    A runtime usually rejects a request because of its values, so failed requests alone do not prove a faulty engine.
+    Several failures in a row make the engine suspect, and a probe decides. `unproven` says why the engine must still
+    prove that it works. It is empty after the first answer. `known` identifies the probe that the engine has answered.
     `answered_at` and `probed_at` are times of the last answer and probe (time.monotonic()).
     """
 
@@ -147,13 +147,13 @@ class Demand:
         self._is_high, self._few_since = False, math.inf
 
     def note(self, count: int, now: float) -> None:
-        """Record the number of pieces of work from now on."""
+        """Record that the slot has `count` pieces of work from `now` on."""
         self._advance(now)
         self._count = count
 
     def is_high(self, now: float) -> bool:
-        """Whether there is enough work for several inferences at a time. Call it regularly: the result becomes true as
-        soon as the mean is high, and false only after the mean has been low for ten seconds."""
+        """Whether there is enough work for several inferences at a time. Call this method regularly. The result becomes
+        true when the mean is high, and false only after the mean has been low for ten seconds."""
         self._advance(now)
         if self._mean >= _MANY:
             self._is_high = True

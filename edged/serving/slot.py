@@ -1,9 +1,9 @@
-"""One model's place in the daemon: its waiting work, and the engine that serves it now.
+"""Queues the work of one model, and sends it to the engine that serves the model now.
 
-The installed engine gets batches, of tensor requests or of frames, from the schedule: at most one batch more than it
-runs at a time. A swap installs another engine: new work goes to the new engine, and the old one finishes its work and
-is closed. Work that was lost with its host is retried once, on the engine that is installed by then. Work that was lost
-because its host was killed from outside is retried in addition, up to five times.
+The installed engine gets batches of tensor requests or frames from the schedule. In addition to the batches that run,
+at most one batch waits in the host. A swap installs another engine. New work then goes to the new engine, and the old
+engine finishes its work and is closed. Work that was lost with its host is retried once, on the engine that is then
+installed. Work that was lost because its host was killed from outside is retried up to five more times.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _LAST = -(1 << 31)  # the priority of late work with the delay policy
 
 
 class Slot:
-    """One model's place in the daemon: its waiting work and the session that serves it."""
+    """The waiting work of one model, and the session (an open engine) that serves it."""
 
     def __init__(self, model: str, galleries: Galleries | None = None) -> None:
-        """`galleries` has names for embeddings."""
+        """`galleries` has the names of embeddings."""
         self.model, self._galleries = model, galleries
         self.current: ServingSession | None = None
         self.batching_policy = TensorBatching()
@@ -67,21 +67,22 @@ class Slot:
         self.on_waiting: Callable[[], None] | None = None  # called when a request is queued and no engine serves
 
     def offer(self, camera: Hashable, frame: Work, share: Share = _EQUAL) -> Work | None:
-        """Offer a camera's newest frame; return the waiting frame that it replaced, if any. Raises the slot's error if
-        it refuses work."""
+        """Queue a camera's newest frame, and return the waiting frame that it replaced, if any. Raises the slot's error
+        if the slot refuses work."""
         self._require_open()
         overtaken = self._schedule.offer(camera, frame, share)
         self._pump()
         return overtaken
 
     def queue(self, camera: Hashable, frame: Work, share: Share = _EQUAL) -> None:
-        """Queue a frame behind the waiting ones of its camera; the caller limits their number."""
+        """Queue a frame behind the waiting frames of its camera. The caller limits their number."""
         self._require_open()
         self._schedule.queue(camera, frame, share)
         self._pump()
 
     def push(self, request: Work) -> None:
-        """Queue a request. Raises Overloaded if too many wait, or the slot's error if it refuses work."""
+        """Queue a request. Raises Overloaded if too many requests wait, or the slot's error if the slot refuses
+        work."""
         if (place := self._place(request)) is not self:
             place.push(request)
             return
@@ -96,7 +97,7 @@ class Slot:
         self._pump()
 
     async def push_when_room(self, request: Work) -> None:
-        """Like `push`, but wait while the queue is full: for callers that can wait for room."""
+        """Like `push`, but wait while the queue is full."""
         while True:
             try:
                 return self.push(request)
@@ -151,7 +152,7 @@ class Slot:
         return len(self._schedule)
 
     def reset_counts(self) -> None:
-        """Start new statistics: the model has been replaced."""
+        """Start new statistics, because the model was replaced."""
         self.statistics, self.finite = Statistics(), Finiteness()
 
     def count_with(self, other: Slot) -> None:
@@ -163,19 +164,20 @@ class Slot:
             raise self._refused()
 
     def _refused(self) -> EdgedError:
-        """Return a new copy of the error: one instance raised repeatedly would keep every caller's stack frames
-        alive."""
+        """Return a new copy of the error. A single instance that is raised repeatedly would keep every caller's stack
+        frames alive."""
         assert self._refusal is not None
         return type(self._refusal)(str(self._refusal))
 
     def _place(self, request: Work) -> Slot:
-        """Return the slot that answers a request: the fallback if the engine does not accept its shapes."""
+        """Return the slot that answers a request: the fallback if the engine does not accept the request, otherwise
+        this slot."""
         current = self.current
         return self if current is None or self.fallback is None or current.engine.takes(request) else self.fallback
 
     def _divert(self, engine: EngineRef, chosen: Sequence[Work]) -> list[Work]:
-        """Return the work that the engine accepts; send the rest, which an earlier engine accepted, to the fallback
-        slot."""
+        """Return the work that the engine accepts. Send the other work, which an earlier engine accepted, to the
+        fallback slot."""
         taken = []
         for work in chosen:
             if engine.takes(work):
@@ -220,8 +222,8 @@ class Slot:
         return session.in_flight < most and not session.is_on_trial and not session.link.lost
 
     def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> bool:
-        """Send work; return whether more may fit. Work that does not fit in the arena is retried if other work in
-        flight will release memory, and fails otherwise."""
+        """Send work, and return whether more may fit. Work that does not fit in the arena is retried if other work in
+        flight will release memory. Otherwise it fails."""
         crowded: list[tuple[Work, EdgedError]] = []
 
         def refuse(work: Work, error: EdgedError) -> None:
@@ -358,8 +360,9 @@ class Slot:
         """Retry each part of a failed batch alone. If all succeed, the engine cannot run batches, whatever its model
         declares, and later work runs one by one.
 
-        A part that also fails alone would have failed any batch, and a cancelled part proves nothing: in both cases
-        batching stays on. The regions of one picture are one part; the retry runs them one by one.
+        Batching stays on if a part also fails alone, because it would have failed any batch. It also stays on if a part
+        is cancelled, because that proves nothing. The regions of one picture are one part; the retry runs them one by
+        one.
         """
         wanted = [work for work in batch.works if work.is_wanted]
         left, has_failed, why = len(wanted), False, str(error)
@@ -383,8 +386,8 @@ class Slot:
             self._retry(work)
 
     def _fail(self, work: Work, error: EdgedError) -> None:
-        """Retry work that was lost with its host, or that ran out of memory next to other work; otherwise answer it
-        with the error. The loss of a host that was killed from outside does not count as a try, up to a limit."""
+        """Retry work once if it was lost with its host or ran out of memory. Otherwise answer it with the error. The
+        loss of a host that was killed from outside does not count as a try, up to a limit."""
         if not work.is_wanted:
             return
         if isinstance(error, HostLost) and error.is_outside and work.losses < _LOSSES:

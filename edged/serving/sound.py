@@ -1,11 +1,12 @@
-"""Sources of sound. A source takes frames of samples and answers with classes. Streams use it like a model's slot.
+"""Classifies sound. A source receives frames of samples and answers with classes. Streams use it like a model's slot.
 
-A source cuts windows from its frames and gives them to the model's slot as tensor requests, one at a time, because the
-state that a model returns belongs to the next window. State, and samples that fill no window yet, are kept here: the
-engine may be replaced between two windows, and a window that was lost with its host is sent again with the same state.
+A source cuts windows from its frames, and sends them to the model's slot as tensor requests. It sends one window at a
+time, because the next window needs the state that the model returns. The source keeps the state, and samples that fill
+no window yet. So the engine may be replaced between two windows. A window that was lost with its host is sent again
+with the same state.
 
-The source starts again, with an empty window and no state, if a sample is missing: after a frame that was skipped or
-failed, and for a new connection. It also starts again if the model is replaced by another version.
+The source starts again, with an empty window and no state, if samples are missing. They are missing after a skipped or
+failed frame, and for a new connection. It also starts again if the model is replaced by another version.
 
 Each frame has one answer: the highest score of each class in the windows that it completes. If it completes none, the
 answer has no content.
@@ -37,8 +38,8 @@ _DATATYPES = {"f": "FP32", "i": "INT64"}
 
 
 class SoundWork(FrameWork):
-    """A frame of samples. `place` is its number among the frames of its source, skipped ones included. `is_whole`: the
-    frame is a whole recording, so its last window is filled up with zeros."""
+    """A frame of samples. `place` is its number among all frames of its source, including skipped frames. `is_whole`:
+    the frame is a whole recording, so its last window is filled up with zeros."""
 
     __slots__ = ("form", "is_whole", "place")
 
@@ -78,20 +79,21 @@ class SoundSource:
         return self.places - 1
 
     def offer(self, camera: Hashable, frame: FrameWork, share: Share = _EQUAL) -> FrameWork | None:
-        """Like `queue`: a newer frame never replaces one that waits here, because its samples would be missing."""
+        """Like `queue`. A newer frame never replaces a waiting frame, because the samples of that frame would be
+        missing."""
         self.queue(camera, frame, share)
         return None
 
     def queue(self, camera: Hashable, frame: FrameWork, share: Share = _EQUAL) -> None:
-        """Answer a frame after the earlier ones of the source; the caller limits their number."""
+        """Queue a frame behind the earlier frames of the source. The caller limits their number."""
         self._add(frame, lambda window: self.slot.queue((self, camera), window, share))
 
     def push(self, frame: FrameWork) -> None:
-        """Answer a frame that belongs to no camera, such as a whole recording."""
+        """Queue a frame that belongs to no camera, such as a whole recording."""
         self._add(frame, self.slot.push)
 
     def withdraw(self, camera: Hashable, frame: FrameWork) -> bool:
-        """Remove a frame that waits for earlier ones; return whether it was waiting."""
+        """Remove a frame that waits for earlier frames. Return whether it was waiting."""
         found = next((turn for turn in self._waiting if turn.frame is frame), None)
         if found is not None:
             self._waiting.remove(found)
@@ -107,7 +109,7 @@ class SoundSource:
         self._advance()
 
     def _advance(self) -> None:
-        """Begin frames until one has a window to be answered."""
+        """Begin waiting frames until one of them has sent a window to the slot."""
         while self._current is None and self._waiting:
             turn = self._waiting.popleft()
             if turn.frame.is_wanted:
@@ -132,7 +134,7 @@ class SoundSource:
         self._continue(turn)
 
     def _continue(self, turn: _Turn) -> None:
-        """Ask for the next window of a frame, or answer the frame."""
+        """Send the next window of a frame to the slot, or answer the frame if no window is left."""
         if not turn.windows:
             self._current = None
             turn.frame.future.set_result(self._answer(turn))
@@ -146,7 +148,7 @@ class SoundSource:
             window.future.set_exception(error.with_traceback(None))
 
     def _answered(self, turn: _Turn, window: TensorWork) -> None:
-        """Take the answer to a window: its scores, and the state for the next one."""
+        """Record the scores in the answer to a window, and the state for the next window."""
         if window.future.cancelled() or not turn.frame.is_wanted:
             return
         error = window.future.exception()
@@ -190,7 +192,7 @@ class SoundSource:
         turn.frame.future.set_exception(error)
 
     def _leave(self, turn: _Turn) -> None:
-        """Go on after a frame that is answered, or that its client no longer waits for."""
+        """Begin the next frame after a frame was answered or cancelled."""
         if turn.asked is not None:
             turn.asked.future.cancel()
         if self._current is turn:  # it was cancelled
@@ -223,7 +225,7 @@ class SoundSources:
 
 
 class _WindowWork(TensorWork):
-    """The inputs of one window. It expires with its frame."""
+    """The request for one window. It expires with its frame."""
 
     __slots__ = ("frame",)
 
@@ -240,8 +242,8 @@ class _WindowWork(TensorWork):
 
 
 class _Turn:
-    """A frame that is being answered: the windows that it still waits for, `give` to send a window to the slot, and the
-    scores and times of the windows answered so far."""
+    """A frame that waits or is being answered. `windows` are not sent yet. `give` sends a window to the slot. `scores`
+    and `times` are those of the windows answered so far."""
 
     __slots__ = ("asked", "engine", "frame", "give", "queue_ms", "scores", "times", "windows")
 
@@ -254,7 +256,7 @@ class _Turn:
         self.queue_ms, self.times = 0.0, Times()
 
     def add(self, answer: Answered, decode_ms: float) -> None:
-        """Add an answered window's engine and times; `decode_ms` is the time that its scores took."""
+        """Add the engine and the times of an answered window. `decode_ms` is the time to compute its scores."""
         if self.engine is None:
             self.queue_ms = (time.monotonic() - self.frame.received) * 1e3 - answer.times.infer_ms
         self.engine = answer.engine

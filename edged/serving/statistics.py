@@ -76,12 +76,12 @@ _RESPONSES = 1000  # positions that are counted separately
 class Statistics:
     """Statistics of a model since it was loaded. A request is a frame or a tensor request.
 
-    `success` and `fail` count requests; `queue` and `compute_*` cover those that succeeded. `inference_count` counts
-    rows of batches (a frame is one row), `execution_count` runs of an engine. `batches` is by number of rows.
-    `last_inference_ms` is the time of the last execution since the epoch, 0 for never. `responses` is for models with
-    several responses to a request, by position; the last entry also counts all later positions. `failures` counts
-    failures by error class. `infer_seconds` covers every execution, `request_seconds` each successful request from its
-    arrival.
+    `success` and `fail` count requests. `queue` and `compute_*` cover the successful requests. `inference_count` counts
+    the rows of successful requests (a frame is one row), `execution_count` the runs of an engine. `batches` has the
+    executions by number of rows. `last_inference_ms` is the time of the last execution since the epoch, 0 for never.
+    `responses` is for models with several responses to a request, by position. Its last entry also counts all later
+    positions. `failures` counts failures by error class. `infer_seconds` covers every execution, `request_seconds` each
+    successful request from its arrival.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Statistics:
         self.compute_output.add(times.postprocess_ms)
 
     def responded(self, rows: int, infer_ms: float, output_ms: float, *, empty_final: bool) -> None:
-        """Count a request that was answered with one response per row, and an empty last one if `empty_final`.
+        """Count a request that was answered with one response per row, and an empty last response if `empty_final`.
 
         One run of the engine computes all rows, so its time is counted for the first response.
         """
@@ -136,6 +136,6 @@ class Statistics:
         return response
 
     def failed(self, total_ms: float, error: str = "EdgedError") -> None:
-        """Count a request that was answered by an error; `error` is the name of its class."""
+        """Count a request that was answered with an error. `error` is the name of the error's class."""
         self.fail.add(total_ms)
         self.failures[error] += 1

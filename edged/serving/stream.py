@@ -1,9 +1,9 @@
-"""The frames of one client's call: which wait, which are in flight, which are delivered, and which were skipped.
+"""Tracks the frames of one client's call: which frames wait, are in flight, are delivered or are skipped.
 
-For every camera of the call, each frame that was put is either delivered with a result, or counted in the `skips` of a
-result or of a skip report. A few frames of a camera are in flight at a time. While the client does not read, the mode
-decides. In mode `freshest`, only the newest frame waits here and older ones are skipped. In mode `every_frame`, `room`
-waits until the client reads.
+Each frame that was put is either delivered with a result, or counted in the `skips` of a result or skip report of its
+camera. A few frames of a camera are in flight at a time. The mode decides what happens while the client does not read.
+In mode `freshest`, only the newest frame waits here, and older frames are skipped. In mode `every_frame`, `room` waits
+until the client reads.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Stream(Generic[Tag]):
         report_seconds: float = 1.0,
     ) -> None:
         """`protocol` names how frames are received. Skips that no result has reported for `report_seconds` get a
-        report of their own."""
+        separate report."""
         self._known, self._tracking, self._protocol = cameras or Cameras(), tracking, protocol
         self._report_seconds = report_seconds
         self._cameras: dict[str, StreamCamera[Tag]] = {}
@@ -96,8 +96,8 @@ class Stream(Generic[Tag]):
         captured_ns: int = 0,
         options: StreamOptions | None = None,
     ) -> None:
-        """Add a frame. If `slot` is an error, it is the answer of the frame. Otherwise the frame goes to the slot, and
-        an error that the slot raises becomes the answer.
+        """Add a frame. If `slot` is an error, this error is the answer to the frame. Otherwise the frame goes to the
+        slot, and an error that the slot raises becomes the answer.
 
         `sequence` is the client's number of the frame, `captured_ns` the client's wall clock at capture (0: unknown).
         `options` apply from this frame on; None leaves them unchanged. Raises InvalidInput if the camera id is invalid,
@@ -155,7 +155,7 @@ class Stream(Generic[Tag]):
             raise self._failure
 
     def close(self) -> None:
-        """Drop all frames that have not been delivered, and leave the cameras."""
+        """Drop all frames that have not been delivered, and remove this call from the cameras' records."""
         if self._closed:
             return
         self._closed = True

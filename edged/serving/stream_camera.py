@@ -144,7 +144,7 @@ class StreamCamera(Generic[Tag]):
         self.options = options
 
     def record(self, slot: AnySlot | EdgedError, known: Cameras, protocol: str) -> CameraRecord | None:
-        """Return the record that counts a frame for a slot. A frame without a slot is counted with the latest model;
+        """Return the record that counts a frame for a slot. A frame without a slot counts for the latest model. Return
         None if there is no model yet."""
         if isinstance(slot, EdgedError):
             return next(reversed(self.records.values()), None)
@@ -155,7 +155,7 @@ class StreamCamera(Generic[Tag]):
 
     def tracks_of(self, record: CameraRecord) -> Hashable:
         """Return the key of the tracks that this connection's frames continue. The newest connection continues the
-        camera's tracks, because a lost connection may look alive for hours. Other connections get keys of their own,
+        camera's tracks, because a lost connection may look alive for hours. Other connections get separate keys,
         because frames from two connections would break each other's tracks."""
         if record.model not in self.tracks:
             self.tracks[record.model] = (record.camera, record.model, id(self.connection))

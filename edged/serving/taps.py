@@ -41,7 +41,7 @@ class Tap(Protocol):
         then fails or is skipped."""
 
     def take(self, frame: Tapped) -> None:
-        """Accept the copy of a wanted frame, once the frame is answered."""
+        """Receive the copy of a wanted frame, once the frame is answered."""
 
 
 class Copy(NamedTuple):
@@ -52,7 +52,7 @@ class Copy(NamedTuple):
     taps: tuple[Tap, ...]
 
     def give(self, camera: str, work: FrameWork) -> None:
-        """Give the copy of an answered frame to the taps."""
+        """Pass the copy of an answered frame to the taps."""
         about = (work.pixel_format, work.width, work.height, work.stride, work)
         tapped = Tapped(self.model, camera, self.data, *about, work.future.result())
         for tap in self.taps:

@@ -1,4 +1,4 @@
-"""Traces of single requests with Triton's trace settings: which requests are traced, their timestamps, their files."""
+"""Traces single requests with Triton's trace settings, and writes their timestamps and tensors to files."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Given: TypeAlias = "dict[str, str | int | tuple[str, ...]]"
 
 
 class TraceSettings(msgspec.Struct, frozen=True):
-    """What is traced: every `rate`-th request until `count` are traced (-1: no limit). `levels` say what is recorded;
-    if it is empty, nothing is traced.
+    """What is traced: every `rate`-th request until `count` requests are traced (-1: no limit). `levels` say what is
+    recorded. Without levels, nothing is traced.
 
     Traces are written to `file`, or, with a `frequency`, to `file.0`, `file.1`, ... with `frequency` traces each.
     """
@@ -52,7 +52,7 @@ class TraceSettings(msgspec.Struct, frozen=True):
 
 
 def read(values: Mapping[str, Sequence[str]], before: Given) -> Given:
-    """Return `before`, updated with settings by their names in the protocol; a setting without values is removed.
+    """Return `before`, updated with settings by their names in the protocol. A setting without values is removed.
     Raises InvalidInput if a setting is unknown or invalid."""
     given = dict(before)
     for name, texts in values.items():
@@ -162,8 +162,8 @@ class _File:
 
 
 class TraceFiles:
-    """The trace files of one folder. The first trace creates the folder. Use it from one thread; only `restart` may be
-    called from another one."""
+    """The trace files of one folder. The first trace creates the folder. Use this class from one thread. Only `restart`
+    may be called from another thread."""
 
     def __init__(self, folder: Path, file_bytes: int = _FILE_BYTES, folder_bytes: int = _FOLDER_BYTES) -> None:
         self._folder, self._file_bytes, self._folder_bytes = folder, file_bytes, folder_bytes
@@ -231,7 +231,7 @@ def _entries(record: TraceRecord) -> Iterator[dict[str, object]]:
 
 
 def _values(tensor: _Tensor) -> str:
-    """Return the first elements as text: decimal numbers, or the strings that are complete."""
+    """Return the first elements as text: decimal numbers, or the strings whose bytes are complete."""
     if tensor.datatype == "BYTES":
         words = (element.decode(errors="replace") for element in _strings(tensor.data))
         return ",".join(json.dumps(word, ensure_ascii=False) for word in words)
@@ -363,14 +363,14 @@ class Tracing:
         return next(self._numbers)
 
     def settings(self, model: str = "") -> TraceSettings:
-        """Return the settings of a model, or the common ones if it has none; `count` is how many requests are left to
-        trace."""
+        """Return the settings of a model, or the common settings if it has none. `count` is how many requests are left
+        to trace."""
         scope = self._own.get(model, self._all)
         return msgspec.structs.replace(scope.settings, count=scope.left)
 
     def change(self, values: Mapping[str, Sequence[str]], model: str = "") -> None:
-        """Change the settings of one model or of all, by their names in the protocol; a setting without values is
-        removed. Raises InvalidInput if a setting is unknown or invalid."""
+        """Change the settings of one model or of all models, by their names in the protocol. A setting without values
+        is removed. Raises InvalidInput if a setting is unknown or invalid."""
         changed = self._own.get(model, _Scope()) if model else self._all
         changed.given = read(values, changed.given)
         if model and changed.given:

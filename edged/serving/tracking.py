@@ -1,8 +1,8 @@
-"""Ids that follow objects from frame to frame: the daemon's end of the tracker's process.
+"""Requests ids that follow objects from frame to frame. This is the daemon's end of the tracker's process.
 
-The process starts at the first request and ends when no camera has sent one for a while. If it dies or hangs, it is
-started again after a pause that doubles each time. Results never wait long for the process: frames are answered without
-ids while the process starts, if it is too slow, and if too many frames wait.
+The process starts at the first request and ends when no camera has sent a request for a while. If it dies or hangs, it
+is started again after a pause that doubles each time. Results never wait long for the process. Frames are answered
+without ids while the process starts, if it is too slow, and if too many frames wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PROVEN_SECONDS = 60.0  # if the process ran this long, its failure counts as th
 
 
 class TrackingLimits(msgspec.Struct, frozen=True):
-    """Limits, most of them in seconds; tests use shorter ones."""
+    """Limits of the tracker, most of them in seconds. Tests use shorter times."""
 
     patience: float = 0.5  # how long a frame may wait for its ids
     start: float = 60.0  # how long the process may take to start
@@ -84,11 +84,11 @@ class Tracking:
         return m.not_installed(name) if name else self._unfit if time.monotonic() < self._not_before else ""
 
     def follow(self, camera: Hashable, captured: float, found: bytes) -> asyncio.Future[Ids]:
-        """Return a future of the ids of one frame's detections (`Detections.pack`), in order; -1 for no id.
+        """Return a future of the ids of the detections in `found` (`Detections.pack`), in order, with -1 for no id.
 
-        Call it in the order of a camera's frames; `captured` is in seconds on any clock of the camera. The future never
-        raises: its result is () if no ids arrive in time. An id is not reused for another object of the camera while
-        the camera is remembered.
+        Call this method in the order of a camera's frames. `captured` is in seconds on any clock of the camera. The
+        future never raises: its result is () if no ids arrive in time. An id is not reused for another object of the
+        camera while the camera is remembered.
         """
         now, answer = time.monotonic(), asyncio.get_running_loop().create_future()
         frame = Frame(next(self._numbers), self._remember(camera, now), captured, found, now, answer)
@@ -106,7 +106,7 @@ class Tracking:
         return answer
 
     def forget(self, camera: Hashable) -> None:
-        """Forget a camera: if it sends frames again, its ids begin at 1."""
+        """Forget a camera. If it sends frames again, its ids begin at 1."""
         known = self._cameras.pop(camera, None)
         if known is None:
             return
@@ -136,7 +136,8 @@ class Tracking:
         return known
 
     def _is_able(self, frame: Frame) -> bool:
-        """Whether a tracker runs that can answer in time; starts one if none runs and a start is allowed."""
+        """Whether the tracker process runs and can answer in time. Starts a process if none runs and a start is
+        allowed."""
         if not self._closed and frame.asked >= self._not_before and (self._life is None or self._life.done()):
             self._life = asyncio.create_task(self._live())
         child = self._child
@@ -217,7 +218,7 @@ class Tracking:
                 child.end(_IDLE)
 
     def _give_up(self, child: TrackerProcess, now: float) -> None:
-        """Give frames that have waited too long an answer without ids. The tracker still processes the frames that it
+        """Answer frames without ids if they have waited too long. The tracker still processes the frames that it
         already has."""
         late = [frame for frame in (*child.in_flight, *self._waiting) if now - frame.asked > self._limits.patience]
         for frame in late:
@@ -243,8 +244,8 @@ Ids = tuple[int, ...]
 
 @dataclass(slots=True)
 class Camera:
-    """A camera with tracks. number: its number in messages to the tracker. last: its highest id so far. asked: when it
-    last sent a request, in monotonic seconds."""
+    """A camera with tracks. number: the camera's number in messages to the tracker. last: its highest id so far. asked:
+    the time of its last request, in monotonic seconds."""
 
     number: int
     last: int = 0
@@ -284,7 +285,7 @@ class TrackerProcess:
         return cls(await PipedProcess.start(command, "tracker", decoder, m.LARGEST))
 
     def ask(self, frame: Frame) -> None:
-        """Send a frame; `listen` passes on the answer."""
+        """Send a frame. `listen` receives the answer."""
         self.in_flight.append(frame)
         self.send(m.Follow(frame.number, frame.camera.number, frame.camera.last, frame.captured, frame.found))
 
@@ -292,8 +293,8 @@ class TrackerProcess:
         self.process.send(message)
 
     async def listen(self, take: Callable[[Frame, m.Followed | m.NotFollowed], None]) -> None:
-        """Pass on answers until the process closes its end. Raises ProtocolError if a message is not the next
-        answer."""
+        """Call `take` with each answer until the process closes the connection. Raises ProtocolError if a message is
+        not the next answer."""
         async with aclosing(self.process.messages()) as messages:
             async for message in messages:
                 self.has_spoken = True
@@ -308,5 +309,5 @@ class TrackerProcess:
                     take(self.in_flight.popleft(), message)
 
     def end(self, why: str = "") -> None:
-        """Kill the process if it runs; `why` is kept as the reason."""
+        """Kill the process if it runs, and record the reason `why`."""
         self.process.end(why)

@@ -24,8 +24,8 @@ from edged.vision.placement import Roi
 
 
 class Source(Protocol):
-    """Bulk bytes outside the daemon's memory, read once when the work is chosen. To recognise a source, code tests that
-    it is neither bytes nor memoryview, because an isinstance check against a Protocol is slower."""
+    """Data outside the daemon's memory, which is read when the work is sent to a host. To recognise a source, code
+    tests that a value is neither bytes nor memoryview, because an isinstance check against a Protocol is slower."""
 
     @property
     def size(self) -> int: ...
@@ -64,8 +64,8 @@ class EngineRef(msgspec.Struct, frozen=True):
     outputs: dict[str, str] = {}
 
     def takes(self, work: Work) -> bool:
-        """Whether the engine accepts work: the work's shapes are in the engine's range, and the work has no value for
-        an input that the engine has built in. Frames are always accepted: ranges are chosen to include pictures."""
+        """Whether the engine accepts work. The work's shapes must be in the engine's range, and the work must have no
+        value for an input that the engine has built in. Frames are always accepted, because ranges include pictures."""
         if not isinstance(work, TensorWork):
             return True
         if self.folded and not self.folded.isdisjoint(tensor.name for tensor in work.inputs):
@@ -120,7 +120,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class SecondStep(msgspec.Struct, frozen=True):
-    """The answers of a pipeline's second model about the crops of a frame.
+    """The answers of a pipeline's second model to the crops of a frame.
 
     `answers` has the answer or the error for each of the detections in `rows`. `left_out` counts the detections of the
     pipeline's classes that got no crop. `engine` is None if no crop was answered.
@@ -168,7 +168,7 @@ class Work(ABC):
 
     @abstractmethod
     def blobs(self) -> tuple[Blob, ...]:
-        """Return the bulk bytes to be placed in the arena, in this order."""
+        """Return the data of the inputs, in the order in which the arena holds them."""
 
     def too_late(self) -> EdgedError:
         """Return the error for work that has expired."""
@@ -176,7 +176,7 @@ class Work(ABC):
 
 
 class FrameWork(Work):
-    """A picture to detect on: encoded bytes, or raw pixels with their geometry."""
+    """A picture for inference: encoded bytes, or raw pixels with their format, width, height and stride."""
 
     __slots__ = ("data", "height", "must_answer", "pixel_format", "roi", "stride", "thresholds", "width")
     is_frame = True
@@ -193,7 +193,7 @@ class FrameWork(Work):
         expires: float = math.inf,
         must_answer: bool = False,
     ) -> None:
-        """`must_answer`: the picture is a request of its own with the caller's deadline, not one of a camera's frames,
+        """`must_answer`: the picture is a separate request with the caller's deadline. It is not a frame of a camera,
         which may be skipped."""
         super().__init__(expires)
         self.data, self.thresholds, self.roi, self.must_answer = data, thresholds, roi, must_answer
@@ -207,7 +207,7 @@ class FrameWork(Work):
         return (self.data,)
 
     def pictures(self, span: Span) -> tuple[m.Picture, ...]:
-        """Return the picture in the form for the host, once for each row; `span` is its place in the arena."""
+        """Return the message about the picture for the host, once for each row. `span` is its place in the arena."""
         about = (span, self.pixel_format, self.width, self.height, self.stride)
         return (m.Picture(*about, self.roi, self.thresholds),)
 
@@ -216,12 +216,12 @@ class FrameWork(Work):
 
 
 class CropsWork(FrameWork):
-    """Regions of one picture, a row for each; the picture is staged and decoded once."""
+    """Regions of one picture. Each region is a row. The picture is copied to the arena and decoded once."""
 
     __slots__ = ("regions",)
 
     def __init__(self, frame: FrameWork, data: Blob, regions: tuple[Roi, ...]) -> None:
-        """Take the picture's format, the deadline and the kind of request from `frame`."""
+        """Copy the picture's format, the deadline and the kind of request from `frame`."""
         super().__init__(
             data,
             frame.pixel_format,
@@ -294,8 +294,8 @@ class TensorWork(Work):
         return tuple(tensor.data for tensor in self.inputs)
 
     def take(self, outputs: tuple[OutputView, ...]) -> tuple[OutputTensor, ...]:
-        """Pass the outputs to the sink if there is one; otherwise return copies of them, because the answer outlives
-        the outputs' memory."""
+        """Pass the outputs to the sink if there is one. Otherwise return copies of the outputs, because the answer
+        outlives their memory."""
         if self.sink is None:
             return tuple(output.kept() for output in outputs)
         if self.is_wanted:
@@ -305,8 +305,8 @@ class TensorWork(Work):
     def message(
         self, job: int, session: int, spans: list[Span], reply: Span | None, rows: int = 0, parts: int = 1
     ) -> m.Infer:
-        """Return the message to the host. `spans` are the places of the inputs; for a batch, `rows` is its number of
-        rows and `parts` its number of requests."""
+        """Return the message to the host. `spans` are the places of the inputs in the arena. For a batch, `rows` is its
+        number of rows and `parts` its number of requests."""
         refs = tuple(
             m.TensorRef(tensor.name, tensor.datatype, (rows, *tensor.shape[1:]) if rows else tensor.shape, span)
             for tensor, span in zip(self.inputs, spans, strict=True)

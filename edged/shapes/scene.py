@@ -261,8 +261,8 @@ class _Figure:
 
 @dataclass(frozen=True)
 class Scene:
-    """One drawn camera: its pictures have width x height pixels and show as many moving figures as `shapes` says.
-    Raises ValueError if a value is out of range.
+    """One drawn camera. Its pictures have width x height pixels and show `shapes` moving figures. Raises ValueError if
+    a value is out of range.
 
     A scene caches its background and the motion of its figures, so use it from one thread at a time.
     """

@@ -1,10 +1,13 @@
 """Failed attempts to make engines, on disk: a build that crashes the whole box must not be repeated at every start.
 
-An attempt is recorded before it begins and removed when it succeeds. An interrupted attempt counts as failed if the box
-restarted since. If only the daemon was killed, the attempt is repeated at once. But the build may be the cause, for
-example if a container kills all its processes when memory runs out. So the first interruption of this kind does not
-count, but further ones in a row count as failures. Failures of another version of edged do not count. An engine that an
-operator cancelled stays cancelled.
+An attempt is recorded before it begins. The record is removed when the attempt succeeds. An interrupted attempt counts
+as failed if the box restarted since.
+
+If only the daemon was killed, the attempt is repeated at once. But the build may be the cause, for example if a
+container kills all its processes when memory runs out. So the first such interruption does not count as a failure, but
+further ones in a row do.
+
+Failures of another version of edged do not count. An engine that an operator cancelled stays cancelled.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Judgements: how well an engine does on frames of the box's own cameras, compared with the reference. A judgement is
-part of the engine's record."""
+"""Judgements: how closely an engine's answers agree with the reference's on frames of the box's own cameras. A
+judgement is part of the engine's record."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class WorstFrame(msgspec.Struct, frozen=True):
-    """A frame on which the engine differs most. `name` is its file in the collection.
+    """One of the frames on which the engine differs most. `name` is its file in the collection.
 
-    `expected` and `found` are the best detections of the reference and of the engine; `expected_lines` and
-    `found_lines` describe contents of other models.
+    `expected` and `found` are the best detections of the reference and of the engine. For models other than detectors,
+    `expected_lines` and `found_lines` describe the two answers.
     """
 
     name: str

@@ -79,16 +79,16 @@ def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PartChange,
 
 
 def differ_by_driver(old: Mapping[str, str], new: Mapping[str, str]) -> bool:
-    """Whether two keys differ only in the driver, or in parts with which the engine of the old key was built to be
-    compatible. False if the keys are equal, or if the model or the recipe differs."""
+    """Whether two keys differ only in facts of the driver, or in parts that the old engine's build options allow to
+    change. False if the keys are equal, or if the model or the recipe differs."""
     differing = changes(old, new)
     options = frozenset(old.get(_OPTIONS, "").split(";"))
     return bool(differing) and all(is_driver(change.part) or _is_bridged(change, options) for change in differing)
 
 
 def _is_bridged(change: PartChange, options: frozenset[str]) -> bool:
-    """Whether an engine with these build options also works with the new value of a changed part: another TensorRT
-    of the same major version, or another GPU if both GPUs are Ampere or later."""
+    """Whether an engine with these build options also works with the new value of a changed part. The options may allow
+    another TensorRT of the same major version, or another GPU if both GPUs are Ampere or later."""
     if "version_compatible" in options and change.part in _TENSORRT:
         one, other = ((version or "").split(".") for version in (change.old, change.new))
         return one[0].isdecimal() and one[0] == other[0]
@@ -104,10 +104,10 @@ def _is_ampere(capability: str | None) -> bool:
 
 
 def may_be_for(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether an engine that was built ahead may be the wanted one: no part that was known at the build differs.
+    """Whether an engine that was built ahead (on a box with another device) may be the wanted engine.
 
-    Of the known parts, only the driver and the builder's memory limit may differ. (The limit follows from the memory of
-    the device.)
+    Of the parts that were known at the build, only the driver and the builder's memory limit may differ. (The limit
+    follows from the memory of the device.)
     """
     return all(
         is_driver(change.part)
@@ -126,8 +126,7 @@ def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, 
     none.
 
     Keys of the same model come first, then keys with fewer differing parts of the recipe, then keys with fewer
-    differing parts. This is so because an engine is best explained by how it differs from the previous engine of its
-    model.
+    differing parts in all. So an engine is explained by how it differs from the previous engine of its model.
     """
     rivals = ((digest, parts) for digest, parts in stored if parts.get(_BACKEND) == wanted.get(_BACKEND))
 

@@ -43,9 +43,10 @@ class Speed(msgspec.Struct, frozen=True):
     recipe allows).
 
     Engine and reference are timed alternately. The box has other work meanwhile, so only ratios of the times are
-    meaningful. `latency_ms` is the time of one inference at a time, after a pause; `interval_ms` the time between two
-    answers while all instances work; `reference_ms` the time of the reference, one inference at a time. Each time is
-    the median of the fastest of several blocks.
+    meaningful. Each time is the median of the fastest of several blocks.
+
+    `latency_ms` is the time of one inference at a time, after a pause. `interval_ms` is the time between two answers
+    while all instances work. `reference_ms` is the time of the reference, one inference at a time.
     """
 
     instances: int
@@ -67,8 +68,8 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """How long one inference took in each block of the timing, in milliseconds, one inference at a time. Blocks of the
-    engine and of the reference alternate."""
+    """The time of one inference in each block (series of inferences) of the timing, in milliseconds, one inference at a
+    time. Blocks of the engine and of the reference alternate."""
 
     engine: tuple[float, ...] = ()
     reference: tuple[float, ...] = ()

@@ -30,7 +30,7 @@ _NOT_COPIED = ("lock", "frames", "before-format-*", ".before-format-*")
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """The format of a directory, and the version of edged that first wrote it."""
+    """The format of a directory, and the version of edged that first wrote this format."""
 
     format: int
     written_by: str
@@ -99,8 +99,8 @@ def claim(state: Path, version: str, ours: int = FORMAT) -> None:
 
 
 def _read(state: Path) -> Mark:
-    """Return the mark of a directory. A damaged mark counts as missing if the format was never changed. In other cases
-    raises Refused if the mark cannot be read, because the format may be a newer one."""
+    """Return the mark of a directory. A damaged mark counts as missing if the format was never changed. Otherwise,
+    raise Refused if the mark cannot be read, because the format may be a newer one."""
     path = state / FILE
     try:
         return sealed.unseal(path.read_bytes(), Mark)
@@ -141,7 +141,7 @@ def _keep_copy(state: Path, copy: Path) -> None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Make a hard link, or a copy if no link is possible: the kernel may forbid a link to another user's file, the file
+    """Make a hard link, or a copy if no link is possible. The kernel may forbid a link to another user's file. The file
     system may have no links, or the file may be on another file system."""
     try:
         os.link(source, target, follow_symlinks=False)

@@ -1,5 +1,5 @@
-"""The engine store: `engines/<key>/` holds an engine's files and its `record.json`, `staging/` unfinished ones,
-`pins/` an empty file for each engine that an operator protects from eviction.
+"""The engine store. `engines/<key>/` holds an engine's files and its `record.json`, and `staging/` holds unfinished
+engines. `pins/` holds an empty file for each engine that an operator protects from eviction.
 
 Every entry appears by one rename of a complete, synced directory. Several processes may use one store.
 """

@@ -1,4 +1,4 @@
-"""The tracker's process: one tracker per camera, which gets the detections of each frame.
+"""The tracker's process. It has one tracker for each camera, which assigns ids to the detections of each frame.
 
 It is a separate process, so that the daemon does not load the tracking library and does not crash with it.
 """
@@ -67,7 +67,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def follow(tracker: ByteTracker, request: Follow) -> Followed | NotFollowed:
-    """Pass a frame to its camera's tracker; return the ids, or the error."""
+    """Pass the detections of a frame to its camera's tracker; return the ids, or the error."""
     from edged.ipc import track_messages as m
     from edged.vision.detections import Detections
 

@@ -106,5 +106,5 @@ def margin(gap: float) -> float:
 
 
 def _can_be_followed(boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Return which rows have an area and are inside their strip; False for rows with NaN."""
+    """Return which boxes have an area and lie within `_FARTHEST` pixels of the origin, bool [n]; False for NaN."""
     return (np.abs(boxes) < _FARTHEST).all(axis=1) & (boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])

@@ -1,1 +1,2 @@
-"""Compares and judges the answers of engines. Pure; used by the daemon and by jobs."""
+"""Compares the answers of engines (compiled models) with those of the reference (unoptimised ONNX Runtime), and accepts
+or rejects the engines. Used by the daemon and its child processes."""

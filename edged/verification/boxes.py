@@ -1,10 +1,11 @@
 """Compares the detections of an engine with those of the reference. Pure: two sets of outputs in, an agreement out.
 
-A detection of one side counts as found by the other side if the other side has a box of the same class at the same
-place (IoU of at least 0.5). The score of that box may be slightly below the threshold: with a threshold of 0.25, scores
-of 0.251 and 0.249 hardly differ, though only one of them is a detection. The boxes of the other side are taken before
-suppression, because the last bit of a score can decide which of two overlapping boxes stays. Suppression itself needs
-no comparison: both sides use the same code.
+A detection counts as found if the other side has a box of the same class with an IoU of at least 0.5. The score of that
+box may be slightly below the threshold. For example, with a threshold of 0.25, scores of 0.251 and 0.249 hardly differ,
+though only one of them is a detection.
+
+The other side's boxes are those before non-maximum suppression, because the last bit of a score can decide which of two
+overlapping boxes stays. Suppression itself needs no comparison: both sides use the same code.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Agreement(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """The lower of two shares: that of the reference's detections which the engine also has, and that of the
-        engine's detections which the reference also has. None if there are no detections."""
+        """The lower of two shares. The first is the share of the reference's detections that the engine also has. The
+        second is the share of the engine's detections that the reference also has. None if there are no detections."""
         if not self.expected and not self.found:
             return None
         kept = self.kept / self.expected if self.expected else 1.0
@@ -62,16 +63,17 @@ class Agreement(msgspec.Struct, frozen=True):
 class Matcher:
     """Compares the answers of a detector.
 
-    If the outputs are lists (`Reading.is_list`), two engines may put the same detections in different rows, so only the
+    If the outputs are lists (`Reading.is_list`), two engines may put the same detections in different rows. So only the
     sorted scores (`scores`) can be compared element by element. If the graph also suppresses boxes, the last bit of a
-    score can add or remove a detection, so not even the sorted scores can be compared.
+    score can add or remove a detection. Then not even the sorted scores can be compared.
 
-    If the family's code does not run in this process, only outputs that are not lists are compared.
+    If the code of the model's family, which decodes outputs, does not run in this process, only outputs that are not
+    lists are compared.
     """
 
     def __init__(self, recognition: Recognition, family: Family | None, slack: float) -> None:
-        """`slack` is how far below the threshold the score of a found box may be. Half the threshold is always
-        required."""
+        """`slack` is how far below the threshold the score of a matching box may be. The score must be at least half
+        the threshold."""
         self._decode = family.boxes if family is not None else None
         self._read = recognition.reading.outputs
         self.lists = frozenset(self._read) - frozenset(recognition.reading.dense)
@@ -90,7 +92,8 @@ class Matcher:
         self._all = msgspec.structs.replace(self._offered, score=0.0, max_detections=_MOST_SEEN)
 
     def compare(self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement) -> Agreement:
-        """Compare the detections in one picture. The outputs of reference and engine must have the same shapes."""
+        """Compare the detections in the first picture of the batch. Return an empty agreement if an output is missing,
+        or if the family's code does not run in this process."""
         decode = self._decode
         if decode is None or not set(self._read) <= set(expected):  # outputs that differ between runs are missing
             return Agreement()
@@ -103,10 +106,11 @@ class Matcher:
         )
 
     def scores(self, outputs: Mapping[str, Array]) -> npt.NDArray[np.float32] | None:
-        """Return the scores of all detections in the first picture of the batch, best first, padded with zeros.
+        """Return the scores of all detections in the first picture of the batch: float32 [512], best first, padded with
+        zeros.
 
-        The order of the rows has no effect. None if an output is missing, or if scores cannot be compared (`ranks` is
-        false).
+        None if an output is missing, if the family's code does not run in this process, or if scores cannot be compared
+        (`ranks` is false).
         """
         if self._decode is None or not self.ranks or not set(self._read) <= set(outputs):
             return None
@@ -117,18 +121,18 @@ class Matcher:
 
 
 def agree(ours: Detections, their_offers: Detections, theirs: Detections, our_offers: Detections) -> Agreement:
-    """Return the agreement of two sides. Each detection of one side is searched for among the offers of the other
-    side."""
+    """Return the agreement of two sides. Each detection of one side is searched for among the offers of the other side.
+    Offers are the boxes that may match, usually all boxes before suppression."""
     kept, known = _differences(ours, their_offers), _differences(theirs, our_offers)
     worst = max(_largest(kept), _largest(known))
     return Agreement(len(ours), _count(kept), len(theirs), _count(known), worst)
 
 
 def common_scores(ours: Detections, theirs: Detections) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return the scores, [n] of each side, of the detections that both sides have after suppression.
+    """Return the scores, float32 [n] of each side, of the detections that both sides have after suppression.
 
-    Unlike in an agreement, each detection is compared with the best one at the same place, not with the one of the
-    nearest score: the differences show a shift of all scores.
+    Each detection is paired with the best detection of the other side at the same place. So the differences show a
+    shift of all scores. (`agree` pairs it with the box of the nearest score instead.)
     """
     same = (overlaps(ours.boxes, theirs.boxes) >= _SAME_PLACE) & (ours.class_ids[:, None] == theirs.class_ids)
     rows = np.flatnonzero(same.any(axis=1)) if same.size else np.empty(0, np.intp)
@@ -137,11 +141,11 @@ def common_scores(ours: Detections, theirs: Detections) -> tuple[npt.NDArray[np.
 
 
 def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float32]:
-    """Return, for each seen detection, how far its score is from the nearest score of an offered box at the same place;
-    infinite without such a box.
+    """Return, for each seen detection, how far its score is from the nearest score of an offered box at the same place.
+    The value is infinite if no offered box is there.
 
-    The nearest score counts because an object has many candidate boxes. If the best scores of the sides differ, the
-    detection with the higher score still shows the difference: all scores of the other side are lower.
+    The nearest score counts because an object has many candidate boxes. A difference between the best scores still
+    shows at the detection with the higher score, because all scores of the other side are lower.
     """
     scores: npt.NDArray[np.float32] = np.abs(seen.scores[:, None] - offered.scores)
     same = (overlaps(seen.boxes, offered.boxes) >= _SAME_PLACE) & (seen.class_ids[:, None] == offered.class_ids)

@@ -1,6 +1,7 @@
-"""Compares the contents that an engine and the reference give for a picture. Pure: outputs in, a figure out.
+"""Compares what an engine and the reference recognise in a picture as a whole (`Content`), such as classes or a depth
+map. Pure: outputs in, a figure (a measured difference or similarity) out.
 
-`edged.verification.standard.Tolerance` says what the figures mean.
+`edged.verification.standard.Tolerance` describes each figure.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _FIGURES: Mapping[type[Content], str] = {
 
 
 def every_class(thresholds: Thresholds) -> Thresholds:
-    """Return thresholds for all classes, or for the best `MOST_DETECTIONS` if the model has more."""
+    """Return thresholds that keep all classes, or the best `MOST_DETECTIONS` if the model has more."""
     return msgspec.structs.replace(thresholds, score=0.0, max_detections=MOST_DETECTIONS)
 
 
 class ContentMatcher:
-    """Compares the contents of a model with a `ContentFamily`."""
+    """Compares the contents that an engine and the reference return, for a model with a `ContentFamily`."""
 
     def __init__(self, recognition: Recognition, family: ContentFamily) -> None:
         self._family, self._read = family, frozenset(recognition.reading.outputs)
@@ -53,8 +54,8 @@ class ContentMatcher:
     def figure(
         self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement | None
     ) -> tuple[str, float] | None:
-        """Return the name and the value of the figure for one picture; None if an output is left out because it differs
-        between runs, or if no side reads the text clearly. Without a placement, the whole input is the picture."""
+        """Return the name and the value of the figure for one picture. None if an output is left out because it differs
+        between runs, or if neither side reads the text clearly. Without a placement, the whole input is the picture."""
         if not self._read <= expected.keys():
             return None
         where = placement or self._whole
@@ -65,7 +66,8 @@ class ContentMatcher:
 
 
 class SoundMatcher:
-    """Compares the classes of a model that takes sound. Every class counts, also those that clients do not get."""
+    """Compares the classes of a model with a sound input. Every class counts, including classes that clients do not
+    get."""
 
     def __init__(self, recognition: Recognition, family: SoundFamily) -> None:
         self._family, self._read = family, frozenset(recognition.reading.outputs)
@@ -74,7 +76,8 @@ class SoundMatcher:
     def figure(
         self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement | None
     ) -> tuple[str, float] | None:
-        """Like `ContentMatcher.figure`, for one window of sound."""
+        """Return the name and the value of the figure for one window of sound. None if an output is left out because it
+        differs between runs."""
         if not self._read <= expected.keys():
             return None
         ours, theirs = (self._family.classes(self._family.scores(each), self._every) for each in (expected, found))
@@ -84,7 +87,8 @@ class SoundMatcher:
 def compare_served(
     family: ContentFamily, outputs: Mapping[str, Array], placement: Placement, thresholds: Thresholds, served: Content
 ) -> tuple[str, float] | None:
-    """Return the figure of a content that was served with these thresholds, as `ContentMatcher.figure` does.
+    """Return the figure that compares a served content with the reference's `outputs`, decoded with the same
+    thresholds. None if there is nothing to compare.
 
     A client gets only the best classes. So only these classes and the reference's best class are compared.
     """
@@ -104,7 +108,8 @@ def compare_served(
 
 
 def compare(expected: Content, found: Content) -> tuple[str, float]:
-    """Return the name and the value of the figure that compares two contents of one kind."""
+    """Return the name and the value of the figure that compares two contents of one kind. Raises EngineUnusable if
+    their kinds differ."""
     if isinstance(expected, Classes) and isinstance(found, Classes):
         return "class_score", _class_score(expected, found)
     if isinstance(expected, ClassMap) and isinstance(found, ClassMap):
@@ -132,8 +137,9 @@ def is_legible(expected: Text, found: Text | None) -> bool:
 
 
 def _class_score(expected: Classes, found: Classes) -> float:
-    """Return the largest difference between the probabilities of a class. A class that one side does not have counts
-    with a probability of 0, or with the lowest that this side has, if it has as many classes as possible."""
+    """Return the largest difference between the probabilities of a class. If one side lacks a class, the class counts
+    there with probability 0. If that side already has `MOST_DETECTIONS` classes, its lowest probability counts
+    instead."""
     ours, theirs = (dict(zip(each.class_ids, each.scores, strict=True)) for each in (expected, found))
     low, lowest = (each.scores[-1] if len(each.scores) == MOST_DETECTIONS else 0.0 for each in (expected, found))
     return max((abs(ours.get(n, low) - theirs.get(n, lowest)) for n in ours.keys() | theirs.keys()), default=0.0)
@@ -148,8 +154,9 @@ def _mean_iou(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> 
 
 
 def class_ious(expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> dict[int, float]:
-    """Return the IoU of each class of two maps, without classes that have only a few cells; empty if their sizes do not
-    fit. If one map is coarser, because `ClassMap.of` thins noise, compare the cells that both maps have."""
+    """Return the IoU of each class in two class maps; empty if the sizes of the maps do not fit. Classes with only a
+    few cells are left out. If one map is coarser, because `ClassMap.of` thins noise, the cells that both maps have are
+    compared."""
     if (fitted := _fitted(expected, found)) is None:
         return {}
     expected, found = fitted
@@ -177,8 +184,8 @@ def _thinned(cells: npt.NDArray[np.int32], shape: tuple[int, ...]) -> npt.NDArra
 
 
 def _depth_error(expected: npt.NDArray[np.float32], found: npt.NDArray[np.float32], *, has_scale: bool) -> float:
-    """Return the RMS difference over the reference's standard deviation. A depth without a scale is known only up to a
-    positive factor and an offset, so the factor and offset that fit best are applied first."""
+    """Return the RMS difference over the reference's standard deviation. A depth without a scale has an unknown
+    positive factor and offset. For such a depth, the factor and offset that fit best are applied first."""
     if expected.shape != found.shape:
         return 1.0
     ours, theirs = expected.astype(np.float64).ravel(), found.astype(np.float64).ravel()

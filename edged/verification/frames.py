@@ -1,7 +1,7 @@
 """Judges an engine on frames of the box's own cameras, with the reference's answers as ground truth. Pure.
 
-Frames are added one at a time. Only counts, sums and a few of the worst frames are kept. What counts is what clients
-see: decoded detections at the model's own thresholds, matched one to one, or the content of the picture.
+Frames are added one at a time. Only counts, sums and a few of the worst frames are kept. The judgement compares what
+clients see: detections at the model's own thresholds, matched one to one, or the content of the picture.
 """
 
 from __future__ import annotations
@@ -80,10 +80,11 @@ def _share(part: int, whole: int) -> float:
 
 
 class FrameJudge:
-    """Compares the answers to frames. Raises Unsupported if no family decodes the model."""
+    """Compares an engine's answers to frames with the reference's. Raises Unsupported if no family decodes the
+    model."""
 
     def __init__(self, recognition: Recognition, tolerance: Tolerance, model: str, precision: str) -> None:
-        """`model` and `precision` are only named in reasons."""
+        """`model` and `precision` are names that appear in the texts of reasons."""
         self._tolerance, self._model, self._precision = tolerance, model, precision
         self._names, self._thresholds = recognition.names, recognition.thresholds
         self._family = open_family(recognition)
@@ -252,7 +253,7 @@ class FrameJudge:
         )
 
     def _difference(self, figures: Mapping[str, float], classes: Iterable[Tally], cameras: Iterable[Tally]) -> str:
-        """Return how the engine differs too much; empty if it does not."""
+        """Return which figures are beyond their bounds; empty if none is."""
         reasons = [beyond(figure, figures[figure], self._tolerance) for figure in ON_FRAMES if figure in figures]
         wide = _widened(self._tolerance)
         for kind, tallies in (("class", classes), ("camera", cameras)):
@@ -276,7 +277,7 @@ class FrameJudge:
 
 
 def _tallies(counts: Iterable[tuple[str, _Count]], has_boxes: bool) -> tuple[Tally, ...]:
-    """Return the rows with the most objects, most first."""
+    """Return the figures of the classes or cameras with the most objects, sorted by the number of objects."""
     rows = heapq.nlargest(_MOST_ROWS, counts, key=lambda row: max(row[1].objects, row[1].found))
     return tuple(Tally(name[:_LONGEST], row.objects, row.found, row.figures(has_boxes=has_boxes)) for name, row in rows)
 
@@ -316,7 +317,8 @@ def _of_content(ours: Content, theirs: Content | None) -> tuple[_Count, dict[int
 
 
 def _widened(tolerance: Tolerance) -> Tolerance:
-    """Return the limits of a single class or camera, which has fewer objects: `_GROUP` times as far from perfect."""
+    """Return wider limits for a single class or camera, because it has fewer objects. Each limit is `_GROUP` times as
+    far from the perfect value."""
     limits: dict[str, float] = {}
     for figure in ON_FRAMES:
         bound: float = getattr(tolerance, figure)

@@ -1,8 +1,8 @@
 """Golden answers: the reference's answers to every probe, in a file that engines are compared with.
 
-A probe that the reference itself cannot answer, such as indices out of range, is left out; at least one probe must
-remain. A user's sample that cannot be read is skipped and reported, because the engines of a serving model should not
-depend on a file that may be half copied. Admission refuses a model whose samples cannot be read.
+A probe that the reference itself cannot answer, such as indices out of range, is left out. At least one probe must
+remain. A user's sample that cannot be read is skipped and reported, because a file that may be half copied should not
+stop a serving model. Admission refuses a model whose samples cannot be read.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def make(
     most_bytes: int = _MOST_BYTES,
     least_seconds: float = _LEAST_SECONDS,
 ) -> Golden:
-    """Run all probes on the reference. `samples` are paths of the user's samples; pictures are used if the model takes
-    pictures. `notify` is called before each probe.
+    """Run all probes on the reference, and return its answers. `samples` are paths of the user's samples. Pictures
+    among them are used only if the model has a picture input. `notify` is called before each probe.
 
     Raises EngineUnusable, with the first error, if the reference answers no probe.
     """
@@ -116,9 +116,9 @@ def make(
 
 
 def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples, each with the least noise of its outputs. The least noise follows from an output's values in
-    all samples except those of kind WIDE; for a WIDE sample, from the values in this sample only. The maxima of rows
-    and columns are taken over answers of the same shape."""
+    """Return the samples, each with the least noise (the lower limit of the noise) of its outputs. The limit of an
+    output is computed from its values in all samples except kind WIDE. For a WIDE sample, it is computed from that
+    sample alone. The maxima of rows and columns are those of all answers with the same shape."""
     usual = noise.least(sample.outputs for sample in samples if sample.kind != WIDE)
     own = [noise.least([sample.outputs]) if sample.kind == WIDE else usual for sample in samples]
     return [
@@ -158,8 +158,8 @@ class _Reference:
         self._is_timed = False  # whether an answer to a sample of the user was timed
 
     def time(self, samples: Iterable[Callable[[], Probe]]) -> None:
-        """Time the first of the user's samples that is answered, so that generated probes that never end can be
-        stopped."""
+        """Time the first of the user's samples that the reference answers. The time limit of generated probes follows
+        from this, so that a probe that would run forever is stopped."""
         for sample in samples:
             with contextlib.suppress(EngineUnusable, InvalidInput):
                 inputs, began = sample().inputs, time.monotonic()
@@ -199,7 +199,7 @@ class _Reference:
 
     @contextlib.contextmanager
     def _patience(self, *, is_bounded: bool) -> Iterator[None]:
-        """A context that stops an inference that takes too long, so that the inference fails. If the inference is not
+        """A context that stops an inference at a time limit, so that the inference fails. If the inference is not
         `is_bounded`, or if the session is not `Stoppable`, the context only measures the time."""
         session, began = self._session, time.monotonic()
         if not is_bounded or not isinstance(session, Stoppable):

@@ -1,8 +1,8 @@
-"""Matches the detections of two engines one to one, and compares what matched: scores, masks, keypoints. Pure.
+"""Matches the detections of two engines one to one, and compares the masks and keypoints of the pairs. Pure.
 
-As in the evaluation of COCO: detections are taken best score first, and each is paired with the free detection of the
-other side that has the same class and overlaps it most, if the overlap is large enough. A second box on an object
-therefore counts as wrong.
+The matching is that of the COCO evaluation. Detections are matched in the order of their scores, best first. Each is
+paired with the free detection of the other side that has the same class and overlaps it most. The overlap must be large
+enough. A second box on an object therefore counts as wrong.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _mask_iou(one: masks.Counts, other: masks.Counts, width: int, height: int) -
 
 
 def keypoint_similarities(expected: Detections, found: Detections, pairs: Pairs) -> list[float]:
-    """Return the object keypoint similarity of each pair, 0 to 1: the mean over the keypoints that the reference sees
-    of exp(-d² / (2 · area · 0.1²)), with the distance d in pixels and the area of the reference's box. Pairs without a
-    visible keypoint are left out."""
+    """Return the object keypoint similarity (OKS) of each pair, 0 to 1. It is the mean of exp(-d² / (2 · area · 0.1²))
+    over the keypoints that the reference sees. Here `d` is the distance in pixels, and `area` that of the reference's
+    box. Pairs without a visible keypoint are left out."""
     if expected.keypoints is None or found.keypoints is None or expected.keypoints.shape[1] != found.keypoints.shape[1]:
         return []
     return [

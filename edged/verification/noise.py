@@ -53,8 +53,8 @@ class Maxima(msgspec.Struct, frozen=True):
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """How far the elements of one output move. `change`: as measured. `least`: the lower limit of the noise, which also
-    holds for an output that does not move."""
+    """How far two correct answers may differ in each element of one output. `change` is the measured difference.
+    `least` is the lower limit of the noise, which also holds for an output that does not change."""
 
     change: Maxima
     least: Maxima
@@ -82,7 +82,8 @@ def measured(answer: Mapping[str, Array], moved: Mapping[str, Array]) -> dict[st
 
 
 def least(answers: Iterable[Mapping[str, Array]]) -> dict[tuple[str, tuple[int, ...]], Maxima]:
-    """Return the least noise of every float output, by its name and shape, from the answers to all probes."""
+    """Return the lower limit of the noise of every float output, by name and shape, computed from the answers to all
+    probes."""
     sizes: dict[tuple[str, tuple[int, ...]], Maxima] = {}
     ranges: dict[str, tuple[float, float]] = {}
     for answer in answers:

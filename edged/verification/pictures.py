@@ -1,12 +1,12 @@
-"""Draws pictures for the probes of engines: always the same ones, with the statistics of photographs.
+"""Draws pictures for the probes of engines: always the same pictures, with the statistics of photographs.
 
-There are three sets: one to judge engines, one to calibrate int8, and one to compare int8 with float32 while it is
-made.
+There are three sets. The first judges engines, and the second calibrates int8. The third compares an int8 model with
+its float32 model while the int8 model is made.
 
-Each picture is a "dead leaves" drawing: discs and slabs of all sizes cover each other like objects before a camera,
-each with a shade, a texture and light from one side. Their sizes follow a power law, so the drawing looks similar at
-every scale, as a photograph does: power falls with the square of the frequency, edges are everywhere, and colours are
-correlated. (Lee, Mumford, Huang: Occlusion models for natural images, 2001.)
+Each picture is a "dead leaves" drawing: discs and slabs of all sizes cover each other like objects in front of a
+camera. Each has a shade, a texture and light from one side. The sizes follow a power law, so the drawing looks similar
+at every scale, as a photograph does. Power falls with the square of the frequency, edges are everywhere, and colours
+are correlated. (Lee, Mumford, Huang: Occlusion models for natural images, 2001.)
 
 Only numpy's frozen generator (RandomState) and single IEEE operations on doubles are used, so that every box draws the
 same pictures.

@@ -2,7 +2,7 @@
 tensors (`user_samples.py`), synthetic pictures, and synthetic sounds (`sounds.py`).
 
 Pictures are prepared as in serving. They are needed because random tensors do not show all errors of an engine: a
-detector rarely detects anything in them.
+detector rarely detects anything in random values.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ USED = (GIVEN, PICTURE, SOUND)  # kinds with values that a model is used with
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Inputs by name. Samples and pictures have a name. A picture also has its placement in the input; the picture is
-    the first of the batch."""
+    """The inputs of one inference, by name. `name` is the name of a sample or picture. `placement` is the place of a
+    picture in the input; the picture is the first of the batch."""
 
     inputs: dict[str, Array]
     kind: str
@@ -55,8 +55,9 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[list[Probe]]:
-    """Yield lists of probes with seeded tensors of every kind, one list for each way to fill dynamic dimensions; then
-    the same lists with constants. The caller needs only the first list in which the reference answers a probe.
+    """Yield lists of probes with seeded tensors, one list for each way to fill dynamic dimensions. Each list has every
+    kind of values. Then yield the same lists with constants. The caller needs only the first list in which the
+    reference answers a probe.
 
     The usual shapes come first, then the other shapes in the model's range, because an engine for a range refuses
     shapes outside it.
@@ -73,9 +74,10 @@ def one_by_one(
     most_bytes: int,
     answered: AbstractSet[str] = frozenset(),
 ) -> Iterator[Callable[[], Probe]]:
-    """Yield functions that make the probes of `tensors`, in the same order, for a host that serves or for admission.
+    """Yield functions that make the probes of `tensors`, in the same order. The probes are for a serving host, or for
+    admission.
 
-    Probes of more than `most_bytes` and probes of kind WIDE are left out: if an input is a count or a size, a huge
+    Probes of more than `most_bytes` and probes of kind WIDE are left out. If an input is a count or a size, a huge
     number would keep the process busy for ever, or use up its memory. If the caller adds kinds to `answered`, the
     probes of the next shapes and the constants are left out.
     """
@@ -93,12 +95,13 @@ def _bytes(signature: Signature, shapes: Shapes) -> float:
 
 
 def edges(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> list[Probe]:
-    """Return probes with seeded tensors at the edges of the range of shapes from settings or traffic."""
+    """Return probes with seeded tensors at the limits of the model's shape range. Empty if neither settings nor traffic
+    define a range."""
     return [_tensors(signature, recognition, shapes, _KINDS[0]) for shapes in shape_range.edges(signature)]
 
 
 class Pictures:
-    """Makes probes of pictures for a model that takes them (`recognition.preprocess`)."""
+    """Makes probes of pictures. Raises InvalidInput if the model has no picture input (`recognition.preprocess`)."""
 
     def __init__(self, signature: Signature, recognition: Recognition) -> None:
         if recognition.preprocess is None:
@@ -123,7 +126,8 @@ class Pictures:
         return self.of(path.name, read_sample(path, content))
 
     def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
-        """Return by which factor a picture may be reduced when it is decoded, as in serving: see `Preparer`."""
+        """Return the factor by which a picture of this width and height, in pixels, may be reduced when it is decoded.
+        See `Preparer.reduction`."""
         return self._preparer.reduction(width, height, roi)
 
     def of(self, name: str, pixels: Image | Decoded, roi: Roi | None = None) -> Probe:
@@ -136,8 +140,8 @@ class Pictures:
 
 
 def made_sounds(recognition: Recognition) -> Iterator[Probe]:
-    """Yield probes of the sounds that edged makes, each a window with the states of a new source; nothing if the model
-    takes no sound."""
+    """Yield a probe for each sound that edged synthesises. Each probe is one window, with the model's states at the
+    start of a stream. Yield nothing if the model has no sound input."""
     if (sound := recognition.sound) is not None:
         for name, samples in sounds.made(sound.context + sound.window, sound.rate):
             yield Probe(sound.inputs(samples, {}), SOUND, name)
@@ -211,10 +215,11 @@ def _rate(sound: Sound, shapes: Shapes) -> Array:
 
 
 def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:
-    """Yield concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes.
+    """Yield concrete shapes to try. A leading dynamic dimension is a batch of one. Dimensions with equal names get
+    equal sizes.
 
-    Unnamed dimensions of different inputs may have to agree, such as the batch of a sound and of its state. So the last
-    candidates fill the unnamed dimensions of only one input; in the other inputs these dimensions are 1.
+    In some models, unnamed dimensions of different inputs must agree, such as the batch of a sound and of its state. So
+    the last candidates fill the unnamed dimensions of only one input. In the other inputs these dimensions are 1.
     """
     preprocess = recognition.preprocess
     if recognition.sound is not None:

@@ -1,9 +1,9 @@
 """Compares an answer that was served for a frame with the reference's answer. Pure: outputs in, figures out.
 
 Only the decoded answer of the engine is known, not the boxes that suppression or the threshold removed. So a detection
-of the reference is required in the served answer only if its score is clearly above the threshold. A detection that was
-served must be among the reference's boxes before suppression whose score is at most slightly below the threshold, as in
-a verification (`boxes.py`).
+of the reference is required in the served answer only if its score is clearly above the threshold. In the other
+direction, each served detection must match one of the reference's boxes before suppression. The score of that box may
+be slightly below the threshold, as in a verification (`boxes.py`).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ShapeRange(msgspec.Struct, frozen=True):
         picture: tuple[int, int] | None,
         exact: Mapping[str, tuple[int, ...]] = {},
     ) -> ShapeRange:
-        """Return the range of `Profile.of`; empty if it is unknown."""
+        """Return the range that `Profile.of` derives from the signature and the settings; empty if it derives none."""
         try:
             profile = Profile.of(signature, settings, picture, exact)
         except Unsuitable:
@@ -69,8 +69,9 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return shapes if _is_cheap(signature, shapes) else None
 
     def edges(self, signature: Signature) -> list[Shapes]:
-        """Return the shapes at the limits of ranges that were set or learnt, without duplicates: the usual shapes with
-        the largest batch, the smallest shapes, and the largest. Shapes that are too large to probe are left out."""
+        """Return the shapes at the limits of ranges that were set or learnt, without duplicates. They are the usual
+        shapes with the largest batch, the smallest shapes, and the largest shapes. Shapes that are too large to probe
+        are left out."""
         batch = self.batch(signature)
         found = [] if batch is None else [batch]
         if not self.given:

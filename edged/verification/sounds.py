@@ -1,7 +1,7 @@
-"""Signals that edged makes for models that take sound: a voice-like one, a whistle, noise and near silence. Pure.
+"""Synthetic signals for models with a sound input: a voice-like signal, a whistle, noise and near silence. Pure.
 
-They are seeded, so all engines of a model get the same samples. A detector of voice answers the voice-like signal with
-a high score and the others with a low one, so errors of an engine show.
+The random generator has a fixed seed, so all engines of a model get the same samples. A voice detector answers the
+voice-like signal with a high score and the others with a low one, so errors of an engine show.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SYLLABLES = 4.0  # a second
 
 
 def made(count: int, rate: int) -> Iterator[tuple[str, Floats]]:
-    """Yield names and signals, float32 [count] in -1..1."""
+    """Yield names and signals, float32 [count] in -1..1, at `rate` samples per second."""
     random = np.random.default_rng([_SEED, rate])
     yield "made voice", voice(count, rate)
     seconds = np.arange(count) / rate

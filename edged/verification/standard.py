@@ -1,7 +1,7 @@
 """The standard that a model's engines must meet: the probes, and how far answers may differ from the reference's.
 
-The daemon's event loop computes the standard of every planned engine. So nothing here decodes a picture, and if a
-model has the `contents` of its samples, the disk is not read.
+The daemon's event loop computes the standard of every planned engine. So nothing here decodes a picture. If the model
+has the digests of its samples (`Model.contents`), nothing here reads the disk either.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ _FACTS = tuple(fact for fact in relevant(REFERENCE.backend, "cpu") if not is_dri
 
 
 class Tolerance(msgspec.Struct, frozen=True):
-    """How far an engine may differ from the reference. A figure is the worst value over all outputs and samples. Two
-    figures are shares over all samples together instead: `top1`, of the rows of classifiers, [N, classes]; and `boxes`,
-    of the detections in pictures, if the model's family is known (see `edged.verification.boxes`).
+    """How far an engine may differ from the reference. A figure is the worst value over all outputs and samples.
+
+    Two figures are shares over all samples together instead. `top1` is a share of the rows of classifiers' outputs, [N,
+    classes]. `boxes` is a share of the detections in pictures, if the model's family is known (see
+    `edged.verification.boxes`).
     """
 
     cosine: float  # at least: cosine of the angle between the flattened outputs
@@ -225,8 +227,8 @@ class Standard(msgspec.Struct, frozen=True):
 
 
 def is_judged_on_frames(model: Model, precision: str) -> bool:
-    """Whether engines of a precision are judged on collected frames: the precision is not fp32, in which answers differ
-    by rounding only, and a family decodes the model's answers to pictures."""
+    """Whether engines of a precision are judged on collected frames. Engines in fp32 are not, because their answers
+    differ by rounding only. A family must decode the model's answers to pictures."""
     return precision != "fp32" and model.recognition.family is not None and model.recognition.preprocess is not None
 
 
@@ -262,8 +264,7 @@ def tolerance(
 
 def _golden(model: Model, facts: Mapping[str, str]) -> str:
     """Return the model's digest, a dash, and 12 hexadecimal digits over everything else that probes and the reference's
-    answers are made from. ONNX Runtime's version is part of that: another version, which is then the reference that
-    serves, may answer differently."""
+    answers are made from. This includes ONNX Runtime's version, because another version may answer differently."""
     samples = sorted(map(model.content, model.samples))  # the names of the files do not matter
     shape_range = ShapeRange.of(model)
     shapes = [str(shape_range.profile), shape_range.given]

@@ -5,10 +5,11 @@ of numpy.savez, with an array for each input by its name. Format:
 https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. Files are untrusted: no pickle is read, and
 nothing is unpacked before its size is known.
 
-An engine is most accurate on its calibration pictures, so some pictures are only used to judge engines: every second
-picture of the user if there are enough, and a separate set of drawn pictures (`pictures.py`). The daemon's event loop
-computes the digest of the calibration data of every planned engine, so nothing here decodes a picture; the child that
-calibrates (`jobs/int8_pictures.py`) does.
+An engine is most accurate on its calibration pictures, so some pictures are only used to judge engines. These are every
+second picture of the user, if there are enough, and a separate set of drawn pictures (`pictures.py`).
+
+The daemon's event loop computes the digest of the calibration data of every planned engine. So nothing here decodes a
+picture. Only the child that calibrates (`jobs/int8_pictures.py`) decodes pictures.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _arrays(archive: zipfile.ZipFile, specs: Mapping[str, TensorSpec]) -> dict[s
 
 
 def _array(member: bytes, spec: TensorSpec) -> Array:
-    """Return one array in C order, as sessions take it."""
+    """Return one array in C order and in the dtype of the input. Raises InvalidInput if it does not fit the input."""
     file = io.BytesIO(member)
     shape, is_fortran, dtype = _header(file, spec)
     if not spec.admits(shape):
@@ -119,11 +120,11 @@ def _text(text: str | bytes) -> bytes:
 
 
 def calibration_pictures(samples: Sequence[str], digest_of: Callable[[str], str] = content) -> dict[str, str]:
-    """Return the user's pictures to calibrate on (all, or every second one if there are enough): paths by the digest of
-    the content, in the order of the digests.
+    """Return the user's pictures to calibrate on: all, or every second one if there are at least four. The result maps
+    the SHA-256 of each picture's content to its path, sorted by SHA-256.
 
-    `digest_of` returns the digest of a file. Equal pictures count as one, names do not matter, and files that cannot be
-    read are left out.
+    `digest_of` returns the SHA-256 of a file. Equal pictures count as one, names have no effect, and files that cannot
+    be read are left out.
     """
     pictures = sorted((path for path in samples if not is_tensors(path)), reverse=True)
     found = {named: path for path in pictures if SHA_256.fullmatch(named := digest_of(path))}
@@ -155,6 +156,6 @@ def calibration_digest(
 
 
 def calibration_name(recognition: Recognition, contents: Iterable[str], collection: str = "") -> str:
-    """Return `calibration_digest` for the digests of the chosen pictures."""
+    """Return the digits of `calibration_digest`. `contents` are the digests of the chosen pictures."""
     parts = [_METHOD, recognition.preprocess, [*contents], *([collection] if collection else [])]
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]

@@ -57,7 +57,7 @@ class Pair(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, sample: Sample, answer: Mapping[str, Array]) -> Pair:
-        """Return the pair of a golden probe."""
+        """Return the pair of a golden sample and an engine's answer to it."""
         extreme = sample.kind == WIDE
         return cls(sample.outputs, answer, sample.name, sample.placement, extreme, sample.noise)
 
@@ -67,9 +67,9 @@ def judge(
 ) -> Verdict:
     """Return the verdict over the answers to all probes. `matcher` compares detections or contents of pictures.
 
-    If all answers of the reference are empty or not finite, they do not distinguish a right engine from an engine that
-    always gives the same answer. Then the verdict has the figure `NO_VALUES`, and with `needs_values` the engine is
-    rejected."""
+    If all answers of the reference are empty or not finite, a wrong engine cannot be distinguished from a right engine.
+    Then the verdict has the figure `NO_VALUES`, and with `needs_values` the engine is rejected.
+    """
     tally = _Tally(tolerance, matcher, needs_values)
     for pair in pairs:
         reason = tally.add(pair)
@@ -253,7 +253,8 @@ def _outliers(expected: _Floats, found: _Floats, element: float) -> float:
     whichever is smaller.
 
     So a wrong score below 1 is found in a tensor that also has boxes in pixels. Axes of one element do not count as
-    rows or columns: each element would be its own scale, and small scores of a classifier would count as outliers.
+    rows or columns. Otherwise each element would be its own scale, and small scores of a classifier would count as
+    outliers.
     """
     expected, found = expected.squeeze(), found.squeeze()
     size = np.abs(expected)
@@ -276,7 +277,7 @@ def _distances(expected: _Floats, found: _Floats) -> dict[str, float]:
 
 
 def _top1(reference: Array, answer: Array) -> float:
-    """Return the share of rows with the same largest element. Rows are along the last axis."""
+    """Return the share of rows whose largest element has the same index. Rows are along the last axis."""
     if reference.ndim < 2:
         return 1.0
     return float(np.mean(np.argmax(reference, axis=-1) == np.argmax(answer, axis=-1)))

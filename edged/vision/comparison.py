@@ -1,4 +1,4 @@
-"""Compares a model's tensors with signatures: what they have in common, and what differs, in words.
+"""Compares a model's tensors with signatures: counts points for what is equal, and describes differences in words.
 
 Comparing is pure and its cost is bounded. A model may have huge names and thousands of tensors, so only the first
 tensors are compared, and their names are cut.
@@ -27,7 +27,7 @@ _COMMON = frozenset({"data", "image", "images", "input", "input.1", "output", "o
 
 
 class Tensors(msgspec.Struct, frozen=True):
-    """The tensors of a model, cut to what is compared, and the size of its picture (width, height), if it is known."""
+    """The tensors of a model that are compared, and the size (width, height) of its picture, None if unknown."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -115,7 +115,8 @@ def _side(
     may_have_more: bool,
     values: Values,
 ) -> Comparison:
-    """Compare the tensors of one side; `what` is "input" or "output". `beyond` further tensors are not compared."""
+    """Compare a model's inputs or outputs, `specs`, with `patterns`; `what` is "input" or "output". `beyond` counts
+    further tensors, which are not compared."""
     pairing = _Pairing(0, [], [], [], list(specs))
     _pair_by_name(pairing, patterns, values)
     _pair_by_shape(pairing, values)
@@ -161,8 +162,8 @@ def _pair_by_shape(pairing: _Pairing, values: Values) -> None:
 
 
 def _pair_in_order(pairing: _Pairing) -> None:
-    """Pair the tensors that are left with the patterns that have no fixed name, in order and although their shapes
-    differ. Do this only if their numbers are equal."""
+    """Pair the remaining tensors, in order, with the patterns that have no fixed name, although the shapes differ. Do
+    nothing if the numbers of these tensors and patterns differ."""
     unnamed = [pattern for pattern in pairing.missing if not pattern.has_fixed_name]
     if len(unnamed) == len(pairing.left):
         pairing.unlike += zip(unnamed, pairing.left, strict=True)
@@ -204,5 +205,5 @@ def _shape(spec: TensorSpec) -> str:
 
 
 def _cut(spec: TensorSpec) -> TensorSpec:
-    """Return a tensor with its name and shape cut, so that it is cheap to compare. No pattern has such a long name."""
+    """Return a tensor with a shortened name and shape, which is cheap to compare. No pattern has a name that long."""
     return TensorSpec(spec.name[: 2 * _LONGEST_NAME], spec.datatype, spec.shape[: 2 * _MOST_DIMS])

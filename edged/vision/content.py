@@ -1,8 +1,8 @@
 """What a model says about a whole picture: classes, a class map, a depth map, an embedding, a text or an anomaly.
 
-Detections are not here: they have a packed form of their own (`edged.vision.detections`), because most frames have
-them. A content crosses processes as MessagePack. `unpack` checks every size, because a hostile model may have taken
-over the host that sends the content.
+Detections are in `edged.vision.detections`, with another packed form, because most frames have detections. Processes
+send a content to each other as MessagePack. `unpack` checks every size, because a hostile model may have taken over the
+engine host (the process that runs the model) that sends the content.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Classes(msgspec.Struct, frozen=True, array_like=True, tag="classes", forbi
 
     @classmethod
     def of(cls, class_ids: npt.ArrayLike, scores: npt.ArrayLike) -> Classes:
-        """Convert array-likes [k]."""
+        """Convert array-likes [k]. Raises ValueError for more than `MOST_DETECTIONS` classes, different lengths, or a
+        score that is not finite."""
         return cls(tuple(np.asarray(class_ids, np.int64).tolist()), tuple(np.asarray(scores, np.float32).tolist()))
 
 
@@ -92,14 +93,14 @@ class ClassMap(msgspec.Struct, frozen=True, array_like=True, tag="class-map", fo
 
     def resized(self, width: int, height: int) -> npt.NDArray[np.int32]:
         """Return the class ids for a grid of `width` x `height` cells, int32 [height, width]. Each cell has the class
-        of the nearest cell of the map. For the size of the picture (or of `box`) this is the class of each pixel."""
+        of the nearest cell of the map. If the size is that of the picture (or of `box`), each cell is one pixel."""
         rows, columns = _nearest(height, self.height), _nearest(width, self.width)
         resized: npt.NDArray[np.int32] = self.cells()[rows[:, None], columns]
         return resized
 
     def shares(self) -> list[tuple[int, float]]:
-        """Return (class id, share of the map in 0..1) of each class in the map, the largest first; at most
-        `MOST_AREAS`, since only noise has more."""
+        """Return (class id, share of the map in 0..1) of each class in the map, the largest share first. Return at most
+        `MOST_AREAS` classes; only noise has more."""
         ids, index = np.unique(self.class_ids, return_inverse=True)
         areas = np.bincount(index, weights=self.lengths) / (self.width * self.height)
         order = np.argsort(-areas, kind="stable")[:MOST_AREAS]
@@ -157,9 +158,9 @@ class ValueMap(msgspec.Struct, frozen=True, array_like=True, tag="values", forbi
         return found.astype(np.float32)
 
     def resized(self, width: int, height: int) -> npt.NDArray[np.float32]:
-        """Return the numbers for a grid of `width` x `height` cells, float32 [height, width]. Each is interpolated
-        between the four nearest cells of the map. For the size of the picture (or of `box`) this is the number of each
-        pixel."""
+        """Return the numbers for a grid of `width` x `height` cells, float32 [height, width]. Each number is
+        interpolated between the four nearest cells of the map. If the size is that of the picture (or of `box`), each
+        cell is one pixel."""
         values = self.values()
         top, bottom, down = _between(height, self.height)
         left, right, across = _between(width, self.width)
@@ -181,9 +182,9 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding", f
     """A vector that is near the vectors of similar pictures. `data` has its values, little-endian float32. The vector
     has length 1, or is all zeros, which are similar to nothing.
 
-    The daemon looks the vector up in the model's gallery. `similarity` is that of the nearest picture, -1..1. `label`
-    is the name of this picture if the similarity is at least the threshold, otherwise empty. Without a gallery `label`
-    is empty and `similarity` is 0.
+    The daemon looks the vector up in the model's gallery (named vectors of pictures). `similarity` is the cosine with
+    the nearest vector of the gallery, -1..1. `label` is the name of this nearest vector if the similarity is at least
+    the threshold, otherwise empty. Without a gallery `label` is empty and `similarity` is 0.
     """
 
     data: bytes
@@ -260,14 +261,16 @@ def unpack(packed: bytes | memoryview) -> Content:
 
 
 class Line(NamedTuple):
-    """One line about a content for people. `class_id` chooses its colour; -1 if the line is not about a class."""
+    """A line of text that describes a content to people. `class_id` selects the colour of the line; it is -1 if the
+    line is not about a class."""
 
     text: str
     class_id: int = -1
 
 
 def lines(content: Content, names: Sequence[str]) -> Iterator[Line]:
-    """Yield lines about a content for pictures and terminals, the most important first."""
+    """Yield lines of text about a content for pictures and terminals, the most important line first. `names` are the
+    model's class names."""
     if isinstance(content, Classes):
         for number, score in zip(content.class_ids, content.scores, strict=True):
             yield Line(f"{class_name(names, number)} {score:.0%}", number)

@@ -13,7 +13,7 @@ Fields: TypeAlias = dict[str, Any]
 
 
 def content_fields(content: Content, names: Sequence[str], maps: bool = True) -> Fields:
-    """Return the fields of a content.
+    """Return the JSON fields of a content (what a model says about a whole picture).
 
     - classes: `predictions` of {class, class_id, confidence}, and `top`, the best class
     - class map: `class_map` of {width, height, class_ids, lengths, areas}; see `ClassMap`. An area is {class, class_id,

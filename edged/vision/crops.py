@@ -17,10 +17,11 @@ _MOST_PIXELS = 64 * 1024 * 1024  # as `image.MAX_PIXELS`; importing `image` woul
 
 
 class CropRule(msgspec.Struct, frozen=True):
-    """Which detections get a crop: at most `most` of the `classes` (empty for all), the best scores first.
+    """Which detections get a crop: at most `most` detections of the `classes` (empty: all classes), the best scores
+    first.
 
     A crop is the box, enlarged on each side by `margin` times its width or height. If `is_upright` is set and the
-    detector gives corners, the crop is the oriented box instead, turned upright.
+    detector returns oriented boxes, the crop is the oriented box, turned upright.
     """
 
     classes: frozenset[str] = frozenset()
@@ -92,8 +93,8 @@ def _region(
 
 
 def _tilted(corners: npt.NDArray[np.float32], margin: float, width: int, height: int, rotation: int) -> Corners | None:
-    """Return the corners of an oriented crop. Return None if a corner is not finite, if its centre is outside the
-    picture, if a side is under one pixel, or if its area is more than twice that of the picture."""
+    """Return the corners of an oriented crop. Return None if a corner is not finite, a side is under one pixel, the
+    centre of the crop is outside the picture, or the crop has more than twice the area of the picture."""
     if not np.isfinite(corners).all():
         return None
     exact = corners.astype(np.float64)

@@ -1,8 +1,8 @@
 """Detections of one picture, and the packed form in which processes on one edge box send them to each other.
 
-Both processes must be of the same version of edged. Packed detections with boxes only are fixed-size records.
-Detections with more fields start with a header that cannot be mistaken for a record, because its first four bytes are a
-float32 NaN. The header describes the parts that follow, in little endian:
+Both processes must run the same version of edged. Packed detections with boxes only are fixed-size records. Detections
+with more fields start with a header that cannot be mistaken for a record, because its first four bytes are a float32
+NaN. The header describes the parts that follow, in little endian:
 
     header | n records | tracker ids | keypoints | corners | length of each mask | runs of all masks
 """
@@ -36,9 +36,9 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
 
     The other fields are None if the model does not provide them. `masks`: one mask from `masks.encode` per detection,
     over the whole picture. `keypoints`, float32 [n, k, 3]: x and y in pixels of the original picture, and score.
-    `corners`, float32 [n, 4, 2]: the corners of oriented boxes, in order around each box; `boxes` then has the upright
-    hulls of the oriented boxes, cut to the picture. `tracker_ids`, int64 [n], are negative for detections that are not
-    tracked.
+    `corners`, float32 [n, 4, 2]: the corners of oriented boxes, in order around each box. `boxes` then has the
+    axis-aligned bounding boxes of the oriented boxes, cut to the picture. `tracker_ids`, int64 [n], are negative for
+    detections that are not tracked.
     """
 
     boxes: npt.NDArray[np.float32]
@@ -135,8 +135,8 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def unpack(cls, packed: bytes | memoryview) -> Detections:
-        """Reverse `pack`. The arrays are copies, because the memory of `packed` may be reused. Raises ValueError if the
-        bytes are truncated."""
+        """Reverse `pack`. The arrays are copies, because the memory of `packed` may be reused. Raises ValueError if
+        `packed` is truncated, too long or inconsistent."""
         if packed[:4] != _MAGIC:
             return cls(*_columns(np.frombuffer(packed, RECORD)))
         if len(packed) < _HEADER.size:

@@ -53,11 +53,12 @@ def annotate(
     notes: Sequence[str] = (),
 ) -> Image:
     """Return a copy of a picture with `detections` drawn on it: masks, boxes or oriented boxes, keypoints, and labels
-    "#7 name 87%" with the tracker's number. `notes` are texts below the boxes, one for each detection, or none at all.
+    "#7 name 87%" with the tracker's number. `notes` are texts below the boxes: one for each detection, or an empty
+    sequence.
 
-    A content is written as lines in the upper left corner, and its map is laid over the picture. The caption is in the
-    lower left corner. The better of two overlapping detections is on top. Raises ValueError if masks are of a picture
-    of another size.
+    `content` is written as lines in the upper left corner, and its map is blended over the picture. The caption is in
+    the lower left corner. The better of two overlapping detections is on top. Raises ValueError if masks are of a
+    picture of another size.
     """
     canvas: Image = image.copy()
     if content is not None:
@@ -189,8 +190,8 @@ def _draw_keypoints(canvas: Image, keypoints: npt.NDArray[np.float32], color: Co
 
 
 def _draw_label(canvas: Image, box: Box, text: str, color: Color, style: _Style, *, is_below: bool = False) -> None:
-    """Draw a filled label above the box, or below it with `is_below`. It is inside the box if the picture has no space
-    outside."""
+    """Draw a filled label above the box, or below it with `is_below`. The label is inside the box if the picture has no
+    space outside the box."""
     text = _printable(text)
     width, height, depth = style.measure(text)
     label_w, label_h = width + 2 * style.gap, height + depth + style.gap

@@ -1,10 +1,11 @@
 """Recognises the detector family of a model.
 
 The order is: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or if the claimed format
-is not decoded, the family is None, the reason says what the model may be (`nearest`), and the model serves raw tensors.
-To add a family, add it to `FAMILIES` and its rules to `_RULES`.
+is not decoded, the family is None. Then the reason says what the model may be (see `nearest`), and the model returns
+raw tensors. To add a family, add it to `FAMILIES` and its rules to `_RULES`.
 
-Families of other packages come after all of these rules: installing a package changes no model that edged recognises.
+Rules of families from other packages come after all these rules. So installing a package does not change a model that
+edged itself recognises.
 """
 
 from __future__ import annotations
@@ -76,14 +77,14 @@ RAW = "raw"  # the setting `family` of a model that serves raw tensors
 
 
 class Recognition(msgspec.Struct, frozen=True):
-    """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to hosts.
+    """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to engine hosts.
 
     If `family` is None, only raw tensors are served. If `preprocess` is None, the model takes no pictures; `picture`
     says why. `sound` is set if the model takes sound: hosts then get tensors, and the daemon decodes the outputs.
     `reason` says why the family was recognised or not, and is cut to fit in a few lines.
 
-    Without a family: `between` are the families that accept the tensors and may be right, the most likely first; `kind`
-    is the kind of a model whose tensors are not decoded, see `kinds`.
+    Two fields can be set only without a family. `between` are the families that accept the tensors and may be right,
+    the most likely first. `kind` is the name of a kind of model that edged does not decode (see `kinds`).
     """
 
     family: str | None
@@ -303,9 +304,9 @@ def recognise(
 
 
 def _claim_sound(evidence: SoundEvidence) -> Claim | None:
-    """Return the claim of a family of sound, or None. If the setting `family` is set, only the family that it names is
-    tried. Without the setting, a model that takes pictures gets no claim. Raises ConfigError if the named family does
-    not accept the model."""
+    """Return the claim of the first sound family that accepts the model, or None. If the setting `family` is set, only
+    the family that it names is tried. Without the setting, a model that takes pictures gets no claim. Raises
+    ConfigError if the named family does not accept the model."""
     wanted = evidence.settings.get("family")
     if wanted is None:
         if find_picture(evidence.inputs)[0] is not None:
@@ -325,7 +326,7 @@ def _claim_sound(evidence: SoundEvidence) -> Claim | None:
 
 
 def _of_sound(claim: Claim, settings: Mapping[str, str], exported: ExportMetadata) -> Recognition:
-    """Return the recognition of a model of a family of sound."""
+    """Return the recognition of a model that takes sound, from the claim of its family."""
     assert claim.family is not None
     assert claim.sound is not None
     names = _names(settings, exported, claim)
@@ -343,8 +344,8 @@ def _of_sound(claim: Claim, settings: Mapping[str, str], exported: ExportMetadat
 
 
 def is_decoded_here(recognition: Recognition) -> bool:
-    """Whether the model has a family whose code this process may run. A process such as the daemon may not run the code
-    of families of other packages."""
+    """Whether the model has a family whose code this process may run. The daemon, for example, must not run code of
+    other packages."""
     return recognition.family is not None and (recognition.package is None or family_packages.is_permitted())
 
 
@@ -356,7 +357,8 @@ def evidence_of(
     operators: Iterable[str] | None = None,
     heads: Mapping[str, str] | None = None,
 ) -> Evidence | None:
-    """Return the evidence for rules (see `recognise`); None if the model takes no picture."""
+    """Return the facts from which rules recognise a model; None if the model takes no picture. The arguments are as in
+    `recognise`. Raises ConfigError if a setting contradicts the model."""
     picture, _ = find_picture(inputs)
     if picture is None:
         return None
@@ -428,12 +430,12 @@ def _claim_by_setting(
 
 
 def _needs(family: type[Family] | type[ContentFamily], evidence: Evidence) -> str:
-    """Describe the tensors of a family, in the form that is nearest to the model's."""
+    """Describe the tensors that a family needs, in the form that is nearest to the model's tensors."""
     return f"tensors like {needs(nearest_form(family.signatures, evidence.tensors))}"
 
 
 def _claim_by_others(evidence: Evidence, others: Sequence[ThirdParty]) -> Claim | None:
-    """Return the first claim of a family of another package."""
+    """Return the first claim by a family from another package, or None."""
     claims = (other.by_rule(rule, evidence) for rule in RULES for other in others)
     return next((claim for claim in claims if claim is not None and claim.family is not None), None)
 

@@ -1,4 +1,4 @@
-"""A gallery: named vectors of pictures, in which the vector that is nearest to an embedding is found. Pure.
+"""A gallery: named vectors of pictures, and a search for the vector that is nearest to an embedding. Pure.
 
 Vectors can be compared only if the same model made them from pictures that were prepared in the same way. Such vectors
 have the same *space*. A gallery of another space is not used.
@@ -29,7 +29,8 @@ _DEFAULTS = Preprocess(0, 0)
 
 @functools.lru_cache(maxsize=256)  # it is needed for every frame
 def space_of(digest: str, recognition: Recognition) -> str:
-    """Return the space of a model's vectors: a hexadecimal text. `digest` is the digest of the model and its weights.
+    """Return the space of a model's vectors, a hexadecimal text. Only vectors of the same space can be compared.
+    `digest` is the digest of the model and its weights.
 
     All engines of a model have the same space, because they are verified to agree. Names and thresholds do not change
     vectors. A field of `Preprocess` counts only if it differs from its default, so that a new field does not invalidate

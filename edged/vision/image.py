@@ -36,7 +36,7 @@ Reduction: TypeAlias = Callable[[int, int], float]
 
 
 class PixelFormat(enum.Enum):
-    """Layout of raw pixels; the value is its name in requests and settings."""
+    """The layout of raw pixels. The value of a member is its name in requests and settings."""
 
     BGR = "bgr"
     RGB = "rgb"
@@ -80,9 +80,10 @@ def decode(encoded: Encoded) -> Image:
 
 
 def decode_reduced(encoded: Encoded, reduction: Reduction) -> Decoded:
-    """Like `decode`, but decode a JPEG at 1/2, 1/4 or 1/8 of its size if that suffices, which is much less work.
+    """Like `decode`, but decode a JPEG at 1/2, 1/4 or 1/8 of its size if `reduction` allows this, which is much faster.
 
-    `reduction` is called with the size of the whole picture (see `Preparer.reduction`); its errors are passed on.
+    `reduction` receives width and height of the whole picture and returns the largest allowed factor (see
+    `Preparer.reduction`). Its errors are passed on.
     """
     header = _header(encoded)
     most = reduction(header.width, header.height)
@@ -142,7 +143,7 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
 
     `stride` is the number of bytes from one row of the first plane to the next, 0 for tightly packed rows. NV12's
     interleaved chroma rows have the same stride; the rows of I420's two chroma planes have half of it. YUV is
-    interpreted as BT.601 limited range, like in OpenCV. The padding after the very last row may be missing.
+    interpreted as BT.601 limited range, as in OpenCV. The padding after the very last row may be missing.
 
     Raises InvalidInput for an impossible size or stride, or if the length of `data` does not fit.
     """

@@ -41,7 +41,8 @@ def identify(tensors: Tensors) -> tuple[Kind, Comparison] | None:
 
 
 def _grids(*channels: str) -> str:
-    """Return the signature of raw heads: for each grid of strides 8, 16, 32, a tensor for each number of channels."""
+    """Return the signature of a detector's raw heads: for each grid of stride 8, 16 and 32, one tensor for each of
+    `channels`."""
     return ", ".join(f"[N, {each}, H/{stride}, W/{stride}]" for stride in (8, 16, 32) for each in channels)
 
 

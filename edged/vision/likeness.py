@@ -1,8 +1,8 @@
 """A 64-bit hash of a picture, to find pictures that look nearly the same. Pure.
 
 The picture is averaged to 8 rows of 8 cells. 56 bits say whether a cell is clearly brighter than its left neighbour (a
-difference hash). "Clearly" keeps the noise of a camera from flipping the bits of plain areas. The other 8 bits give the
-mean brightness, so that a scene by day and the same scene at dusk differ.
+difference hash). "Clearly" means by more than 2 of 255 gray levels, so that camera noise does not flip bits in uniform
+areas. The other 8 bits encode the mean brightness, so that a scene by day and the same scene at dusk differ.
 """
 
 from __future__ import annotations

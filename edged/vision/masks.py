@@ -1,7 +1,8 @@
 """Masks in COCO's uncompressed run-length encoding over a whole picture.
 
-Pixels are counted down the columns, from left to right, in runs of off, on, off, ...; the first run may be empty, the
-last run may not. Format: `rleEncode` of the COCO API, uint32 [runs] that add up to width * height.
+A mask is uint32 [runs]: the lengths of alternating runs of off and on pixels, which add up to width * height. Pixels
+are counted down each column, columns from left to right. The first run is off and may be empty; the last run may not.
+Format: `rleEncode` of the COCO API.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Inside: TypeAlias = npt.NDArray[np.bool_]
 def encode(inside: Inside, x: int, y: int, width: int, height: int) -> Counts:
     """Encode the mask `inside`, bool [h, w], whose upper left corner is at x, y of a picture of width x height.
 
-    An array with contiguous columns (the transpose of a C contiguous one) is read without a copy. Raises ValueError if
-    the mask exceeds the picture.
+    An array with contiguous columns (the transpose of a C contiguous one) is encoded fastest. Raises ValueError if the
+    mask exceeds the picture.
     """
     rows, columns = inside.shape
     _check_inside(columns, rows, x, y, width, height)
@@ -32,9 +33,11 @@ def encode(inside: Inside, x: int, y: int, width: int, height: int) -> Counts:
 
 
 def encode_coarse(inside: Inside, step: int, box: tuple[int, int, int, int], width: int, height: int) -> Counts:
-    """Encode a mask that has 1/step of the picture's resolution. It covers `box` (x1, y1, x2, y2) and is cut to it.
+    """Encode a mask that has 1/step of the picture's resolution. The mask covers `box` (x1, y1, x2, y2) and is cut to
+    `box`.
 
-    `inside` is bool [ceil(h / step), ceil(w / step)]. The cost depends on the coarse mask and the runs only.
+    `inside` is bool [ceil(h / step), ceil(w / step)]. The time depends only on the size of `inside` and the number of
+    runs. Raises ValueError if `box` exceeds the picture.
     """
     x1, y1, x2, y2 = box
     _check_inside(x2 - x1, y2 - y1, x1, y1, width, height)

@@ -2,9 +2,9 @@
 metadata is untrusted.
 
 Every value of Ultralytics is Python's `str()` of the original: `{0: 'person', ...}`, `[640, 640]`, `True`.
-`ast.literal_eval` parses it, but a hostile text can exhaust the parser's stack or time, so only short texts of literals
-(strings, unsigned numbers, shallow brackets) are parsed. A value that cannot be read counts as absent and is listed in
-`unreadable`.
+`ast.literal_eval` parses the value. A hostile text can exhaust the parser's stack or time, so only short texts of
+literals (strings, unsigned numbers, shallow brackets) are parsed. A value that cannot be read counts as absent and is
+listed in `unreadable`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ExportMetadata(msgspec.Struct, frozen=True):
 
     @property
     def remark(self) -> str:
-        """The names of the unreadable values, as the end of a reason."""
+        """A text that names the unreadable values, to be appended to a reason; empty if all values are readable."""
         return f"; unreadable metadata: {', '.join(self.unreadable)}" if self.unreadable else ""
 
 
@@ -89,7 +89,8 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportMetadata:
 
 
 def literal(text: object) -> object:
-    """Parse a flat Python literal. Raises ValueError if the text is anything else."""
+    """Parse a Python literal without deep nesting. Raises ValueError for other texts, and for a text that is too
+    long."""
     if not isinstance(text, str) or len(text) > MAX_TEXT:
         raise ValueError("not a text, or too long")
     if not _is_plain(text):

@@ -95,7 +95,7 @@ def accepts(family: type[Opened], evidence: Evidence) -> bool:
 
 
 def cut(reason: str) -> str:
-    """Return a reason. If it is too long, leave out its middle, because the advice is at the end."""
+    """Shorten a reason that is too long. Leave out its middle, because the advice is at the end."""
     half = _LONGEST_REASON // 2
     return reason if len(reason) <= _LONGEST_REASON else f"{reason[: half - 5]} ... {reason[-half:]}"
 

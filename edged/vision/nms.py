@@ -1,8 +1,9 @@
 """Non-maximum suppression in numpy, of upright and of oriented boxes.
 
-Unlike OpenCV's NMS its cost is bounded: it works block by block in order of score and stops at `max_detections`, so
-thousands of candidates that do not overlap (noise) cost a tenth of NMSBoxesBatched. Boxes stay xyxy. Class ids are
-compared, because the usual alternative, an offset for the boxes of each class, would cost float32 precision.
+Unlike OpenCV's NMS, this NMS has a bounded cost: it compares boxes block by block in order of score and stops at
+`max_detections`. Thousands of candidates that do not overlap (noise) take a tenth of the time of OpenCV's
+NMSBoxesBatched. Boxes stay xyxy. Class ids are compared, because the usual alternative, an offset for the boxes of each
+class, would cost float32 precision.
 
 Oriented boxes are compared by their probabilistic IoU, as in the exporters' own tools, so that a threshold has the same
 meaning. Each box is replaced by the normal distribution with mean and covariance of a uniform rectangle; the IoU is 1
@@ -111,8 +112,8 @@ def _keep_fast(n: int, overlaps: Overlaps, max_detections: int) -> Index:
 
 
 def _upright_overlaps(boxes: Boxes, labels: ClassIds, iou: float) -> Overlaps:
-    """Return the test for boxes [4, n]: IoU above `iou` and the same label. It does not divide by the union, which is
-    zero for empty boxes."""
+    """Return a function that tests pairs of boxes [4, n] for an IoU above `iou` and the same label. It does not divide
+    by the union, which is zero for empty boxes."""
     left, top, right, bottom = boxes
     area = (right - left) * (bottom - top)
     limit = np.float32(iou)
@@ -130,7 +131,7 @@ def _upright_overlaps(boxes: Boxes, labels: ClassIds, iou: float) -> Overlaps:
 
 
 def _oriented_overlaps(boxes: Boxes, labels: ClassIds, iou: float) -> Overlaps:
-    """Return the test for boxes [n, 5]: probabilistic IoU above `iou` and the same label."""
+    """Return a function that tests pairs of boxes [n, 5] for a probabilistic IoU above `iou` and the same label."""
     # The determinant of the covariance of a long thin box is zero in float32.
     x, y, w, h, angle = boxes.T.astype(np.float64)
     along, across = np.maximum(w, _MIN_SIDE) ** 2 / 12, np.maximum(h, _MIN_SIDE) ** 2 / 12

@@ -19,7 +19,7 @@ _JPEG_STEPS = 10_000  # a real header needs a dozen; this limits the time for a 
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Format, size in pixels, and the offset of the end of the header."""
+    """The format of a picture, its size in pixels, and the offset in bytes of the end of its header."""
 
     format: str
     width: int
@@ -28,7 +28,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def read_header(encoded: Encoded) -> Header | None:
-    """Read the header of a picture; None if it is truncated, damaged or of an unknown format."""
+    """Read the header of a picture. Return None if the header is truncated, damaged or of an unknown format."""
     for magic, offset, read in _READERS:
         if encoded[offset : offset + len(magic)] == magic:
             try:

@@ -1,4 +1,4 @@
-"""Decides which part of a picture a model is shown and how it fits into the input, and maps boxes to the picture.
+"""Selects the part of a picture that a model is shown, places this part in the input, and maps boxes to the picture.
 
 The rounding is that of the exporters' own tools, so that answers agree with theirs to the pixel:
 
@@ -85,7 +85,8 @@ class CropWindow(msgspec.Struct, frozen=True):
         return (y2 - y1, x2 - x1) if self.is_sideways else (x2 - x1, y2 - y1)
 
     def to_picture(self, points: Points) -> Points:
-        """Convert x, y [..., 2] in the turned window, float32, to the picture; a new array, not clipped."""
+        """Convert points x, y, float32 [..., 2], from the turned window to the picture. Return a new array, not
+        clipped."""
         sign_x, sign_y = _SIGNS[self.rotation]
         ordered = points[..., ::-1] if self.is_sideways else points
         return ordered * np.array((sign_x, sign_y), np.float32) + np.array(self._far, np.float32)
@@ -105,7 +106,8 @@ class CropWindow(msgspec.Struct, frozen=True):
         return self.left + (self.width if sign_x < 0 else 0), self.top + (self.height if sign_y < 0 else 0)
 
     def boxes_to_picture(self, boxes: Points) -> Points:
-        """Convert xyxy [n, 4] in the turned window, float32, to the picture, clipped to the region; a new array."""
+        """Convert boxes xyxy, float32 [n, 4], from the turned window to the picture. Return a new array, clipped to the
+        region."""
         corners = self.to_picture(boxes.reshape(-1, 2, 2))
         x1, y1, x2, y2 = self.region
         low, high = np.array((x1, y1), np.float32), np.array((x2, y2), np.float32)
@@ -160,9 +162,9 @@ class Fit(enum.Enum):
 class Placement(msgspec.Struct, frozen=True):
     """Where a picture of width x height pixels is placed in an input.
 
-    Scales are input pixels per picture pixel, exactly those of the resize; the pads are the input pixels left of and
-    above the picture, so that input = picture * scale + pad. If only a part of the picture is shown, or the picture is
-    rotated, `window` is the shown part, and "picture" in this formula is the turned window.
+    Scales are input pixels per picture pixel, exactly those of the resize. Pads are the input pixels left of and above
+    the picture. So input = picture * scale + pad. If only a part of the picture is shown, or the picture is rotated,
+    `window` is the shown part. Then "picture" in this formula means the turned window.
     """
 
     scale_x: float
@@ -192,7 +194,7 @@ class Placement(msgspec.Struct, frozen=True):
         return (0, 0, self.width, self.height) if self.shown is None else self.shown.region
 
     def to_original(self, boxes: Boxes) -> Boxes:
-        """Convert xyxy boxes, float32 [n, 4], from input to picture pixels, clipped to `edges`; a new array."""
+        """Convert boxes xyxy, float32 [n, 4], from input to picture pixels. Return a new array, clipped to `edges`."""
         pad = np.array((self.pad_x, self.pad_y, self.pad_x, self.pad_y), np.float32)
         scale = np.array((self.scale_x, self.scale_y, self.scale_x, self.scale_y), np.float32)
         edge = np.array((self.width, self.height, self.width, self.height), np.float32)
@@ -204,7 +206,7 @@ class Placement(msgspec.Struct, frozen=True):
         return original
 
     def points_to_original(self, points: Points) -> Points:
-        """Convert x, y as float32 [..., 2] from input to picture pixels, not clipped; a new array."""
+        """Convert points x, y, float32 [..., 2], from input to picture pixels. Return a new array, not clipped."""
         pad = np.array((self.pad_x, self.pad_y), np.float32)
         scale = np.array((self.scale_x, self.scale_y), np.float32)
         original: Points = np.subtract(points, pad, dtype=np.float32)
@@ -219,8 +221,8 @@ class Placement(msgspec.Struct, frozen=True):
         return matrix
 
     def reduction(self) -> float:
-        """Return the picture pixels per input pixel, on the axis where they are fewer. A picture that is decoded
-        smaller by this factor need not be enlarged."""
+        """Return the number of picture pixels per input pixel, the smaller number of both axes. A picture that is
+        decoded smaller by this factor need not be enlarged."""
         return min(1 / self.scale_x, 1 / self.scale_y)
 
 

@@ -1,15 +1,15 @@
 """Writes a picture into a slice of an input tensor, in as few passes over memory as OpenCV and numpy allow.
 
-The picture is split into uint8 planes, and each plane is converted straight into the tensor. Measured for a 1280x720
-picture into FP32 [3, 640, 640] on one core, this takes a tenth of the time of `cv2.dnn.blobFromImage` and half of that
-of a transposing numpy multiply, because the channels are reordered as bytes, not as floats of four bytes. Padding is
-filled, never converted. Neither library converts to FP16 fast, so a table of the 256 possible values does it in one
-pass.
+The picture is split into uint8 planes, and each plane is converted straight into the tensor. This was measured for a
+1280x720 picture and an FP32 tensor [3, 640, 640] on one core. It takes a tenth of the time of `cv2.dnn.blobFromImage`.
+It takes half the time of a transposing numpy multiply, because channels are reordered as bytes, not as floats of four
+bytes. Padding is filled, never converted. OpenCV and numpy convert to FP16 slowly, so a lookup table of the 256
+possible values converts in one pass.
 
 `resize_center` resizes as Pillow and torchvision do: each pixel of the result is the weighted mean of all source pixels
 that it covers. OpenCV's linear interpolation reads four pixels at any scale, and its area interpolation weighs all
-pixels equally; Pillow weighs them by a triangle, and classifiers are trained with that. Source: `precompute_coeffs` in
-Pillow's Resample.c, Resize and CenterCrop in torchvision.
+pixels equally. Pillow's weights form a triangle, and classifiers are trained on pictures that Pillow resized. Source:
+`precompute_coeffs` in Pillow's Resample.c, Resize and CenterCrop in torchvision.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _upright(image: Image, window: TiltedWindow, step: int) -> Image:
 
 
 class _Values:
-    """The arithmetic of (pixel * scale - mean) / std, folded into one multiply and one add, or one table."""
+    """Computes (pixel * scale - mean) / std with one multiply and one add, or with one lookup table."""
 
     def __init__(self, preprocess: Preprocess, dtype: np.dtype[np.generic]) -> None:
         mean, std = np.array(preprocess.mean), np.array(preprocess.std)

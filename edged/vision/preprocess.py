@@ -80,7 +80,8 @@ class PictureInput(msgspec.Struct, frozen=True):
 
 
 def find_picture(inputs: tuple[TensorSpec, ...]) -> tuple[PictureInput | None, str]:
-    """Return the input that takes pictures and the reason. The input is None if not exactly one takes pictures."""
+    """Return the input for pictures, and a text that explains the choice. The input is None unless exactly one input
+    takes pictures."""
     found = [p for p in map(_as_picture, inputs) if p is not None]
     if len(found) == 1:
         return found[0], f"{found[0].name} takes a picture"
@@ -115,8 +116,8 @@ def _size(dim: Dim) -> int | None:
 def input_size(
     picture: PictureInput, settings: Mapping[str, str], exported: tuple[int, int] | None = None
 ) -> tuple[int, int] | None:
-    """Return (width, height), each from the first that has it: the model's fixed size, the settings, the exporter's
-    metadata. Return None if a side is unknown. Raises ConfigError if a setting contradicts the model."""
+    """Return (width, height). Each side is from the first source that has it: the model's fixed size, the settings, the
+    exporter's metadata. Return None if a side is unknown. Raises ConfigError if a setting contradicts the model."""
     width = keys.integer(settings, "preprocess.width", 1, MAX_SIDE)
     height = keys.integer(settings, "preprocess.height", 1, MAX_SIDE)
     for key, wanted, fixed in (
@@ -136,11 +137,12 @@ def preprocess_for(
     exported: tuple[int, int] | None = None,
     feed: Mapping[str, object] = {},
 ) -> tuple[Preprocess | None, str]:
-    """Return the preprocessing of a model with these inputs, None if edged cannot feed it pictures; and the reason.
+    """Return the preprocessing of a model with these inputs, and a text that explains it.
 
-    `exported` is the (width, height) in the exporter's metadata. `feed` has the fields that the model's family sets.
-    The defaults: pictures are stretched; RGB, or gray for one channel; 0..1, or 0..255 for integers. Raises ConfigError
-    if a key of `preprocess.*` is unknown, even if the model takes no pictures, or if a value is invalid.
+    The preprocessing is None if edged cannot feed pictures to the model. `exported` is the (width, height) in the
+    exporter's metadata. `feed` has the fields of `Preprocess` that the model's family sets. By default pictures are
+    stretched, RGB (gray for one channel) and in 0..1 (0..255 for integer inputs). Raises ConfigError if a key of
+    `preprocess.*` is unknown, even if the model takes no pictures, or if a value is invalid.
     """
     keys.check(settings)
     picture, reason = find_picture(inputs)

@@ -2,7 +2,7 @@
 
     prompts = "a cat [49406 320 2368 49407], a photo of a dog [49406 320 1125 539 320 1929 49407]"
 
-Users write the texts alone. `edged models add`, `edged models set` and `edged inspect` add the ids from the tokenizer
+Users write only the texts. `edged models add`, `edged models set` and `edged inspect` add the ids from the tokenizer
 next to the model (`edged.engines.prompts`). So a served model needs no tokenizer, and the setting always shows the text
 of its ids.
 """
@@ -46,7 +46,7 @@ def read(settings: Mapping[str, str]) -> tuple[Prompt, ...]:
 
 
 def write(prompts: Iterable[Prompt]) -> str:
-    """Return the text of the setting."""
+    """Return prompts as the text of the setting `prompts`."""
     return ", ".join(map(str, prompts))
 
 

@@ -42,8 +42,8 @@ _Prediction = TypedDict(
 
 
 class RoboflowPrediction(_Prediction, total=False):
-    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners. `nested` is not
-    Roboflow's but edged's: what a pipeline's second model says about this prediction."""
+    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners. `nested` is a field
+    that edged adds: what a pipeline's second model says about this prediction."""
 
     points: list[RoboflowPoint]
     keypoints: list[RoboflowKeypoint]

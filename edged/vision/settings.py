@@ -44,7 +44,7 @@ def check(settings: Mapping[str, str]) -> None:
 
 
 def from_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of this module in the metadata of a model."""
+    """Return the known settings in a model's metadata, without the prefix `edged.` of their keys."""
     found = {key[len(METADATA_PREFIX) :]: value for key, value in metadata.items() if key.startswith(METADATA_PREFIX)}
     return {key: value for key, value in found.items() if key in KNOWN}
 
@@ -69,7 +69,8 @@ def choice(settings: Mapping[str, str], key: str, offered: tuple[str, ...]) -> s
 
 
 def number(settings: Mapping[str, str], key: str, low: float = -math.inf, high: float = math.inf) -> float | None:
-    """Read a finite decimal number or a fraction such as 1/255, in low..high; None if not set."""
+    """Read a finite decimal number or a fraction such as 1/255, in low..high; None if not set. Raises ConfigError for
+    other values."""
     value = settings.get(key)
     return None if value is None else _number(key, value, low, high)
 
@@ -94,7 +95,8 @@ def boolean(settings: Mapping[str, str], key: str) -> bool | None:
 
 
 def triple(settings: Mapping[str, str], key: str) -> tuple[float, float, float] | None:
-    """Read three comma-separated numbers, or one for all channels; None if not set."""
+    """Read three comma-separated numbers, or one for all channels; None if not set. Raises ConfigError for other
+    values."""
     value = settings.get(key)
     if value is None:
         return None
@@ -107,7 +109,8 @@ def triple(settings: Mapping[str, str], key: str) -> tuple[float, float, float] 
 
 
 def rows(settings: Mapping[str, str], key: str) -> tuple[tuple[float, ...], ...] | None:
-    """Read rows of pairs of positive numbers; commas separate numbers, semicolons separate rows. None if not set."""
+    """Read rows of pairs of positive numbers; None if not set. Commas separate numbers, semicolons separate rows.
+    Raises ConfigError for other values."""
     value = settings.get(key)
     if value is None:
         return None
@@ -122,7 +125,8 @@ def rows(settings: Mapping[str, str], key: str) -> tuple[tuple[float, ...], ...]
 
 
 def words(settings: Mapping[str, str], key: str) -> tuple[str, ...] | None:
-    """Read comma-separated words, stripped. Raises ConfigError if one is empty; None if not set."""
+    """Read comma-separated words, without the spaces around them; None if not set. Raises ConfigError if a word is
+    empty."""
     value = settings.get(key)
     if value is None:
         return None

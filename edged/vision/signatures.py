@@ -1,6 +1,6 @@
 """Signatures: patterns for the names and shapes of a model's tensors, and the points that a tensor gets for a match.
 
-A signature is written as documentation writes it, with the inputs only if they matter:
+These are examples of signatures. Inputs are written only if they matter:
 
     scores [N, P, slots], boxes [N, P, 4]
     images, orig_target_sizes [N, 2] -> labels [N, Q], boxes [N, Q, 4], scores [N, Q]
@@ -10,8 +10,8 @@ A signature is written as documentation writes it, with the inputs only if they 
   `a?` is the usual name, but any other name is possible, too. `a*` stands for one or more tensors whose names begin
   with `a`. `...` at the end allows further tensors.
 - `N` is the batch, which is not compared. `H` and `W` are the sides of the picture, `H/8` is a side of a grid, rounded
-  up. `cells` is the number of cells of the grids of strides 8, 16 and 32 together; `cells64` and `cells128` also count
-  the grids of larger strides, up to 64 and 128; `cells/8` counts only the grid of stride 8.
+  up. `cells` counts the cells of all grids of strides 8, 16 and 32. `cells64` and `cells128` also count the grids of
+  larger strides, up to 64 and 128. `cells/8` counts only the grid of stride 8.
 - Other words stand for a number of at least 1, the same number in the whole signature: `5+classes`, `3*cells`,
   `classes+32`. `scale*H` is a multiple of at least 2.
 """
@@ -42,8 +42,8 @@ Values: TypeAlias = dict[str, int]  # the numbers that words stand for
 
 
 class DimPattern(msgspec.Struct, frozen=True):
-    """One dimension: `add + times * symbol / over`. Without a symbol it is the number `add`. If `scale` is set, it is
-    the word that replaces the factor `times`."""
+    """One dimension: `add + times * symbol / over`. Without a symbol it is the number `add`. `scale`, if set, is a word
+    that replaces the factor `times`."""
 
     add: int = 0
     times: int = 1
@@ -52,7 +52,7 @@ class DimPattern(msgspec.Struct, frozen=True):
     scale: str = ""
 
     def value(self, values: Mapping[str, int]) -> int | None:
-        """Return the number that the words stand for; None if it is not known yet."""
+        """Return the size of the dimension if `values` has the numbers for its words, otherwise None."""
         if not self.symbol:
             return self.add
         base = _geometry(self.symbol, self.over, values)
@@ -85,8 +85,8 @@ class DimPattern(msgspec.Struct, frozen=True):
 
 class TensorPattern(msgspec.Struct, frozen=True):
     """One tensor of a signature. `names` are the names that it can have, empty for any name. `is_usual`: other names
-    are possible, too. `is_start`: the pattern stands for all tensors whose names begin with the name. `dims` is None if
-    the shape does not matter."""
+    are possible, too. `is_start`: the pattern stands for all tensors whose names begin with one of `names`. `dims` is
+    None if the shape does not matter."""
 
     names: tuple[str, ...] = ()
     dims: tuple[DimPattern, ...] | None = None
@@ -127,7 +127,8 @@ class TensorPattern(msgspec.Struct, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """The tensors of one form of one kind of model. `inputs` is empty if only the outputs matter."""
+    """The tensors of a kind of model, in one of its forms. `inputs` is empty if only the outputs matter. `more_outputs`
+    and `more_inputs` allow further tensors."""
 
     outputs: tuple[TensorPattern, ...]
     inputs: tuple[TensorPattern, ...] = ()
@@ -150,7 +151,7 @@ def patterns(*texts: str) -> tuple[Signature, ...]:
 
 
 def needs(known: Signature) -> str:
-    """Return a signature as written, without usual names, cut to a length that fits in a line."""
+    """Return a signature as written, without usual names (`a?`), cut to a length that fits in a line."""
     text = _USUAL.sub("", known.text)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT].rpartition(', ')[0]}, ..."
 

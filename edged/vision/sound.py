@@ -1,4 +1,4 @@
-"""Prepares sound for models: how a model is fed, samples from bytes, and windows from a stream of samples. Pure.
+"""Prepares sound for models: converts bytes to samples, and cuts a stream of samples into windows. Pure.
 
 Samples are mono. In memory they are float32 in -1..1. On the wire they are float32, too, or 16-bit integers, which are
 divided by 32768.
@@ -33,9 +33,10 @@ class State(msgspec.Struct, frozen=True):
 class Sound(msgspec.Struct, frozen=True):
     """How a model is fed with sound, as plain data.
 
-    A run gets the `context` samples before the window (zeros at the start), then the `window` samples. The next window
-    begins `hop` samples later. The tensor `input` is FP32 [samples] if `is_flat`, otherwise [1, samples]. `rate_input`
-    is the name of the input that gets the rate, INT64 of the shape `rate_shape`; empty if the model has no such input.
+    The input of one run has the `context` samples before the window (zeros at the start), then the `window` samples.
+    The next window begins `hop` samples later. The tensor `input` is FP32 [samples] if `is_flat`, otherwise [1,
+    samples]. `rate_input` is the name of the input that gets the rate, INT64 of the shape `rate_shape`; empty if the
+    model has no such input.
     """
 
     input: str
@@ -76,7 +77,7 @@ class Sound(msgspec.Struct, frozen=True):
 
 
 def samples_of(data: bytes | memoryview, form: str, rate: int) -> Floats:
-    """Return the samples [n] in little-endian bytes, float32. `form` is "s16" or "f32".
+    """Convert little-endian bytes to samples, float32 [n]. `form` is "s16" or "f32".
 
     Raises InvalidInput if the bytes are not a whole number of samples, are not finite, or last longer than ten minutes.
     """

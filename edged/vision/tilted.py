@@ -1,4 +1,4 @@
-"""A tilted rectangle of a picture that a model gets upright, and the mapping of points between the two.
+"""A tilted rectangle of a picture, which is turned upright for a model, and the mapping of points in both directions.
 
 Coordinates are continuous, in pixels of the picture as sent: 0 is the left edge of the first pixel.
 """
@@ -37,8 +37,8 @@ class TiltedWindow(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, corners: Corners, width: int, height: int) -> TiltedWindow:
-        """Return the window of a rectangle in a picture of width x height; a side has at least one pixel. The corner
-        at the bottom right is not read: a rectangle has three free corners."""
+        """Return the window of a rectangle in a picture of width x height; a side has at least one pixel. The bottom
+        right corner is ignored, because the other three determine the rectangle."""
         (x, y), top_right, _, bottom_left = corners
         across, along = math.dist((x, y), top_right), math.dist((x, y), bottom_left)
         shown_w, shown_h = max(1, round(across)), max(1, round(along))
@@ -76,7 +76,8 @@ class TiltedWindow(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, left=left, top=top, width=width, height=height)
 
     def to_picture(self, points: _Points) -> _Points:
-        """Convert x, y [..., 2] in the upright window, float32, to the picture; a new array, not clipped."""
+        """Convert points x, y, float32 [..., 2], from the upright window to the picture. Return a new array, not
+        clipped."""
         axes = np.array((self.right, self.down), np.float32)
         found: _Points = points @ axes + np.array((self.left, self.top), np.float32)
         return found
@@ -88,8 +89,8 @@ class TiltedWindow(msgspec.Struct, frozen=True):
         return np.concatenate((inverse, -shift[:, None]), axis=1)
 
     def boxes_to_picture(self, boxes: _Points) -> _Points:
-        """Convert xyxy [n, 4] in the upright window, float32, to the smallest boxes in the picture that contain them,
-        clipped to the picture; a new array. An inverted or empty box stays empty."""
+        """Convert boxes xyxy, float32 [n, 4], in the upright window to the smallest boxes in the picture that contain
+        them. Return a new array, clipped to the picture. An inverted or empty box stays empty."""
         x1, y1, x2, y2 = boxes.T
         corners = self.to_picture(np.stack((x1, y1, x2, y1, x2, y2, x1, y2), axis=1).reshape(-1, 4, 2))
         width, height = self.picture
@@ -107,11 +108,13 @@ class TiltedWindow(msgspec.Struct, frozen=True):
 
 
 def upright(corners: npt.NDArray[np.float32], rotation: int = 0) -> Corners:
-    """Order the corners of a tilted rectangle, [4, 2] in order around it, from the top left clockwise.
+    """Return the corners of a tilted rectangle clockwise from its top left. `corners` [4, 2] are in order around the
+    rectangle, in either direction.
 
-    The top is the side that is most nearly horizontal, with the inside below it, in the picture as it is shown after a
-    `rotation` of 0, 90, 180 or 270 degrees clockwise. So a rectangle is turned by at most 45 degrees, and text in it
-    stays as readable as in the picture. Which corner the model names first does not matter.
+    The rectangle is seen in the picture after a `rotation` of 0, 90, 180 or 270 degrees clockwise. Its top is the most
+    nearly horizontal side that has the inside of the rectangle below it. So a rectangle is turned by at most 45
+    degrees, and text in it stays as readable as in the picture. The result does not depend on which corner the model
+    names first.
     """
     turn = {0: (1, 0), 90: (0, 1), 180: (-1, 0), 270: (0, -1)}[rotation]
     cos, sin = turn

@@ -1,5 +1,5 @@
-"""The audit log, in rotated files: one line of JSON for each command, and for refused calls at most one line per
-second and host.
+"""Writes the audit log to rotated files, one line of JSON for each record. Each command has a record. Refused calls
+have at most one record per second and host.
 
 A thread writes the lines, so that no call waits for the disk. Lines that cannot be written are counted. Lines are not
 synced to the disk: after a power cut the last lines may be missing.
@@ -32,8 +32,9 @@ _HOSTS = 1024
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record. `time` is in UTC. `who` is the caller's name, `peer` its address. `about` has the names in the
-    request. `outcome` is OK or another gRPC status, `message` is the error. `milliseconds` is the duration."""
+    """One record. `time` is in UTC. `who` is the caller's name, `peer` its address. `about` has the fields of the
+    request that the log records, by name. `outcome` is OK or another gRPC status, `message` is the error.
+    `milliseconds` is the duration."""
 
     time: str
     who: str
@@ -61,7 +62,8 @@ class AuditLog:
     def __init__(
         self, folder: Path, size: int, *, waiting: int = _WAITING, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`size`: bytes of all files together; `waiting`: most lines that wait for the disk."""
+        """`size` is the limit of all files together, in bytes. `waiting` is the largest number of lines that wait for
+        the disk."""
         self.size, self._clock = size, clock
         self.lost = 0
         self.problem = ""
@@ -94,7 +96,7 @@ class AuditLog:
         self.write(line)
 
     def close(self) -> None:
-        """Write the waiting lines; wait at most two seconds for this."""
+        """Write the waiting lines, for at most two seconds."""
         if self._thread is not None:
             with contextlib.suppress(queue.Full):
                 self._lines.put_nowait(None)
@@ -138,8 +140,8 @@ _LONGEST = 200
 
 
 def about(message: Message) -> dict[str, str]:
-    """Return what the log records of a request: the values of the fields in `_NAMES`, by field; of settings only the
-    keys."""
+    """Return the fields of a request that the log records, by name. Only fields in `_NAMES` are recorded. Of a map,
+    such as settings, only the keys are recorded."""
     found: dict[str, str] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

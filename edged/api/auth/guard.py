@@ -114,7 +114,7 @@ class Guard:
         self._see(self._book.look(), self.certificate is not None and self.certificate.look())
 
     def _see(self, changed: bool, renewed: bool) -> None:
-        """Apply changes of tokens (`changed`) and of the certificate (`renewed`): cancel calls whose callers lost a
+        """Apply changes of the tokens (`changed`) and of the certificate (`renewed`). Cancel calls whose callers lost a
         role or their credentials."""
         if changed:
             _LOG.info("tokens changed: %d are valid", len(self._book.tokens))
@@ -161,7 +161,7 @@ class Guard:
             raise error
 
     def refuse(self, method: str, who: Caller, peer: str, error: EdgedError) -> None:
-        """Count a refusal, and record it."""
+        """Count a refusal, and record it in the audit log."""
         code = status_of(error).name
         self.refused[code] += 1
         line = Line.of(who.name, who.roles, method, peer, code, str(error))
@@ -170,8 +170,8 @@ class Guard:
     def record(
         self, method: str, who: Caller, peer: str, what: object, outcome: str, message: str, began: float
     ) -> None:
-        """Record a command. `what` is the request: its message, its bytes, or the names in it. `began` is the command's
-        start, in seconds of `time.perf_counter()`."""
+        """Record a command in the audit log. `what` is the request: its message, its bytes, or the names in it. `began`
+        is the command's start, in seconds of `time.perf_counter()`."""
         names = what if isinstance(what, dict) else self._about(method, what)
         took = round((time.perf_counter() - began) * 1e3, 1)
         self.audit.write(Line.of(who.name, who.roles, method, peer, outcome, message, about=names, milliseconds=took))
@@ -198,8 +198,9 @@ class Guard:
                 self._open.pop((who, stream), None)
 
     def lost(self, who: Caller, stream: str = "") -> EdgedError | None:
-        """Return why a caller's calls must end; None if its credentials are valid and it has a role for the method
-        `stream`. If `stream` is empty, no role is needed: a short call may be the reload that removes the role."""
+        """Return why a caller's running calls must end; otherwise None. The reasons are that its token is invalid by
+        now, that its token or certificate has lost a role, or that the caller has no role for the method `stream`. If
+        `stream` is empty, no role is needed: a short call may be the reload that removes the role."""
         granted = policy.NONE  # by the token
         if who.key.startswith("token "):
             # By its digest: another token may have the same name by now.
@@ -257,5 +258,5 @@ def _at_opening(tls: Tls) -> tuple[object, ...]:
 
 
 def tokens_path(access: Access, state: Path) -> Path:
-    """Return the path of the file of tokens."""
+    """Return the path of the tokens file."""
     return Path(access.tokens_file).absolute() if access.tokens_file else state / "access" / "tokens.json"

@@ -75,8 +75,8 @@ def current(peer: str) -> Identity:
 
 
 def namespace(peer: str) -> str:
-    """Return the name of the owner of the current call's shared memory regions and sequences: the client's token or
-    certificate, otherwise the user or address that the call comes from."""
+    """Return the name under which the current call's shared memory regions and sequences are kept. It names the
+    client's token or certificate, otherwise the user or address that makes the call."""
     caller = CURRENT.get()
     if caller is not None and caller.has_shown:
         return caller.key

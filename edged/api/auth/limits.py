@@ -2,9 +2,9 @@
 
 Beyond these limits, requests are refused with the time after which to retry, and streams are read more slowly.
 
-Large messages take turns, so that small ones are answered meanwhile: a message of many megabytes is copied several
-times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are not
-answered yet, for each client and for all clients together. A message that does not fit waits, and its stream is not
+Large messages take turns, so that small messages are answered between them. A message of many megabytes is copied
+several times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are
+not answered yet, for each client and for all clients together. A message that does not fit waits, and its stream is not
 read meanwhile. If too many bytes wait, further requests are refused.
 """
 
@@ -58,8 +58,8 @@ class Usage(msgspec.Struct):
         return not (self.streams or self.requests or self.size)
 
     def wait(self, now: float, rate: float) -> float:
-        """Take one request from the allowance and return 0.0; if none is left, return the seconds until the next
-        request is allowed. The allowance grows by `rate` per second, up to `rate`."""
+        """Subtract one request from the allowance and return 0.0. If less than one is left, return the seconds until
+        the next request is allowed. The allowance grows by `rate` per second, up to `rate`."""
         self.allowance = min(rate, self.allowance + (now - self.seen) * rate)
         self.seen = now
         if self.allowance >= 1.0:
@@ -109,7 +109,7 @@ class ClientLimits:
         usage.size -= size
 
     def stream(self, usage: Usage, now: float) -> None:
-        """Begin a stream, which also counts as one request of the rate; call `end_stream` afterwards.
+        """Begin a stream, which also counts as one request towards the limit per second; call `end_stream` afterwards.
 
         Raises ClientLimited beyond a limit.
         """
@@ -167,11 +167,11 @@ class _Waiter(NamedTuple):
 
 
 class LargeMessage:
-    """The large message of one call, if any; its bytes count from `begin` to `end`."""
+    """The large message of one call, if the call has one. Its bytes count in the budget from `begin` to `end`."""
 
     def __init__(self, budget: Budget, peer: str, who: Caller) -> None:
-        """`peer` is the connection as gRPC names it. Bytes count for the connection. Connections over a unix socket
-        have no name of their own: their bytes count for the caller `who`."""
+        """`peer` is the connection as gRPC names it. Bytes count for that connection. All connections over a unix
+        socket have the same name, so their bytes count for the caller `who`."""
         self._budget, self._client = budget, who.key if peer.startswith("unix:") else peer
         self._size, self._began = 0, 0.0
 
@@ -186,9 +186,9 @@ class LargeMessage:
 
 
 class Budget:
-    """Limits the bytes of large messages in progress, for one event loop: at most `total`, and at most `each` of one
-    client. A message of any size fits if it is the only one. A request with `is_patient` False is refused if more than
-    `total` bytes would wait."""
+    """Limits the bytes of large messages in progress on one event loop: `total` bytes for all clients, `each` bytes for
+    one client. If no other message counts towards a limit, that limit admits a message of any size. A request with
+    `is_patient` False is refused if more than `total` bytes would wait."""
 
     def __init__(self, total: int = _TOTAL, each: int = _EACH, refused_after: float = _REFUSAL_SECONDS) -> None:
         """`refused_after`: seconds by which a refusal is delayed, to slow down clients that retry at once."""
@@ -222,8 +222,8 @@ class Budget:
             raise
 
     def give_back(self, client: str, size: int, seconds: float) -> None:
-        """Release the bytes of a message that was in progress for `seconds`; if this was too short (`_PER_SECOND`),
-        release them later."""
+        """Release the bytes of a message that was in progress for `seconds`. If `seconds` is less than `size` /
+        `_PER_SECOND`, release the bytes only after that time."""
         rest = size / _PER_SECOND - seconds
         if rest > 0:
             asyncio.get_running_loop().call_later(rest, self._end, client, size)
@@ -235,7 +235,7 @@ class Budget:
         self._wake()
 
     def _wake(self) -> None:
-        """Give waiting messages their turns in order of arrival; skip messages of clients that are at their limit."""
+        """Admit waiting messages in order of arrival; skip messages of clients that are at their limit."""
         later: deque[_Waiter] = deque()
         while self._waiting:
             waiter = self._waiting.popleft()

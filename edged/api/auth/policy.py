@@ -62,9 +62,11 @@ class ListenerPolicy(msgspec.Struct, frozen=True):
 
 
 def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | None = None) -> ListenerPolicy:
-    """Return the policy of an address. `defaults`: the default sockets, for frames and operators, if both are served.
+    """Return the policy of an address. `defaults` are the default sockets for inference and for operators, None unless
+    the daemon serves both.
 
-    Raises ConfigError if other machines could reach the address without TLS, or if a TLS address grants operate to all.
+    Raises ConfigError if other machines could reach the address without TLS, and `access.unencrypted` does not name it.
+    Raises ConfigError also if an address with TLS, or one in `access.unencrypted`, grants operate to all clients.
     """
     infer, operate = defaults or ("", "")
     granted = access.grants.get(address)
@@ -133,10 +135,10 @@ _BEARER = "bearer "
 class Caller(msgspec.Struct, frozen=True):
     """A caller and its roles.
 
-    `key`: the client for which usage counts. `is_known`: the caller is identified. `has_shown`: the caller is
+    `key` identifies the client whose usage is limited. `is_known`: the caller is identified. `has_shown`: the caller is
     identified by a token or certificate that it sent. `proof` has the names in the certificate and the digest of the
-    token; `given` are the roles that token and certificate grant. `address`: the daemon's address that the caller used.
-    `problem`: what is wrong with the caller's credentials. `remedy`: how to call with more roles.
+    token; `given` are the roles that token and certificate grant. `address` is the daemon's address that the caller
+    used. `problem` says what is wrong with the caller's credentials, `remedy` how to call with more roles.
     """
 
     name: str
@@ -166,7 +168,8 @@ def anonymous(listener: ListenerPolicy, peer: str = "") -> Caller:
 
 
 def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
-    """Return the caller with a token; None stands for an unknown token. `now` is in seconds since the epoch."""
+    """Return `caller` with the name and roles of its token. If the token is unknown (None) or has expired, set only
+    `problem`. `now` is in seconds since the epoch."""
     if token is None:
         return msgspec.structs.replace(caller, problem="unknown token; see on the daemon's machine: edged tokens list")
     if token.expires and now >= token.expires:
@@ -177,7 +180,7 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
 
 
 def malformed_token(caller: Caller) -> Caller:
-    """Return the caller with a header `authorization` that is not a bearer token."""
+    """Return `caller` with the problem that its header `authorization` is not a bearer token."""
     problem = "the header authorization is not 'Bearer TOKEN'; make a token on the daemon's machine: edged tokens new"
     return msgspec.structs.replace(caller, problem=problem)
 
@@ -185,8 +188,9 @@ def malformed_token(caller: Caller) -> Caller:
 def with_certificate(
     caller: Caller, names: Iterable[str], known: Mapping[str, tuple[Role, ...]], expires: float, now: float
 ) -> Caller:
-    """Return the caller with a certificate that has these names (the common name last) and expires at `expires`, in
-    seconds since the epoch. `known` are the roles of names."""
+    """Return `caller` with the name and roles of its certificate. If the certificate has expired, set only `problem`.
+    `names` are the names in the certificate, the common name last. `known` has the roles of each name. `expires` and
+    `now` are in seconds since the epoch."""
     shown = list(names)
     if not shown:
         return caller
@@ -201,7 +205,7 @@ def with_certificate(
 
 
 def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Caller:
-    """Return the caller under its own name, with the roles that its credentials grant."""
+    """Return `caller` with the name `who`. Its roles are the previous ones and `given`, which its credentials grant."""
     return msgspec.structs.replace(
         caller,
         name=who,
@@ -215,7 +219,7 @@ def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Ca
 
 
 def roles_of(names: Iterable[str], known: Mapping[str, tuple[Role, ...]]) -> Roles:
-    """Return the roles of all names of a certificate together."""
+    """Return the roles that the names of a certificate have together. `known` has the roles of each name."""
     return frozenset(role for name in names for role in known.get(name, ()))
 
 
@@ -227,7 +231,8 @@ def secret_of(authorization: str) -> str | None:
 
 
 def host_of(peer: str) -> str:
-    """Return the host in a client's name in gRPC, `ipv4:1.2.3.4:56` or `ipv6:%5B::1%5D:56`; empty for a unix socket."""
+    """Return the host in the name that gRPC gives a client, such as `ipv4:1.2.3.4:56` or `ipv6:%5B::1%5D:56`. Empty for
+    a unix socket."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return ""
@@ -312,5 +317,5 @@ def least_role(method: str) -> str:
 
 
 def is_audited(method: str) -> bool:
-    """Whether calls of a method are recorded."""
+    """Whether the audit log records calls of a method."""
     return METHODS.get(method, OPERATE) == OPERATE

@@ -55,7 +55,8 @@ def ends_of(certificate: PeerCertificate) -> float:
 
 
 def validity(pem: str) -> Validity:
-    """Return the validity of the first certificate in a PEM text. Raises ValueError if it cannot be parsed."""
+    """Return the validity of the first certificate in a PEM text. Raises ValueError if the certificate cannot be
+    parsed."""
     begin, end = pem.find(_BEGIN), pem.find(_END)
     if begin < 0 or end < begin:
         raise ValueError("it contains no certificate")
@@ -118,7 +119,8 @@ class Material(msgspec.Struct, frozen=True):
 
 
 def read(tls: Tls, now: float) -> Material:
-    """Read and check the configured files; `now` is in seconds since the epoch. Raises ConfigError."""
+    """Read and check the configured files. `now` is in seconds since the epoch. Raises ConfigError if a file is
+    unusable or the certificate has expired."""
     certificate, key = _read("tls.certificate", tls.certificate), _read("tls.key", tls.key)
     client_ca = _read("tls.client_ca", tls.client_ca) if tls.client_ca else b""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -160,7 +162,7 @@ def worry(path: str, lasts: Validity, now: float) -> str:
 
 
 class Certificate:
-    """The certificate in use. Used by the event loop, and by a thread that reads files."""
+    """The certificate in use. The event loop and a thread that reads files can use it at the same time."""
 
     def __init__(self, tls: Tls, look_seconds: float = 1.0) -> None:
         """Read the files of `tls`. `look` checks them at most every `look_seconds`. Raises ConfigError."""
@@ -241,8 +243,8 @@ def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
 
 
 def _context(material: Material, asks_certificates: bool) -> ssl.SSLContext:
-    """Return a context with checked material. The material goes through a memfd, because the ssl module reads
-    certificates and keys from files."""
+    """Return an SSL context with the files that `read` checked. Certificate and key go through a memfd, because the ssl
+    module reads them only from files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])

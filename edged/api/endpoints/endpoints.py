@@ -39,8 +39,8 @@ class Opened:
 
 
 class Endpoint(Generic[Setting]):
-    """One endpoint, closed until `start`. `open` opens the endpoint with a setting, and returns None if the setting
-    disables it; if `open` raises ConfigError, it leaves nothing open."""
+    """One endpoint, which is closed until `start`. `open` opens it with a setting, and returns None if the setting
+    disables it. If `open` raises ConfigError, it must leave nothing open."""
 
     def __init__(
         self, setting: Setting, open: Callable[[Setting], Awaitable[Opened | None]], *, pause: float = _PAUSE_SECONDS

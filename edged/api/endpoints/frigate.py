@@ -73,7 +73,8 @@ class FrigateEndpoint:
             self._socket.close()
 
     def _received(self, frames: list[zmq.Frame]) -> None:
-        """Handle a message. Its frames are the peer's identity, an empty frame, and the content."""
+        """Answer a message, or start a task that answers it. The message's frames are the peer's identity, an empty
+        frame, and the content."""
         received = time.monotonic()
         if len(frames) < 3 or len(frames[1]):
             self.warnings.warn("garbage", "a message without the empty frame of a REQ socket; is the sender Frigate?")
@@ -94,7 +95,7 @@ class FrigateEndpoint:
             self._begin(self._detect(peer, message, received + self._settings.timeout_ms / 1e3))
 
     def _choose(self, peer: bytes, file: str) -> bool:
-        """Choose the model that serves a peer; return whether one exists."""
+        """Choose the model that serves a peer. Return whether the daemon has such a model."""
         try:
             name = self._which(file)
         except EdgedError as error:

@@ -153,7 +153,7 @@ def rows(found: Detections, width: int, height: int, labels: int) -> bytes:
 
 
 def model_name(file: str) -> str:
-    """Return the model name for a file name of Frigate's. Raises InvalidInput if no usable character is left."""
+    """Return the model name for a file name that Frigate sends. Raises InvalidInput if no usable character is left."""
     stem = PurePosixPath(file.replace("\\", "/")).name.removesuffix(".onnx")
     name = re.sub(r"[^\w .+@-]", "_", stem).lstrip(" .+@-")[:128].rstrip()
     if not name:
@@ -177,8 +177,9 @@ _ALWAYS_LABELLED = 91
 
 
 class Form(msgspec.Struct, frozen=True, eq=False):
-    """A tensor in the form that the model gets: as a picture to be preprocessed, or unchanged (then `spec` is set).
-    `placement` is the place of the picture in the model's input."""
+    """A tensor in the form that the model accepts. If `spec` is None, the tensor is a picture that will be
+    preprocessed. Otherwise the input `spec` gets the tensor without preprocessing. `placement` is the place of the
+    picture in the model's input."""
 
     data: bytes | memoryview
     pixel_format: str

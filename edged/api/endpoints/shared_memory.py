@@ -104,8 +104,8 @@ def _unfit(status: os.stat_result, client: Identity) -> str:
 
 
 class Segments:
-    """The segments that one stream announced. Call `picture` for each announcement; pictures stay readable after
-    `close`."""
+    """The shared memory segments that one stream announced. Call `picture` for each announcement; pictures stay
+    readable after `close`."""
 
     def __init__(self, folder: Path = layout.FOLDER, client: Identify = anyone) -> None:
         """`client` returns the client's identity: the daemon reads only segments that the client itself could read."""

@@ -32,7 +32,7 @@ class Activation:
 
     @classmethod
     def take(cls, environment: MutableMapping[str, str], pid: int) -> Activation:
-        """Take the sockets that the environment names, and remove their variables from the environment.
+        """Return the sockets that systemd passed to process `pid`, and remove systemd's variables from `environment`.
 
         Call it before anything else opens descriptors. Unusable sockets are closed.
         """
@@ -70,7 +70,7 @@ class Activation:
         return served
 
     def give_back(self, address: str) -> None:
-        """Note that an address is no longer served; clients that connect then wait at systemd's socket."""
+        """Record that the daemon no longer serves an address. Clients that connect then wait at systemd's socket."""
         if address.startswith("unix:"):
             self._served.discard(_true(unix_path(address)))
 

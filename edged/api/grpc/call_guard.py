@@ -1,8 +1,9 @@
-"""Runs each gRPC call: admits or refuses it, enforces its client's limits, calls its handler, ends it with the status
-of the error, and records it if it was a command.
+"""Runs each gRPC call: checks its caller, enforces the client's limits, and calls the handler. A failed call ends with
+the status of its error. The audit log records calls that are commands.
 
 Credentials and roles are checked before the first message is read, so that a client without the role cannot fill the
-memory. A large message is read only when the budget has room for it."""
+memory. A large message is read only when the budget has room for it.
+"""
 
 from __future__ import annotations
 
@@ -146,8 +147,9 @@ class _RunningCall:
 
 
 class _Requests:
-    """Yields the messages of a call as they arrive, within its client's limits, until `end`. `about` has the names in
-    the first message for the audit log; empty if the method is not audited or the message is not a protobuf message.
+    """Yields the messages of a call as they arrive, within its client's limits, until `end`. `about` has the fields of
+    the first message that the audit log records. It is empty if the method is not audited or the message is not a
+    protobuf message.
 
     If a task of the handler outlives the call and asks for the next message, the iteration ends.
     """

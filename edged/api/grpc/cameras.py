@@ -35,7 +35,7 @@ from edged.vision.placement import Region, Roi
 
 
 class CameraService:
-    """Turns frames into work for slots, and answers into results."""
+    """Converts frames to work for models, and answers to results."""
 
     def __init__(
         self, controller: Controller, cameras: Cameras, tracking: Tracking | None, publisher: Publisher
@@ -105,10 +105,12 @@ class CameraService:
     async def _read(
         self, frames: AsyncIterator[bytes], stream: Stream[Tag], segments: Segments, sources: SoundSources
     ) -> None:
-        """Put the received frames into the stream. A frame with an error gets the error as its result. But an error of
-        the first frame ends the call if all later frames would fail, too: the model does not exist, does not take
-        pictures or sound as sent, or the frame needs tracking that is not installed. An error of the stream itself,
-        such as too many cameras, always ends the call."""
+        """Put the received frames into the stream. A frame with an error gets the error as its result.
+
+        An error of the first frame ends the call if all later frames would fail, too. This happens if the model does
+        not exist, if the model does not accept pictures or sound as sent, or if the frame needs tracking that is not
+        installed. An error of the stream itself, such as too many cameras, always ends the call.
+        """
         failure: BaseException | None = None
         first = True
         try:
@@ -207,8 +209,9 @@ _FORMS = {pb.Samples.S16: "s16", pb.Samples.F32: "f32"}
 
 
 def _source(controller: Controller, sources: SoundSources, frame: pb.Frame, slot: FrameSlot) -> SoundSource:
-    """Return the source of sound that a frame belongs to: the source keeps the model's state for the frame's camera.
-    Raises InvalidInput if every such frame would fail, and NotReady while the daemon reads the model."""
+    """Return the sound source of a frame, which keeps the model's state for the frame's camera. Raises InvalidInput if
+    the model or pipeline does not accept such sound, or if the frame has options for pictures. Raises NotReady while
+    the daemon reads the model."""
     if isinstance(slot, PipelineSlot):
         raise InvalidInput(f"pipeline {slot.model!r} takes pictures, not sound")
     answering = controller.find(slot.model).answering
@@ -249,7 +252,7 @@ def sound_work(
 
 
 def require_pictures(controller: Controller, slot: FrameSlot) -> None:
-    """Raise the error with which every frame would fail: InvalidInput if the model takes only tensors, or if a model
+    """Raise the error with which every picture would fail: InvalidInput if the model takes no pictures, or if a model
     cannot do its step of a pipeline; NotReady if a model of a pipeline does not exist."""
     if isinstance(slot, PipelineSlot):
         slot.require_ready()
@@ -309,7 +312,7 @@ def _roi(frame: pb.Frame) -> Roi | None:
 
 def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) -> Thresholds:
     """Return the thresholds of a model, or of a pipeline's first model, with those in `given` replaced. Raises
-    InvalidInput if one is out of range."""
+    InvalidInput if a given threshold is out of range."""
     known = controller.find(controller.pipelines.detector(model)).model if model else None
     base = known.recognition.thresholds if known is not None else Thresholds()
     # The model's own score is not checked: an anomaly score may have any scale. `not 0 <= x <= 1` also refuses NaN.

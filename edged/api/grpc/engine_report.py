@@ -1,7 +1,8 @@
-"""The method EngineReport: what is known about one engine, with pictures of the frames on which it differs most.
+"""The method EngineReport: what is known about one engine, with pictures of the frames on which the engine differs most
+from the reference.
 
-The pictures show what the box's cameras saw. They are drawn in a child while the call runs, from the frames that the
-daemon collected, and are not kept. Only operators may ask.
+The pictures show what the box's cameras saw. They are drawn in a child process while the call runs, from the frames
+that the daemon collected, and are not kept. Only operators may request them.
 """
 
 from __future__ import annotations

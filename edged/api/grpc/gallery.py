@@ -23,7 +23,8 @@ _MOST_PICTURES = 32  # of one call
 
 
 class GalleryHandlers:
-    """Adds, lists and removes names. The model's engine answers the pictures like any frame. Pictures are not kept."""
+    """Adds, lists and removes the names in galleries. The model's engine answers the pictures like any frame. Pictures
+    are not kept."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller, self._galleries = controller, controller.galleries

@@ -58,7 +58,8 @@ _READ_SECONDS = 10.0  # longest time for which the answer to an upload waits for
 
 
 class OperationsService:
-    """Answers queries from the controller's plans; changes go through its commands and the model repository."""
+    """Answers queries with the state of the controller. Makes changes by the controller's commands and in the model
+    repository."""
 
     def __init__(
         self, controller: Controller, cameras: Cameras, supervisor: CameraSupervisor, counts: EventCounts
@@ -186,7 +187,7 @@ class OperationsService:
         return to_message(info, pb.ModelStatus)
 
     async def set_model(self, request: pb.SetModelRequest, context: Context) -> pb.ModelStatus:
-        """Examine the model with its new settings, and write them only if it passes."""
+        """Examine the model with its new settings, and write the settings only if the model passes."""
         controller, name = self._controller, request.name
         if (there := await self._entry(name)) is None:
             raise ModelNotFound(f"no model {name!r}; see: edged models list")
@@ -224,7 +225,7 @@ class OperationsService:
         return self._info(planned)
 
     async def try_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.TryModelResponse:
-        """Receive the model and its picture, examine it, and run it once."""
+        """Receive a model and perhaps a picture, examine the model, and run it once."""
         async with upload_folder(self._controller.repository, "the upload") as folder:
             header, upload = await receive_upload(parts, folder, {})
             model = next(iter(upload.files.values()))
@@ -266,7 +267,8 @@ class OperationsService:
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
     async def _remove(self, name: str, delete: bool) -> Path | None:
-        """Remove a model, and with `delete` also its faces and frames. Return its folder in the trash."""
+        """Remove a model; with `delete`, also its gallery and its collected frames. Return the model's folder in the
+        trash, None with `delete`."""
         kept = await asyncio.to_thread(self._controller.repository.remove, name, delete=delete)
         await self._controller.removed(name)
         if delete:

@@ -38,7 +38,8 @@ class Context(msgspec.Struct, frozen=True):
 
 
 class Method(NamedTuple):
-    """One method. `answer` is a coroutine function; if `gives_many` is set, it is an async generator function.
+    """One method. `takes_many`: the client sends a stream. `gives_many`: the server sends a stream, and `answer` is an
+    async generator function. Otherwise `answer` is a coroutine function.
 
     `read` parses a request from bytes, or raises InvalidInput; `write` serialises a response.
     """
@@ -52,11 +53,11 @@ class Method(NamedTuple):
 
 
 class Service:
-    """The methods of a gRPC service that `handlers` answer. `methods` are by path, such as `/edged.v1.Cameras/Detect`;
-    `requests` are the request types by path, except those of methods that take a stream.
+    """The methods of a gRPC service that `handlers` answer. `methods` has the methods by path, such as
+    `/edged.v1.Cameras/Detect`. `requests` has the request types by path, without those of methods that take a stream.
 
     As with gRPC's own servicers, a handler is found by name: `model_infer` of one of the objects answers ModelInfer. If
-    an object has `model_infer_bytes`, that handler answers calls by gRPC instead; it gets and returns bytes.
+    an object has `model_infer_bytes`, that handler answers calls by gRPC instead; it receives and returns bytes.
     """
 
     def __init__(self, descriptor: ServiceDescriptor, *handlers: object) -> None:

@@ -78,8 +78,8 @@ def http_of(code: Status, error: Exception | None = None) -> HTTPStatus:
 
 
 def describe(error: Exception) -> tuple[Status, str]:
-    """Return code and one-line message of any exception. An exception that edged did not expect is logged; its text is
-    not sent."""
+    """Return the gRPC status and the one-line message of any exception. An exception that edged did not expect is
+    logged; its text is not sent."""
     if isinstance(error, EdgedError):
         return status_of(error), str(error)
     _LOG.error("a call failed with an unexpected error", exc_info=error)
@@ -87,7 +87,8 @@ def describe(error: Exception) -> tuple[Status, str]:
 
 
 def error_code(error: Exception) -> ErrorCode:
-    """Return the code of an exception for programs; INTERNAL if edged did not raise it on purpose."""
+    """Return the error code that programs test (docs/errors.md); INTERNAL for an exception that is not an
+    EdgedError."""
     return error.code if isinstance(error, EdgedError) else ErrorCode.INTERNAL
 
 

@@ -111,7 +111,8 @@ async def receive_upload(
 
 
 class Upload:
-    """Writes the files of an upload, one after the other, each of its announced size. A thread waits for the disk.
+    """Writes the files of an upload one after the other, and checks that each has its announced size. A thread waits
+    for the disk.
 
     `files` are the model and its external data, `samples` are pictures; both by name.
     """
@@ -159,7 +160,8 @@ class Upload:
         self._missing -= len(chunk)
 
     async def finish(self) -> None:
-        """Check that all announced bytes arrived: if a client disconnects, its stream ends like a complete one."""
+        """Raise InvalidInput unless all announced bytes arrived. If a client disconnects, its stream ends like a
+        complete one."""
         await self.aclose()
         if self._missing:
             raise InvalidInput(f"the upload is {self._missing} bytes shorter than announced; send it again")

@@ -1,12 +1,12 @@
-"""Protobuf messages on the wire that edged reads and writes by hand.
+"""Reads and writes large protobuf messages, in part without the protobuf library.
 
-Large messages: protobuf parses a whole message while it holds the GIL, and two bytes on the wire can become an object:
-30 MiB of empty fields would block the daemon for seconds and use gigabytes. So a large message is measured first: apart
-from its contents (pictures, sound, tensors and files), it must be small.
+Large messages: protobuf parses a whole message while it holds the GIL, and two bytes on the wire can become an object.
+So 30 MiB of empty fields would block the daemon for seconds and use gigabytes. Therefore a large message is measured
+first. Apart from its contents (pictures, sound, tensors and files), it must be small.
 
 Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is parsed without its
-raw contents, and a camera's frame without its picture; contents and picture stay views of the bytes that arrived. A
-response is written from its head and views of its contents, without further copies.
+raw contents, and a camera's frame without its picture. Contents and picture stay views of the received bytes. A
+response is written from its other fields and views of its contents, without further copies.
 Format: https://protobuf.dev/programming-guides/encoding
 """
 
@@ -183,7 +183,8 @@ def read_frame(data: bytes) -> FrameRequest:
 
 
 def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: bool = False) -> bytes:
-    """Return the bytes of a response with its raw contents, each copied once; `streamed` wraps it for ModelStreamInfer.
+    """Return the bytes of a response with its raw contents, each copied once. `streamed` wraps the response for
+    ModelStreamInfer.
 
     Raises TooLarge if the response exceeds the largest message of protobuf.
     """

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, with limits: of size and time for each body, and of size for all bodies together.
+"""Reads the bodies of requests. Limits the size and the time of each body, and the size of all bodies together.
 
 Only bytes that were received count, not the announced size. When no room is left, the slowest body is refused:
 otherwise a few clients that stop in the middle of a body could block all others.
@@ -52,8 +52,8 @@ class Bodies:
             self.used -= held.size
 
     def take(self, held: Held, size: int) -> None:
-        """Take room for `size` more bytes of a body. If no room is left, end the slowest body and take its room. Raises
-        Overloaded if the slowest body is this one, if it is fast enough, or if its room is not enough."""
+        """Count `size` more bytes of a body. If no room is left for them, end the slowest body and use its room. Raises
+        Overloaded if the slowest body is this one, if the slowest body is fast enough, or if its room is not enough."""
         if self.used + size > self._room:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
@@ -73,7 +73,7 @@ class Bodies:
 
 
 class Held:
-    """The room that one request takes."""
+    """The bytes that the body of one request counts in `Bodies`."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self.size = bodies, 0
@@ -147,7 +147,7 @@ class Held:
 
 
 def _declared(headers: Mapping[str, str]) -> int | None:
-    """Return the declared size; None for a body in chunks."""
+    """Return the size that the headers declare; None for a body in chunks. Raises InvalidInput."""
     if "transfer-encoding" in headers:
         return None
     text = headers.get("content-length", "0")

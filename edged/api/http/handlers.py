@@ -63,7 +63,8 @@ class Calls:
 
 
 def _copied(message: pb.ModelInferResponse, raw: Sequence[wire.Contents]) -> Inferred:
-    """Copy the contents: writing them as JSON may take long, and the arena needs their memory soon."""
+    """Return the response with copies of its contents. Writing the contents as JSON may take long, and their shared
+    memory is needed for other answers soon."""
     return message, tuple(map(bytes, raw))
 
 
@@ -169,8 +170,8 @@ def _regions(request: Any, response: Any) -> HttpResponse:
 
 
 def _fill_trace(request: pb.TraceSettingRequest, http: HttpRequest) -> None:
-    """Set the trace settings. A setting of null is reset: for one model it then has the value for all models, for all
-    models it has the default."""
+    """Set the trace settings. Null resets a setting. A setting of one model then has the value for all models; a
+    setting for all models then has its default."""
     if http.method == "POST":
         for name, value in parse_json(http.body, dict[str, list[str] | str | int | None], "the trace settings").items():
             words = [] if value is None else value if isinstance(value, list) else [str(value)]

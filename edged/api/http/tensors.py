@@ -1,7 +1,7 @@
 """Converts bodies of inference over HTTP to the protocol's messages and back. Pure.
 
-A body is JSON. Tensors with the parameter `binary_data_size` have their raw contents after the JSON, in their order;
-then the header `Inference-Header-Content-Length` gives the size of the JSON in bytes.
+A body is JSON. Tensors with the parameter `binary_data_size` have their raw contents after the JSON, in the order of
+the tensors. The header `Inference-Header-Content-Length` is then the size of the JSON in bytes.
 Format: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
 """
 

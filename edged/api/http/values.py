@@ -40,8 +40,8 @@ class Piece:
 
 
 def set_aside(text: bytes) -> tuple[bytes, dict[bytes, Piece]]:
-    """Return the text with a unique string in place of each long list, and the lists by these strings, which include
-    their quotes."""
+    """Replace each long list in a JSON text by a unique string. Return the text, and the lists by these strings, which
+    include their quotes."""
     kept: list[bytes] = []
     lists: dict[bytes, Piece] = {}
     done, quote = 0, text.find(b'"')

@@ -187,13 +187,14 @@ class Call:
         return take
 
     def space(self, most: int) -> memoryview:
-        """Return the place for up to `most` next bytes of the incomplete message; empty if there is no such message."""
+        """Return the memory for up to `most` further bytes of the incomplete message. Empty if no message is
+        incomplete."""
         if self._partial is None:
             return memoryview(b"")
         return self._partial[self._filled : min(self._filled + most, self._expected)]
 
     def filled(self, count: int) -> None:
-        """Note that `count` bytes were received into `space`."""
+        """Record that `count` bytes were received into `space`."""
         assert self._partial is not None
         self._filled += count
         if self._filled == self._expected:
@@ -215,7 +216,7 @@ class Call:
         return False
 
     def received_all(self) -> None:
-        """Note that the client sends no more messages."""
+        """Record that the client sends no more messages."""
         self._received_all = True
         if (self._expected >= 0 or self._prefix) and not self.has_ended:
             self.finish(Status.INTERNAL, "the stream ended in the middle of a message")
@@ -274,7 +275,7 @@ class Call:
         self._send_last(trailer)
 
     def refuse_http(self, http: int) -> None:
-        """End the call of a client that does not use gRPC."""
+        """End the call of a client that does not use gRPC, with the HTTP status `http`."""
         if not self.has_ended:
             self._send_last(headers.not_grpc(http))
 

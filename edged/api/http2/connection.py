@@ -1,8 +1,8 @@
 """One HTTP/2 connection, as an asyncio protocol: turns frames into calls, within limits.
 
-Memory and work for a client are limited: by flow-control windows, which grow only for messages that the daemon wants
-to read; by the size of headers; by the number of calls; and by an allowance for frames that carry no message. A client
-that exceeds a limit loses only its own connection.
+Four limits bound the memory and the work for a client. Flow-control windows grow only for messages that the daemon
+wants to read. The size of headers and the number of calls are limited. Frames that carry no message cost units of an
+allowance. A client that exceeds a limit loses only its own connection.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- received frames -----------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        """Handle the bytes in the buffer."""
+        """Process the bytes in the buffer."""
         if not self._has_preface:
             size = min(self._end, len(frames.PREFACE))
             if self._buffer[:size] != frames.PREFACE[:size]:
@@ -294,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
             call.received_all()
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        """Handle a frame other than DATA."""
+        """Process a frame other than DATA."""
         if kind == frames.HEADERS:
             self._begin_block(flags, stream, frames.without_padding(payload, flags))
         elif kind == frames.CONTINUATION:
@@ -423,7 +423,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- flow control --------------------------------------------------------------------------------------------------
 
     def consumed(self, call: Call, size: int, more: bool) -> None:
-        """Note that a handler has read `size` bytes of a call; `more`: the client may send more messages in the
+        """Record that a handler has read `size` bytes of a call. `more`: the client may send more messages in the
         call."""
         self._allowance.answered()
         if size:
@@ -439,8 +439,8 @@ class Connection(asyncio.BufferedProtocol):
             self.allow(call)
 
     def _widen_for(self, call: Call, size: int) -> None:
-        """Enlarge the window of a call with large messages, so that the window holds several messages. The connection's
-        pool limits this."""
+        """Enlarge the window of a call with large messages, so that the window holds several messages. The windows of
+        all calls of the connection grow by at most `_POOL` bytes together."""
         wanted = min(size * _ON_THEIR_WAY, _WIDEST) - self._limits.stream_window - call.widened
         if (more := min(wanted, self._pool)) > 0:
             self._pool -= more

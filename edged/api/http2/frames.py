@@ -74,7 +74,7 @@ SETTINGS_ACK = head(SETTINGS, ACK, 0, 0)
 
 
 def ping(payload: bytes, flags: int = 0) -> bytes:
-    """Return a ping of eight bytes, or with the flag ACK the answer to one."""
+    """Return a PING frame with a payload of eight bytes. With the flag ACK the frame is the answer to a PING."""
     return head(PING, flags, 0, 8) + payload
 
 
@@ -89,7 +89,7 @@ def reset(stream: int, code: Code) -> bytes:
 
 
 def go_away(last: int, code: Code, why: str = "") -> bytes:
-    """Return a frame that announces that no stream after `last` is answered on this connection."""
+    """Return a GOAWAY frame: this end answers no stream after `last` on the connection."""
     payload = _LAST_AND_CODE.pack(last, code) + why.encode()
     return head(GOAWAY, 0, 0, len(payload)) + payload
 

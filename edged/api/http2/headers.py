@@ -72,7 +72,7 @@ class MalformedHead(Exception):
 
 
 class HeadDecoder:
-    """Decodes the blocks of one connection, in their order."""
+    """Decodes the header blocks of one connection, in the order in which they arrive."""
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=_MOST_LIST)

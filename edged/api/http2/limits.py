@@ -54,7 +54,7 @@ class Allowance:
         self._left, self._grown_at = limits.allowance, now()
 
     def answered(self, messages: int = 1) -> None:
-        """Count messages that the daemon read or sent."""
+        """Enlarge the allowance for messages that the daemon read or sent."""
         self._left += _ANSWERED * messages
 
     def charge(self, cost: float = FRAME) -> None:

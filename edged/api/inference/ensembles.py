@@ -44,7 +44,7 @@ AnswerPart: TypeAlias = "Callable[[PlannedModel, PartRequest, Trace | None], Awa
 
 
 class EnsembleInference:
-    """Answers requests of all ensembles. `answer_part` answers a step."""
+    """Answers requests to all ensembles. `answer_part` answers one step."""
 
     def __init__(self, access: SharedMemoryAccess, tracing: Tracing, answer_part: AnswerPart) -> None:
         self._access, self._tracing, self._answer_part = access, tracing, answer_part
@@ -97,7 +97,7 @@ class EnsembleInference:
 
 
 class _Steps:
-    """Runs the steps of one request: a `serving.ensemble_run.Infer`."""
+    """Runs the steps of one request. Implements `serving.ensemble_run.Infer`."""
 
     def __init__(
         self, bound: BoundEnsemble, asked: Options, caller: Caller, trace: Trace | None, answer_part: AnswerPart

@@ -71,7 +71,8 @@ class _Served(msgspec.Struct, frozen=True):
 
 
 class Inference:
-    """Answers requests from the controller's plans and slots. One per daemon: it holds sequences and regions."""
+    """Answers inference requests for the models of a controller. A daemon has one instance, which holds the sequences
+    and the shared memory regions of all clients."""
 
     def __init__(self, controller: Controller, tracing: Tracing, access: SharedMemoryAccess) -> None:
         self._controller, self._tracing, self._access = controller, tracing, access
@@ -86,8 +87,8 @@ class Inference:
         """Answer a request: call `write` for each response while the response's contents are valid, and return the
         results of these calls.
 
-        A streamed call of a decoupled model has any number of responses, every other call exactly one. Raises if the
-        request fails.
+        A streamed call of a decoupled model has any number of responses, every other call exactly one. Raises the error
+        of a request that fails.
         """
         asked = options(request.message.parameters)
         planned = find(self._controller, request.message.model_name, request.message.model_version)
@@ -162,7 +163,7 @@ class Inference:
         *,
         patient: bool,
     ) -> Answered:
-        """Push work to the model's slot, and return its answer. `outputs` returns the outputs for the trace."""
+        """Queue work for the model, and return its answer. `outputs` returns the outputs for the trace."""
         shapes = bounds.combination(work.inputs)
         answer = None
         try:
@@ -207,7 +208,7 @@ class Inference:
 
 
 def _require_carried(wanted: tuple[RequestedOutput, ...]) -> None:
-    """Raise InvalidInput if an output of a decoupled model is to be written to shared memory."""
+    """Raise InvalidInput if the client requests an output of a decoupled model in shared memory."""
     for each in wanted:
         if each.place is not None:
             raise InvalidInput(
@@ -272,8 +273,8 @@ def _form(
 
 
 def _expires(planned: PlannedModel, asked: Options, latest: float) -> float:
-    """Return when a request expires: at its caller's deadline, `latest`, or at its own timeout if that is earlier and
-    the policy allows timeouts."""
+    """Return when a request expires, in seconds of time.monotonic(). This is its caller's deadline, `latest`, or its
+    own timeout if that is earlier and the queue policy allows timeouts."""
     batching = planned.slot.batching_policy
     policy = batching.of(batching.level(asked.priority))
     if not asked.timeout_s or not policy.allow_override:

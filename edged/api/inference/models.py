@@ -76,7 +76,7 @@ EXTENSIONS = (
 
 
 class ConfigurationHandlers:
-    """Answers calls about readiness, metadata and configuration from the controller's plans."""
+    """Answers calls about readiness, metadata and configuration of a controller's models."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller

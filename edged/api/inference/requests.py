@@ -72,8 +72,8 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class RequestedOutput(msgspec.Struct, frozen=True):
-    """A requested output: unchanged; or as its `classes` best classes, if `classes` is not 0; or written to `place` in
-    shared memory, if `place` is not None."""
+    """A requested output. If `classes` is not 0, the response has that number of best classes in place of the output's
+    values. If `place` is not None, the output is written to that place in shared memory."""
 
     name: str
     classes: int = 0
@@ -284,12 +284,13 @@ def require_fitting(
 
 
 def rows(model: str, most: int, configured: int, inputs: Sequence[InputTensor]) -> int | None:
-    """Return the number of rows of a request; None for a model without batches, or if the inputs have no rows. `most`
-    is the most rows that the model takes, 0 for no batches. `configured` is max_batch_size of its configuration, 0 for
-    none.
+    """Return the number of rows of a request, which is the size of its batch dimension. None for a model without
+    batches, or if the inputs have no rows. `most` is the largest number of rows that the model accepts, 0 for no
+    batches. `configured` is max_batch_size of its configuration, 0 for none.
 
     If `configured` is not 0, raises InvalidTensor for more than `most` rows, and for inputs with unequal numbers of
-    rows. If it is 0, any number of rows is returned, and unequal numbers give None."""
+    rows. If `configured` is 0, returns any number of rows, and None for unequal numbers.
+    """
     counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
     if not most or not counts or (len(counts) != 1 and not configured):
         return None

@@ -1,4 +1,5 @@
-"""Makes the responses of a request from the outputs of an engine, which lie in the arena."""
+"""Makes the responses of a request from an engine's outputs, which lie in memory that the daemon shares with the
+engine's host."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Collector(Generic[Written]):
-    """Collects the responses of one request and the state of its sequence. It is a `work.Sink`, a callable that gets
-    the outputs. With `copies` it also keeps copies of the outputs."""
+    """Collects the responses of one request and the state of its sequence. An instance is a `work.Sink`: a callable
+    that receives the outputs. With `copies` it also keeps copies of the outputs."""
 
     def __init__(self, form: Form, write: Write[Written], copies: bool = False) -> None:
         self._form, self._write, self._copies = form, write, copies

@@ -27,7 +27,7 @@ from edged.tasks import retrieve_exception
 
 
 class InferenceService:
-    """Answers the protocol's calls from the controller's plans and slots."""
+    """Answers the protocol's calls for the models of a controller."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class InferenceService:
         self._access.over_tcp = allowed
 
     def stop(self) -> None:
-        """Take no more requests on streams: each stream ends once its requests are answered."""
+        """Accept no more requests on streams: each stream ends once its requests are answered."""
         self._inferring.stop()
         self.inference.close()
 
@@ -86,7 +86,7 @@ class InferHandlers:
         self._readers: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """Take no more requests on streams: each stream ends once its requests are answered."""
+        """Accept no more requests on streams: each stream ends once its requests are answered."""
         for reader in self._readers:
             reader.cancel()
 

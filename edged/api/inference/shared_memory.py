@@ -63,7 +63,7 @@ class Region:
 
 
 class RegionSource:
-    """An input in a region, read once when its request is chosen: a `work.Source`."""
+    """An input in a region, as a `work.Source`. The input is read once, when the request leaves the queue."""
 
     __slots__ = ("_place", "_region", "size")
 
@@ -149,7 +149,7 @@ class SharedMemoryAccess:
         self._regions[identity.namespace(peer)] = regions
 
     def locate(self, peer: str) -> Locate:
-        """Return a function that finds inputs of a client."""
+        """Return a function that finds a client's inputs in its regions."""
         return lambda place, tensor: RegionSource(self.target(peer, place, tensor), place)
 
     def target(self, peer: str, place: Place, tensor: str) -> Region:
@@ -157,7 +157,8 @@ class SharedMemoryAccess:
         return self.regions(peer).target(place, tensor)
 
     def targets(self, peer: str, wanted: Iterable[RequestedOutput]) -> dict[str, Region]:
-        """Return the regions of the outputs that are to be written to a client's memory. Raises like `target`."""
+        """Return the regions for the outputs that a client requests in shared memory, by output. Raises NotFound,
+        InvalidInput or Refused."""
         places = ((each.name, each.place) for each in wanted if each.place is not None)
         return {name: self.target(peer, place, f"output {name!r}") for name, place in places}
 

@@ -1,1 +1,2 @@
-"""Language models for clients: OpenAI's protocol, Triton's streams with the names of vLLM, and edged.v1.Language."""
+"""Language models for clients: OpenAI's protocol, edged.v1.Language, and Triton's ModelStreamInfer with the tensor
+names of its vLLM backend."""

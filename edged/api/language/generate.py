@@ -1,8 +1,9 @@
-"""Language models in Triton's streams of requests, with the names of Triton's backend for vLLM.
+"""Serves language models by Triton's ModelStreamInfer, with the tensor names of Triton's backend for vLLM.
 
 Inputs: `text_input`; optional are `stream`, `sampling_parameters` (a JSON text), `exclude_input_in_output`, `image`
 (base64 texts), and `return_finish_reason`, `return_num_input_tokens`, `return_num_output_tokens`. Outputs:
-`text_output`, and those that were asked for. Format: https://github.com/triton-inference-server/vllm_backend
+`text_output`, and one for each `return_...` that is true.
+Format: https://github.com/triton-inference-server/vllm_backend
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Checks JSON schemas and regular expressions before a runtime gets them: an invalid one may end the runtime. Pure.
+"""Checks JSON schemas and regular expressions before a runtime gets them. An invalid schema or expression may end the
+runtime. Pure.
 
 Only what all runtimes understand is accepted.
 """
@@ -147,8 +148,8 @@ class _RegexCheck:
             raise InvalidInput("the regular expression repeats too much; use smaller numbers")
 
     def _alternatives(self, depth: int) -> int:
-        """Return the size of the alternatives at this place together. Raises InvalidInput if an alternative is empty or
-        invalid."""
+        """Parse the alternatives at this place, and return their size together. Raises InvalidInput if an alternative
+        is empty or invalid."""
         if depth > _DEEPEST:
             raise self._wrong(f"groups are nested more than {_DEEPEST} times")
         size = self._sequence(depth)

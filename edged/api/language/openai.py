@@ -1,6 +1,7 @@
 """OpenAI's protocol over HTTP: the list of models, and answers, whole or as events.
 
-Format: https://platform.openai.com/docs/api-reference/chat. An extension of other servers: `max_model_len` of a model.
+Format: https://platform.openai.com/docs/api-reference/chat. As in other servers of this protocol, each model also has
+`max_model_len`.
 """
 
 from __future__ import annotations

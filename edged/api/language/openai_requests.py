@@ -1,4 +1,4 @@
-"""Requests of OpenAI's protocol: bodies of /v1/chat/completions and /v1/completions, and what is read from them.
+"""Parses requests of OpenAI's protocol, which are the bodies of /v1/chat/completions and /v1/completions.
 
 Format: https://platform.openai.com/docs/api-reference/chat. Known options that no runtime here can follow, such as
 several choices, are refused and not ignored. Extensions of other servers that are accepted: `structured_outputs` of
@@ -116,7 +116,7 @@ class CompletionBody(_Body, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A request. `names` are the names of its tools."""
+    """A parsed request. `has_usage`: the stream ends with the counts of tokens. `names` are the names of its tools."""
 
     model: str
     kind: Kind

@@ -21,7 +21,8 @@ _LARGEST_PICTURE, _LARGEST_PICTURES = 32 << 20, 64 << 20
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """A message; its `pictures` come before its text. `more` are the fields of calls of tools and their results."""
+    """A message; its `pictures` come before its text. `more` has further fields for tool calls and their results, such
+    as `tool_call_id`."""
 
     role: str
     content: str
@@ -30,8 +31,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """A request: messages, or a prompt that is used as it is. `most_tokens` 0 stands for the model's own value, as does
-    None in other fields."""
+    """A request with messages, or with a prompt that is used without a template. `most_tokens` 0 and None in other
+    fields stand for the model's own value."""
 
     messages: tuple[ChatMessage, ...] = ()
     prompt: str = ""
@@ -46,7 +47,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
 
 def generation(request: ChatRequest, planned: PlannedLanguageModel) -> Generation:
-    """Return what a model's host generates from. Raises InvalidInput."""
+    """Convert a request to the message for the model's host. Raises InvalidInput for a request that the model cannot
+    answer."""
     settings = planned.settings
     if request.messages and request.prompt:
         raise InvalidInput("the request has messages and a prompt; send one of them")

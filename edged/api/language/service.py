@@ -1,4 +1,4 @@
-"""edged.v1.Language, and the work that all protocols share: a request becomes the texts of an answer."""
+"""edged.v1.Language, and the code that all protocols for language models share."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class LanguageService:
     async def answer(
         self, planned: PlannedLanguageModel, request: ChatRequest, peer: str
     ) -> AsyncGenerator[Text, None]:
-        """Yield the texts of an answer; the last text has the reason for the end. Clients take turns; their credentials
-        or addresses distinguish them."""
+        """Yield the parts of an answer's text; the last part has the reason for its end. Clients take turns. A client
+        is identified by its credentials, otherwise by its address."""
         texts = planned.generate(generation(request, planned), request.stop, identity.namespace(peer))
         async with aclosing(texts):
             async for text in texts:

@@ -46,7 +46,7 @@ def schema_of(tools: Sequence[dict[str, Any]], name: str = "") -> dict[str, Any]
 
 
 def _moved(value: Any, root: str, depth: int = 0) -> Any:
-    """Return a copy of a schema whose references begin at `root` of another schema."""
+    """Return a copy of a schema for the place `root` in another schema: references of the copy begin with `root`."""
     if depth > _DEEPEST:
         return value
     if isinstance(value, list):
@@ -95,7 +95,7 @@ class HeldText:
         self._is_text = False
 
     def take(self, text: str) -> str:
-        """Take new text; return the text that can be sent."""
+        """Add new text, and return the text that can be sent now."""
         if self._is_text:
             return text
         self._held += text

@@ -176,7 +176,7 @@ class PageApp:
         return HttpResponse(parts=(answer.content,), headers=headers)
 
     def _session(self, request: HttpRequest) -> HttpResponse:
-        """Return the name and roles of the caller, as the browser's credentials show them."""
+        """Return the caller's name and roles, and what is wrong with the browser's credentials."""
         who = self._caller(request)
         roles = [] if who.problem else sorted(who.roles)
         return json_response({"name": who.name if who.has_shown else "", "roles": roles, "problem": who.problem})

@@ -1,4 +1,4 @@
-"""The contents of the page, for JSON: from the same reports that the command line shows. Pure."""
+"""Converts reports to the contents of the page, as types for JSON. The command line shows the same reports. Pure."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class CameraCard(msgspec.Struct, frozen=True):
-    """A camera. `pictures`: the page can show its picture; `removable`: the page can change it. `age_ms` is the median
-    time from capture to answer of the latest frames; `settings` are keys of its table, without passwords."""
+    """A camera. `pictures`: the page can show its picture. `removable`: the page can change it. `age_ms` is the median
+    time from capture to answer of the latest frames. `settings` are the camera's settings by key, without passwords."""
 
     name: str
     model: str
@@ -82,8 +82,8 @@ class ReportLink(msgspec.Struct, frozen=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True):
-    """A model. `serves` names the engine that answers, or the models of an ensemble; `speed` is the engine's speed as a
-    multiple of unoptimised ONNX Runtime's, None if not measured; `loaded`: the box was busy during the measurement.
+    """A model. `serves` names the engine that answers, or the models of an ensemble. `speed` is the engine's speed as a
+    multiple of unoptimised ONNX Runtime's, None if not measured. `loaded`: the box was busy during the measurement.
     `stale` are the engines that the model should have, but that are missing or not usable, each with the reason.
     `reports` are the engines that were compared with the reference."""
 
@@ -110,7 +110,7 @@ class AlarmRow(msgspec.Struct, frozen=True):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """A line for an event."""
+    """A line of the page's log, which describes one event."""
 
     number: int
     unix_s: float

@@ -120,8 +120,8 @@ class Graph:
 
 
 class Stream:
-    """A queue of work for the device: done in order, in parallel with other streams. Only `synchronize` and `close`
-    block.
+    """A queue of work for the device. The work is done in order, in parallel with other streams. Only `synchronize` and
+    `close` block.
 
     `handle` is the `cudaStream_t`, for runtimes.
     """
@@ -141,7 +141,8 @@ class Stream:
         _call(driver.cuMemcpyDtoHAsync, host.address, memory.address, size, self._raw)
 
     def record(self, event: Event) -> None:
-        """Make the event pass when everything submitted so far is done; this replaces an earlier `record`."""
+        """Make the event pass when all work that was submitted so far is done. This call replaces an earlier
+        `record`."""
         _call(driver.cuEventRecord, event.raw, self._raw)
 
     def wait(self, event: Event) -> None:

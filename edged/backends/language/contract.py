@@ -1,4 +1,4 @@
-"""The contract of a runtime of language models, which opens a model and generates text for several requests in
+"""The interface of a runtime of language models. A runtime opens a model, and generates text for several requests in
 steps."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ Reason: TypeAlias = Literal["", "stop", "length"]
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen. `temperature` 0 takes the most probable token. `seed` makes an answer repeatable; None for
-    a random seed. If `guidance` is not empty, it names the kind of `grammar`, which the text must follow."""
+    """How tokens are chosen. With `temperature` 0 the most probable token is chosen. `seed` makes an answer repeatable;
+    None for a random seed. If `guidance` is not empty, it names the kind of `grammar`, which the text must follow."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -24,9 +24,9 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """What to generate from. `messages` is JSON: a list of messages as in OpenAI's protocol, in which a picture is the
-    part {"type": "image"}; `tools` is JSON or empty. If `messages` is empty, `prompt` is used as it is. `pictures` are
-    JPEG or PNG files in the order of their parts. At most `most_tokens` are generated."""
+    """A request to generate text. `messages` is JSON: a list of messages as in OpenAI's protocol, in which a picture is
+    the part {"type": "image"}. `tools` is JSON or empty. If `messages` is empty, `prompt` is used without a chat
+    template. `pictures` are JPEG or PNG files in the order of their parts. At most `most_tokens` are generated."""
 
     messages: str = ""
     tools: str = ""
@@ -37,7 +37,8 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class Prompt(NamedTuple):
-    """The number of tokens in a request's prompt; `cached` of these tokens are known from an earlier request."""
+    """The number of tokens in a request's prompt. `cached` of these tokens were already computed for an earlier
+    request."""
 
     tokens: int
     cached: int = 0
@@ -45,7 +46,8 @@ class Prompt(NamedTuple):
 
 class Step(NamedTuple):
     """The result of a step for request `number`: text, the number of new tokens, and the reason why the answer ended
-    ("" if it continues). `prompt` comes with the first token. `error` ends the request, too."""
+    ("" if it continues). Only the step of the first token has a `prompt`. A step with an `error` also ends the
+    request."""
 
     number: int
     text: str = ""
@@ -56,9 +58,9 @@ class Step(NamedTuple):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """How to open a model: `file` is the path of the file that the runtime opens (a form in `edged.models.language`),
-    `threads` the number of CPU threads, `context` the most tokens of a prompt and its answer together, `most` the most
-    requests at once."""
+    """How to open a model. `file` is the path of the file that the runtime opens (a form in `edged.models.language`).
+    `threads` is the number of CPU threads. `context` is the most tokens of a prompt and its answer together. `most` is
+    the most requests at once."""
 
     file: str
     threads: int = 1
@@ -90,8 +92,8 @@ class LanguageModel(Protocol):
         """Whether `step` has something to do."""
 
     def step(self) -> Sequence[Step]:
-        """Do the next piece of work: a part of a prompt, or a token for each running request. Raises EngineUnusable if
-        the model cannot be used any more."""
+        """Read a part of a prompt, or generate a token for each running request. Raises EngineUnusable if the model
+        cannot be used any more."""
 
 
 class LanguageRuntime(Protocol):

@@ -1,5 +1,5 @@
-"""Language models on OpenVINO GenAI: folders with openvino_model.xml, and GGUF files. This runtime batches requests by
-itself at each step, and keeps the beginnings of prompts that several requests share."""
+"""Language models on OpenVINO GenAI: folders with openvino_model.xml, and GGUF files. The runtime itself combines
+requests into a batch at each step, and caches the beginnings of prompts that several requests share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RUNTIME = _Runtime()
 
 
 class _Request:
-    """A request, its handle, its tokens, and the text that was decoded since the last step."""
+    """A request with its handle in the pipeline, its tokens, and the text that was decoded since the last step."""
 
     def __init__(self, number: int, ids: list[int], wanted: Generation, tokenizer: Any) -> None:
         self.number, self.ids, self.wanted, self.prompt = number, ids, wanted, Prompt(len(ids))
@@ -105,7 +105,7 @@ class OpenvinoLanguageModel:
         return len(ids)
 
     def _add(self, request: _Request) -> None:
-        """Give a request to the pipeline, with the tokens that were generated for it so far."""
+        """Add a request to the pipeline, with the tokens that were generated for it so far."""
         ids = np.array([[*request.ids, *request.made]], np.int64)
         config = self._config(request.wanted, self.context - len(request.ids), len(request.made))
         request.handle = self._pipeline.add_request(request.number, ov_core.Tensor(ids), config)

@@ -1,12 +1,12 @@
 """Language models on ONNX Runtime GenAI. A model is a folder with genai_config.json.
 
 On a CPU the library's engine computes a batch that cannot change: a request that comes later would wait for the whole
-batch. Therefore edged makes the batches. It moves running requests into a new batch with waiting ones, if reading their
-tokens again costs less than the batch saves. A request that cannot be in a batch (a seed, guidance, pictures, a long
-prompt) has its own generator. All batches and generators take turns, a token at a time.
+batch. Therefore edged makes the batches. It moves running and waiting requests into a new batch if this saves time: the
+new batch must read the tokens of the running requests again. A request that cannot be in a batch (a seed, guidance,
+pictures, a long prompt) has its own generator. All batches and generators take turns, a token at a time.
 
 The generator of an ended request is kept. A later request with the same beginning, such as a system prompt, continues
-with it.
+with this generator.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ class OrtLanguageModel:
         return steps
 
     def _start(self) -> list[Step]:
-        """Start waiting requests: several in a batch, or one in a batch with running requests, or else one alone."""
+        """Start waiting requests: several requests in a batch, or one request in a batch with running requests, or else
+        one alone."""
         joining = [each for each in self._waiting if each.may_share][: self._most]
         movable = [
             each
@@ -253,8 +254,8 @@ def _templates(folder: Path) -> list[str]:
 
 
 def _whole(picture: bytes) -> bytes:
-    """Decode a picture and encode it again as a complete JPEG, because the runtime's decoder ends the process at a
-    damaged file. Raises InvalidImage."""
+    """Decode a picture and encode it again as a complete JPEG, because a damaged file would crash the runtime's decoder
+    and the process. Raises InvalidImage."""
     from edged.vision import draw, image  # OpenCV, which few models need
 
     return draw.encode_jpeg(image.decode(picture), quality=95)

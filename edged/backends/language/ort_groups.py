@@ -62,8 +62,8 @@ class Kept:
         self.generator, self._ids, self._sampling = generator, ids, sampling
 
     def shared(self, request: Request) -> int:
-        """Return how many of a request's first tokens the generator knows; 0 if the sampling differs. The last token of
-        the prompt does not count: it must be read again to get the scores of the next token."""
+        """Return how many of a request's first tokens the generator has read; 0 if the sampling differs. The last token
+        of the prompt does not count: it must be read again to get the scores of the next token."""
         if request.wanted.sampling != self._sampling:
             return 0
         most = min(len(self._ids), len(request.ids) - 1)
@@ -76,7 +76,7 @@ class Kept:
 
 
 class Alone:
-    """A request with a generator of its own."""
+    """A request with its own generator."""
 
     def __init__(self, generator: Any, request: Request, ends: Sequence[int], known: int = 0) -> None:
         self.generator, self.requests, self._ends, self._read = generator, [request], ends, known
@@ -108,7 +108,7 @@ class Alone:
 
 
 class Batch:
-    """Requests that are computed together."""
+    """Requests that the library's engine computes together."""
 
     def __init__(self, model: Any, requests: list[Request], ends: Sequence[int], context: int) -> None:
         self.requests, self._ends = list(requests), ends

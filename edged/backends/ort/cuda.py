@@ -113,7 +113,7 @@ def _missing(device: str, library: str) -> Unsuitable:
 
 
 def _not_loadable(library: str) -> str | None:
-    """Return the library that the loader does not find: `library` or one of its dependencies; None if it loads."""
+    """Return the library that the loader does not find: `library` or one of its dependencies; None if it finds all."""
     try:
         ctypes.CDLL(library)
     except OSError as error:

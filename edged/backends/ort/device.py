@@ -1,11 +1,11 @@
 """Engines of ONNX Runtime on a device with its own execution provider, and which of their nodes still run on the CPU.
 
-An engine is the model's graph, which is optimised at every opening, and a file that lists the nodes that the CPU ran
-when the engine was built. The optimised graph is not saved, because it is already partitioned: it contains nodes that
-copy between host and device. In the next session, these nodes may collide with newly inserted ones or have no kernel
-(microsoft/onnxruntime issue 11348). Above level `basic` the graph also has fused nodes that only one provider knows.
-Optimising at opening gives the same graph and placement as in the build, and takes little time compared with loading
-CUDA.
+An engine consists of the model's graph and a list of the nodes that the CPU ran when the engine was built. The graph is
+optimised each time the engine is opened. The optimised graph is not saved, because it is already partitioned: it
+contains nodes that copy between host and device. In the next session, these nodes may collide with newly inserted ones
+or have no kernel (microsoft/onnxruntime issue 11348). Above level `basic` the graph also has fused nodes that only one
+provider knows. Optimising at opening gives the same graph and placement as in the build, and takes little time compared
+with loading CUDA.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Placed(msgspec.Struct, frozen=True):
     """The content of an engine's file placement.json. `on_cpu` counts the nodes that the CPU ran when the engine was
     built, by operator.
 
-    `is_whole`: the CPU ran no nodes. Then each opening forbids the CPU, which ONNX Runtime enforces.
+    `is_whole` means that the CPU ran no nodes. Then each opening sets the option that makes ONNX Runtime fail instead
+    of using the CPU.
     """
 
     provider: str
@@ -45,7 +46,8 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def build(order: Order, out: Path, where: Provider, graphs: Graphs) -> Composition:
-    """Write the engine and return what runs where. Raises Unsuitable if no node of the model runs on the device."""
+    """Write the engine's files and return its composition. Raises Unsuitable if no node of the model runs on the
+    device."""
     graph, recipe = graphs.write_named(Path(order.model), out / _GRAPH), order.recipe
     source = str(out / _GRAPH)
     try:
@@ -113,8 +115,9 @@ def _try(
 def _parted(
     source: str, recipe: Recipe, where: Provider, out: Path, graph: Graph, graphs: Graphs
 ) -> tuple[Placement, Graph]:
-    """Return where the nodes run, and the graph that contains them: the optimiser adds and renames nodes before it
-    partitions the graph. If the provider compiles its part, that graph cannot be saved; then return `graph`."""
+    """Return where the nodes run, and the optimised graph that contains them: the optimiser adds and renames nodes
+    before it partitions the graph. If the provider compiles its part, the optimised graph cannot be saved; then return
+    `graph`."""
     with tempfile.TemporaryDirectory(prefix=".placed-", dir=out) as folder:
         save = Path(folder) / _GRAPH
         with contextlib.suppress(EngineUnusable):

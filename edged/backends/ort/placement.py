@@ -1,8 +1,8 @@
 """Which execution provider runs which node, as ONNX Runtime reports it when a session is created.
 
-Since 1.24 a session can record this (`session.record_ep_graph_assignment_info`). Older versions only write it to the
-verbose log on standard error. edged supports one of them, 1.23, which is the last version for Python 3.10. The report
-shows how the graph was partitioned: nodes that a provider fuses later are counted separately.
+Since 1.24 a session can record the placement (`session.record_ep_graph_assignment_info`). Older versions write it only
+to the verbose log on standard error; edged supports 1.23, which is the last version for Python 3.10. The report shows
+how the graph was partitioned: nodes that a provider fuses later are counted separately.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Placement: TypeAlias = tuple[PlacedNode, ...]
 def made(
     options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession], *, matters: bool = True
 ) -> tuple[ort.InferenceSession, Placement]:
-    """Create a session with `make`, after changing `options`; return it with the placement of its nodes, including
-    those of subgraphs.
+    """Create a session with `make`; return it with the placement of its nodes, including those of subgraphs. Changes
+    `options`.
 
     Before 1.24, standard error of the whole process is captured meanwhile; lines of other writers are passed on
     afterwards. If `matters` is false, these versions capture nothing and return an empty placement.
@@ -80,8 +80,8 @@ def from_log(lines: Iterable[str]) -> Placement:
 def opened(
     options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession]
 ) -> tuple[ort.InferenceSession, Nodes]:
-    """Create a session as `made` does, and return the counts of its nodes; if no placement is known, only the names of
-    its providers."""
+    """Create a session like `made`, and return it with the counts of its nodes. If no placement is known, return only
+    the names of the session's providers instead of the counts."""
     session, placed = made(options, make, matters=False)
     return session, counts(placed) or {name: {} for name in session.get_providers()}
 

@@ -1,5 +1,5 @@
-"""ONNX Runtime as a tool of the conversion to int8: folding of constants, and runs of graphs with Q/DQ pairs. Runs in a
-child process."""
+"""Uses ONNX Runtime for the conversion to int8: folds constants, and runs graphs with Q/DQ pairs. Runs in a child
+process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from edged.tensors import Array
 
 
 def fold(model: Path, out: Path) -> None:
-    """Write the model with constants folded, using only optimisations that suit every runtime."""
+    """Write the model with constants folded, using only optimisations that suit every runtime. Raises EngineUnusable if
+    ONNX Runtime refuses the model."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(out)
@@ -29,8 +30,8 @@ def fold(model: Path, out: Path) -> None:
 
 
 class Runner:
-    """Runs a graph on the CPU. Q/DQ pairs are computed as they are written instead of being replaced by int8 kernels,
-    whose rounding depends on the processor. So answers show what quantising does on any runtime."""
+    """Runs a graph on the CPU. ONNX Runtime computes Q/DQ pairs as they are written. It does not replace them by int8
+    kernels, whose rounding depends on the processor. So answers show what quantising does on any runtime."""
 
     def __init__(self, model: Path) -> None:
         """Raises EngineUnusable if the runtime refuses the model."""

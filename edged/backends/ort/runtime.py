@@ -107,7 +107,7 @@ def _can_limit_spinning() -> bool:
 
 
 def read_weights(options: ort.SessionOptions, folder: str) -> None:
-    """Set the folder in which a model that is given as bytes finds its weights."""
+    """Set the folder of the external weights of a model that is passed as bytes."""
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
 
 
@@ -119,8 +119,8 @@ def forbid_cpu(options: ort.SessionOptions) -> None:
 def create(source: str | bytes, options: ort.SessionOptions, where: Provider = CPU) -> ort.InferenceSession:
     """Create a session of a model (a path or its bytes) that really uses the provider `where`.
 
-    Raises Unsuitable if the provider or its libraries are not installed, CpuForbidden as `forbid_cpu` says, or another
-    EngineUnusable if the runtime refuses the model or the device.
+    Raises Unsuitable if the provider or its libraries are not installed. Raises CpuForbidden if `forbid_cpu` was called
+    and a node would run on the CPU, or another EngineUnusable if the runtime refuses the model or the device.
     """
     is_cuda = where.name == cuda.PROVIDER
     if is_cuda:
@@ -147,10 +147,11 @@ def create(source: str | bytes, options: ort.SessionOptions, where: Provider = C
 
 @functools.cache
 def _is_arena_shared() -> bool:
-    """Whether the sessions of this process share an arena; they do if the process's memory is limited.
+    """Whether the sessions of this process share an arena; they do if the process's memory is limited. The first call
+    creates the shared arena.
 
-    By default an arena doubles its request each time it grows, and if that fails it takes all that is left. So one
-    request that is too large would leave no memory for anything else. The shared arena has a maximum.
+    By default an arena doubles its request each time it grows, and if that fails it takes all memory that is left. So
+    one request that is too large would leave no memory for anything else. The shared arena has a maximum.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:

@@ -102,9 +102,9 @@ class DeviceSession(OrtSession):
     """A session on device `index` of a kind ("cuda") with its own memory.
 
     Inputs are copied to the device once. Requested outputs are copied directly into the returned arrays. Memory on the
-    device comes from the session's arena and is reused. Inputs are bound again for each run instead of being
-    overwritten on the device: the runtime copies an input when it is bound, to the place where its first consumer runs.
-    So a consumer on the CPU would keep reading the first frame.
+    device comes from the session's arena and is reused. Inputs are bound again for each run, not overwritten on the
+    device. The reason is that the runtime copies an input when it is bound, to the place where its first consumer runs.
+    With overwritten inputs, a consumer on the CPU would keep reading the first frame.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Imports a TensorRT module and finds its version. Declares types for the parts of the module that edged uses.
 
 TensorRT's generations and TensorRT-RTX have the same interface, but each lacks some parts. The protocols declare the
-common parts. All other parts are looked up by name with `find`; edged never derives from a version what exists.
+common parts. All other parts are looked up by name with `find`, and never assumed from the version.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Config(Protocol):
 
 
 class TargetConfig(Config, Protocol):
-    """The configuration of TensorRT-RTX, which can build for other devices than this box's."""
+    """The configuration of TensorRT-RTX, which can also build for devices that this box does not have."""
 
     num_compute_capabilities: int
 
@@ -116,7 +116,7 @@ class TargetConfig(Config, Protocol):
 
 
 class MonitoredConfig(Config, Protocol):
-    """The configuration of versions that report progress."""
+    """The configuration of a build in versions of TensorRT that report progress."""
 
     progress_monitor: object
 

@@ -72,7 +72,8 @@ def build(trt: Trt, kind: str, version: str, order: Order, out: Path, report: Ca
 def _make(
     trt: Trt, kind: str, order: Order, log: Log, progress: Progress, timings: Timings
 ) -> tuple[memoryview, Composition]:
-    """Return the plan, and the composition that the network asks for. All other memory of the build is freed."""
+    """Return the plan (the serialised engine), and the composition that the network declares. All other memory of the
+    build is freed."""
     options = Options.parse(order.recipe.optimization, order.recipe.options).eased(order.effort)
     require_datatypes(order.signature, kind)
     builder = create_builder(trt, log, kind)
@@ -120,7 +121,7 @@ def _inspected(trt: Trt, kind: str, order: Order, plan: memoryview, asked: Compo
 
 @contextlib.contextmanager
 def _device(trt: Trt, kind: str, order: Order) -> Iterator[None]:
-    """Make the device to build on current in this thread; do nothing if the order is for another device."""
+    """Make the order's device current in this thread. Do nothing if the order is to build for another device."""
     if order.capability:
         yield
         return
@@ -160,7 +161,7 @@ def configure(trt: Trt, builder: Builder, config: Config, network: Network, orde
 
 
 def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: bool) -> None:
-    """Set the builder's precision flags.
+    """Set the builder's precision flags. Raises Unsuitable if this runtime lacks a necessary flag.
 
     TF32 rounds the factors of fp32 products, so its flag is set only for the precision tf32. Other precisions are part
     of the graph; a network that is not strongly typed also needs a flag that allows fp16 or int8.
@@ -180,7 +181,8 @@ def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: b
 
 
 def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
-    """Configure the build for a compute capability ("8.6"), or, if empty, for this box's device."""
+    """Configure the build for a compute capability ("8.6"), or, if empty, for this box's device. Raises Unsuitable or
+    another EngineUnusable if the runtime cannot build for it."""
     if find(config, "set_compute_capability") is None:
         if capability:
             raise Unsuitable(f"{kind} builds only for the device that it runs on; build this engine on that device")
@@ -289,13 +291,15 @@ def of_engine(trt: Trt, engine: Engine) -> Composition:
 
 
 def _precision(layer: _Layer) -> str:
-    """Return the precision of a layer's first input, because an int8 convolution may write a wider type."""
+    """Return the first known precision among a layer's inputs and then its outputs. Inputs come first because an int8
+    convolution may write a wider type."""
     formats = (end.format for end in (*layer.inputs, *layer.outputs))
     return next((name for text in formats for name, words in _WORDS.items() if words.search(text)), "other")
 
 
 def of_network(network: Network) -> Composition:
-    """Return the precisions that the network asks for. This is the report if the built engine cannot be loaded here."""
+    """Return how many of the network's layers have which precision. This composition is used if the built engine cannot
+    be loaded here."""
     layers = list(_layers(network))
     makers = {tensor.name: layer.type.name for layer in layers for tensor in _outputs(layer)}
     counts = Counter(_asked(layer, makers) for layer in layers if not _MOVERS.search(layer.type.name))

@@ -1,7 +1,7 @@
 """Opens a built engine ("plan"): checks its header and version, then deserialises it into a session.
 
 The header's format was derived from built plans. Bytes 0-3 are `ftrt` for TensorRT or `vtrt` for TensorRT-RTX. Bytes
-4-7 are a number; if it is 0, bytes 24-27 are the major, minor, patch and build number of the library that built the
+4-7 are a number. If it is 0, bytes 24-27 are the major, minor, patch and build number of the library that built the
 plan. If bytes 28-31 repeat the first four, bytes 16-23 are the size of the whole plan. Numbers are little-endian. Some
 exporters put a JSON object with its length (four bytes) before the plan.
 
@@ -73,7 +73,7 @@ def read_plan(order: Order, kind: str, version: str) -> bytes:
 def deserialise(trt: Trt, data: bytes | memoryview, kind: str, dla_core: int | None = None) -> Loaded:
     """Deserialise a plan on the calling thread's current device. Raises EngineUnusable with the runtime's reason.
 
-    `dla_core` is the DLA core to run on: a plan says that it is for DLA, but not on which core.
+    `dla_core` is the DLA core to run on: a plan says that it is for DLA, but not for which core.
 
     Code in a plan is never run; this includes plugins inside it.
     """

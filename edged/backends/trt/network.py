@@ -117,7 +117,7 @@ def _refusal(kind: str, model: str, errors: Iterable[ParserError], log: Log) -> 
 
 
 def _unsupported(failures: Iterable[_Failure]) -> list[str]:
-    """Return a text for every operator: its count, some of its nodes, and the first reason."""
+    """Return a text for each unsupported operator: its count, some of its nodes, and the first reason."""
     by_operator: dict[str, list[_Failure]] = {}
     for failure in failures:
         by_operator.setdefault(failure.operator, []).append(failure)

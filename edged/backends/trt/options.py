@@ -1,7 +1,8 @@
 """Options of a TensorRT build from a model's settings, except precision and shapes. Pure.
 
-The builder's level is `Recipe.optimization`. All other options are in `Recipe.options`: `workspace_mb=2048` and, if
-they are not the default, `dla_core=0`, `hardware_compatible` and `version_compatible`; sorted, and joined by ";".
+The builder's level is `Recipe.optimization`. All other options are in `Recipe.options`, sorted and joined by ";". The
+options are `workspace_mb=2048` and, if they are not the default, `dla_core=0`, `hardware_compatible` and
+`version_compatible`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ _EASED: Mapping[Effort, tuple[int, int]] = {"full": (0, 1), "reduced": (2, 2), "
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Options of a build. `workspace_mb` limits the scratch memory of a layer, in MiB. `builder_level` is how long the
-    builder searches, 0 to 5. `dla_core` is the DLA core to use, None for the GPU alone; the GPU runs layers that DLA
-    cannot. An engine may be version compatible (later TensorRT of the same major version can load it) or hardware
-    compatible (all GPUs since Ampere can run it); both reduce speed."""
+    """Options of a build. `workspace_mb` limits the scratch memory of a layer, in MiB. `builder_level` is TensorRT's
+    builder optimization level, 0 to 5: with a higher level the builder searches longer. `dla_core` is the DLA core to
+    use, None for the GPU alone; the GPU runs layers that DLA cannot. If `hardware_compatible`, all GPUs since Ampere
+    can run the engine. If `version_compatible`, later TensorRT of the same major version can load it. Both reduce
+    speed."""
 
     workspace_mb: int
     builder_level: int = _LEVEL
@@ -99,11 +101,11 @@ def of(settings: Mapping[str, str], memory_mb: int | None) -> Options:
 
 
 def _default_workspace(memory_mb: int | None) -> int:
-    """Return the default workspace in MiB: at most a quarter of the memory, because cameras and decoders need memory,
-    too, and on a Jetson the whole system uses the same memory.
+    """Return the default workspace in MiB: at most a quarter of the memory. Cameras and decoders need memory, too, and
+    on a Jetson the whole system uses the same memory.
 
-    It is a power of two because it is part of the engine's key, which should not change if another kernel reserves a
-    few MiB more.
+    The workspace is part of the engine's key. It is a power of two, so that the key does not change if another Linux
+    kernel reserves a few MiB more.
     """
     share = max(_LEAST_WORKSPACE, min(_DEFAULT_MOST, (memory_mb or _UNKNOWN_MEMORY) // 4))
     return 1 << (share.bit_length() - 1)

@@ -45,7 +45,8 @@ class _Staged(msgspec.Struct, frozen=True):
 
 
 class _Lane:
-    """One profile: an execution context, its buffer sets and its captured graphs. One thread computes with it."""
+    """The execution context, buffer sets and captured graphs of one optimisation profile. Only one thread computes with
+    a lane."""
 
     def __init__(self, engine: Engine, tensors: Tensors, profile: int, device: Device, stream: Stream) -> None:
         self._tensors = tensors
@@ -119,7 +120,7 @@ class _Lane:
             raise EngineUnusable(f"TensorRT does not accept the buffer of tensor {name!r} (set_tensor_address failed)")
 
     def _largest(self, name: str, dtype: np.dtype[np.generic]) -> int:
-        """Return the largest size of an output in bytes. Some runtimes report a larger size than the output has for the
+        """Return the largest size of an output in bytes. Some runtimes return more than the output's size for the
         largest inputs."""
         ask = getattr(self.context, "get_max_output_size", None)
         return max(_size(self.outputs[name], dtype), int(ask(name)) if ask is not None else 0)
@@ -260,7 +261,8 @@ class TensorRtSession:
             self.why_no_graphs = self._described(error)
 
     def _settle(self) -> str:
-        """Wait for submitted work after a failure; return the work's error, often the cause of the failure, or ""."""
+        """Wait for submitted work after a failure. Return the work's error, which is often the cause of the failure; ""
+        if the work succeeded."""
         try:
             with self._device.current():
                 self._computing.synchronize()

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a TensorRT engine: compares them with the model's, and manages their memory."""
+"""Compares the inputs and outputs of a TensorRT engine with those of the model, and manages their memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bounds: TypeAlias = tuple[Shape, Shape]
 
 
 class Input(msgspec.Struct, frozen=True):
-    """An input of an engine. `bounds` has an entry for each profile."""
+    """An input of an engine. `bounds` has the smallest and largest shape for each optimisation profile."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -47,8 +47,8 @@ class Tensors(msgspec.Struct, frozen=True):
         return all(low == high for low, high in (i.bounds[profile] for i in self.inputs))
 
     def profile_of(self, inputs: Mapping[str, Array]) -> int:
-        """Return the first profile that accepts these inputs. Raises InvalidTensor if no profile accepts them, or if a
-        dtype differs from the engine's."""
+        """Return the index of the first profile that accepts these inputs. Raises InvalidTensor if no profile accepts
+        them, or if a dtype differs from the engine's."""
         for tensor in self.inputs:
             found = inputs[tensor.name].dtype
             if found != tensor.dtype:
@@ -166,8 +166,8 @@ class Place:
         np.copyto(view(self.host, array.shape, self.dtype), array)
 
     def send(self, stream: Stream, source: HostMemory, size: int) -> int:
-        """Submit the copy of `size` bytes from `source` to the device, if one is needed; return the address that the
-        engine must read."""
+        """Submit a copy of `size` bytes from `source` to the device, unless the device shares the host's memory. Return
+        the address that the engine must read."""
         if self.memory is None:
             return source.device_address
         if size:
@@ -175,7 +175,7 @@ class Place:
         return self.address
 
     def fetch(self, stream: Stream, size: int) -> None:
-        """Submit the copy of `size` output bytes to the host memory. The bytes are there once the stream has done the
+        """Submit a copy of `size` output bytes to the host memory. The bytes are there once the stream has done the
         copy."""
         if self.memory is not None and size:
             stream.copy_out(self.host, self.memory, size)
@@ -225,7 +225,8 @@ class BufferSet:
 
 
 def quietly(release: Callable[[], None]) -> None:
-    """Call `release` and ignore errors: on a broken device freeing fails, too, and the rest must still be freed."""
+    """Call `release` and ignore errors. On a broken device freeing fails, too, but the remaining objects must still be
+    freed."""
     with suppress(EdgedError):
         release()
 

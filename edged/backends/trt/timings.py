@@ -1,12 +1,12 @@
 """The builder's kernel timings on this device, kept in a file so that the next build need not measure them again.
 
-The file is only a hint: if it is invalid, the build continues without it and adds a note; if it cannot be written, only
-the next build takes longer. It has a line with the runtime's version, a digest, and the timings in the runtime's own
-format. The digest is needed because the runtime does not notice damage. TensorRT-RTX measures nothing when it builds,
-so it has no such file.
+A build does not depend on the file. If the file is invalid, the build continues without it and adds a note. If the file
+cannot be written, the next build takes longer. The file has a line with the runtime's version, then a digest, then the
+timings in the runtime's own format. The digest is needed because the runtime does not detect damage. TensorRT-RTX
+measures nothing when it builds, so it has no such file.
 
-The name of a file begins with the backend and a hyphen. There is a file for each device, driver and runtime that a box
-has had; the newest `_MOST_FILES` of a backend are kept.
+The name of a file begins with the backend and a hyphen. There is a file for each combination of device, driver and
+runtime that a box has had. The newest `_MOST_FILES` files of a backend are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Timings:
         self.notes: list[str] = []
 
     def attach(self, config: Config) -> None:
-        """Give the builder the earlier timings, or an empty cache to fill."""
+        """Add the earlier timings, or an empty cache to fill, to the configuration of the build."""
         if self._path is None:
             return
         cache = config.create_timing_cache(self._read(self._path))
@@ -49,7 +49,7 @@ class Timings:
         self._cache = cache  # the cache must live until the engine is built
 
     def keep(self) -> None:
-        """Save the timings: replace the file atomically. Call this after a successful build."""
+        """Save the timings in the file, which is replaced atomically. Call this after a successful build."""
         if self._path is None or self._cache is None:
             return
         data = bytes(self._cache.serialize())

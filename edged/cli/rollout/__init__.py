@@ -1,4 +1,4 @@
-"""`edged fleet rollout`: a change goes to a few boxes first, and is taken back if it does harm.
+"""`edged fleet rollout`: a change goes to a few boxes first, and is undone if it does harm.
 
 plan.py       waves of boxes, and the rules that end a rollout. Pure
 changes.py    the kinds of changes, and how each is taken back

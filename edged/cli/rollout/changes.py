@@ -1,4 +1,4 @@
-"""The kinds of changes that can be rolled out, and how each is taken back."""
+"""The kinds of changes that can be rolled out, and how each is undone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Change(Protocol):
     """A change of one box. Every method may be called again after an interruption."""
 
     def plan(self) -> str:
-        """Describe the change of each box, as the end of a sentence."""
+        """Return what the change does on each box, as text that can follow a colon."""
 
     def had(self, client: Client) -> dict[str, str]:
         """Return the state of a box before the change, for `undo`. Raises EdgedError if the change is not possible on
@@ -39,7 +39,7 @@ class Change(Protocol):
         """Change the box, and wait until it serves. Raises EdgedError if that fails."""
 
     def undo(self, client: Client, had: Had) -> str:
-        """Take the change back; return a line about the result. Raises EdgedError if that is not possible."""
+        """Undo the change on a box, and return a line about the result. Raises EdgedError if that is not possible."""
 
 
 class AddModel:
@@ -199,8 +199,8 @@ def digest_of(file: Path) -> str:
 
 
 def _identity(model: ModelInfo | None) -> dict[str, str]:
-    """Return the digest and the settings that a model has on the box's disk; the box may not serve them yet. Empty
-    without a model."""
+    """Return the digest and the settings of a model on the box's disk; the box may not serve them yet. Return an empty
+    dictionary if there is no model."""
     if model is None:
         return {}
     return {"digest": model.digest, "settings": msgspec.json.encode(model.settings, order="sorted").decode()}

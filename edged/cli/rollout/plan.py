@@ -16,9 +16,10 @@ _WORDS = ("alarms", "failures")
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A box's figures about a model. `engine` is the engine that serves. `infer_ms` is the median of one inference, and
-    `p99_ms` the highest 99th percentile of the ages of its cameras; None if unknown. `failed` counts failed requests.
-    `alarms` are messages by kind, model and camera of the alarm, since the numbers in a message change."""
+    """A box's figures about a model. `engine` is the engine that serves. `infer_ms` is the median time of one
+    inference. `p99_ms` is the 99th percentile of the time from capture to answer, the highest of all cameras. Unknown
+    figures are None. `failed` counts failed requests. `alarms` has the message of each alarm by its kind, model and
+    camera, since the numbers in a message change."""
 
     engine: str = ""
     backend: str = ""
@@ -29,8 +30,9 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The rules that end a rollout: a new alarm, a failed request, or a figure (p99, infer) that is greater than its
-    value before the change times its factor in `factors`. A box on which the change fails always ends the rollout."""
+    """The rules that end a rollout. `alarms`: a new alarm. `failures`: a failed request. `factors`: a figure (p99,
+    infer) that is greater than its value before the change times the factor. A box on which the change fails always
+    ends the rollout."""
 
     alarms: bool = False
     failures: bool = False
@@ -74,8 +76,8 @@ def parse_rules(text: str) -> Rules:
 
 
 def waves(boxes: Sequence[str], canary: int, then: str) -> tuple[tuple[str, ...], ...]:
-    """Divide boxes into waves: the first `canary`, then as many at a time as `then` says, such as 25% (of all boxes) or
-    4. Raises InvalidInput for another text, or without boxes."""
+    """Divide boxes into waves. The first wave has `canary` boxes. Each further wave has `then` boxes: a number such as
+    4, or a share of all boxes such as 25%. Raises InvalidInput if `then` is invalid, or if there are no boxes."""
     if not boxes:
         raise InvalidInput("there is no box to change; give --inventory FILE, or several --target")
     found = _STEP.fullmatch(then.strip())

@@ -50,8 +50,8 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class BoxRecord(msgspec.Struct):
-    """The progress of one box. `before` and `after` are its figures before and after the change. `had` is what the box
-    had before the change; it is needed to take the change back. `seconds` is how long the change took."""
+    """The progress of one box. `before` and `after` are its figures before and after the change. `had` is the box's
+    state before the change, for `Change.undo`. `seconds` is how long the change took."""
 
     state: BoxState = "waiting"
     before: Figures | None = None

@@ -23,8 +23,8 @@ _POLL_S = 2.0
 
 
 def run(record: Record, change: Change, boxes: Sequence[Box], report: Callable[[str], None]) -> bool:
-    """Carry out a rollout, or the rest of one that was interrupted; return whether it was completed. `report` gets a
-    line for every step. If a box fails or breaks a rule, all changed boxes are changed back."""
+    """Carry out a rollout, or the rest of an interrupted rollout, and return whether it was completed. `report`
+    receives a line for every step. If a box fails or breaks a rule, all changed boxes are changed back."""
     rollout = _Rollout(record, change, {box.name: box for box in boxes}, report)
     return rollout.carry_out()
 
@@ -95,7 +95,8 @@ class _Rollout:
         self._record.save()  # other boxes of the wave may take hours
 
     def _watch(self, names: Sequence[str]) -> str:
-        """Compare figures until the time of watching is over; return the first broken rule, or an empty text."""
+        """Compare the figures of boxes until `watch_s` seconds have passed or a box fails. Return the failures as one
+        text, empty if there are none."""
         end = time.monotonic() + self._record.watch_s
         while True:
             if problem := self._each(names, self._compare, is_silent=True):
@@ -115,8 +116,8 @@ class _Rollout:
             raise _Broken(broken)
 
     def _each(self, names: Iterable[str], work: Callable[[str, Client], None], *, is_silent: bool = False) -> str:
-        """Call `work` for several boxes at the same time; note the failures, and return them as one text, empty if all
-        succeeded. With `is_silent` the record is saved only after a failure."""
+        """Call `work` for several boxes at the same time. Record the failures and return them as one text, empty if all
+        boxes succeeded. With `is_silent`, save the record only after a failure."""
         failed = self._call(names, work)
         for name, why in failed.items():
             box = self._record.boxes[name]
@@ -164,7 +165,7 @@ class _Rollout:
 
 
 class _Broken(EdgedError):
-    """A box that breaks a rule."""
+    """Raised for a box that breaks a rule."""
 
 
 def _compared(name: str, box: BoxRecord) -> str:

@@ -155,7 +155,7 @@ class Order(enum.Enum):
 
 
 def picture(boxes: Sequence[BoxState], width: int, order: Order, now: float) -> list[Text]:
-    """Return all lines, none wider than `width`; `now` is in seconds since the epoch."""
+    """Return all lines, none wider than `width` terminal cells. `now` is in seconds since the epoch."""
     lines = _one(boxes[0], width, now) if len(boxes) == 1 else _several(boxes, width, now)
     known = [(box, box.load) for box in boxes if box.load is not None]
     sections = (
@@ -346,7 +346,7 @@ def _host(host: HostLoad) -> Row:
 
 
 def _ranks(name: tuple[str, ...], busy: float, late: float) -> _Ranks:
-    """Return the sort key for each order; equal ones are sorted by name."""
+    """Return the sort key for each order. Rows with equal values are sorted by name."""
     return {Order.NAME: name, Order.BUSY: (-busy, *name), Order.LATE: (-late, *name)}
 
 

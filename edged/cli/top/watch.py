@@ -17,11 +17,11 @@ from edged.errors import EdgedError
 
 
 class BoxState(msgspec.Struct, frozen=True):
-    """The state of one box. `rates`: requests and frames a second by model between the last two answers, if both
-    answers have the model.
+    """The state of one box. `rates` has the requests and frames a second of each model between the last two answers. A
+    model that either answer lacks is left out.
 
     `last_answer` and `tried` are the times of the last answer and the last call, in seconds since the epoch, 0 for
-    never; `answers` counts answers. `error` is why the last call failed; empty if it succeeded.
+    never. `answers` counts answers. `error` is why the last call failed; empty if it succeeded.
     """
 
     name: str

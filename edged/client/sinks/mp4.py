@@ -25,9 +25,9 @@ _ENCODING = {"g": "50", "bf": "0"}
 
 
 class Mp4(Sink):
-    """Writes a video; a thread encodes. Each picture is shown until the capture time of the next one. The video has the
-    size of the first picture; later pictures are fitted into it. Pictures that cannot be decoded are left out. If the
-    program is killed, all but the last few seconds can be played.
+    """Writes the annotated pictures as a video, which a thread encodes. Each picture is shown until the capture time of
+    the next one. The video has the size of the first picture; later pictures are fitted into it. Pictures that cannot
+    be decoded are left out. If the program is killed, all but the last few seconds can be played.
 
     A picture is left out and counts in `dropped` if its encoding would delay the stream; with `lossless` the stream
     waits. Raises Unsupported if PyAV is not installed or cannot encode, InvalidInput if the file cannot be written.

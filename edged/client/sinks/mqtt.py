@@ -45,9 +45,9 @@ _log = logging.getLogger("edged.client")
 
 class Mqtt(Sink):
     """Publishes the results of one camera below `PREFIX/CAMERA/`: each result as JSON at `result`, the number of
-    objects of each class at `counts`, ON or OFF at `detected`, numbers of a class map or depth at `readings`, the text
-    that a recogniser reads at `text`, and online or offline at `availability`. The broker publishes offline if the
-    connection is lost.
+    objects of each class at `counts`, and ON or OFF at `detected`. Numbers of a class map or depth are at `readings`,
+    and the text that a recogniser reads is at `text`. `availability` is online or offline; the broker publishes offline
+    if the connection is lost.
 
     At most `broker.settings.rate` results are published per second. A thread connects and reconnects, so the stream
     never waits. If the broker does not keep up, results are left out and count in `dropped`. Raises Unsupported if
@@ -341,7 +341,8 @@ class Crossings(msgspec.Struct, frozen=True):
 
 
 class Topics:
-    """Makes the topics and messages of one camera, without IO. `node` distinguishes cameras of several machines."""
+    """Makes the topics and messages of one camera, without IO. `node` distinguishes cameras of several machines.
+    Methods that return an entity return its discovery messages."""
 
     def __init__(self, prefix: str, discovery: str, node: str, camera: str) -> None:
         self._discovery = discovery.strip("/")
@@ -453,7 +454,8 @@ class Topics:
 
 
 def slug(text: str) -> str:
-    """Convert a text to a topic level and identifier. A checksum keeps different texts different."""
+    """Return the text as a topic level and identifier, with only letters, digits, `_` and `-`. If the text changes, a
+    checksum keeps different texts different."""
     plain = _UNSAFE.sub("_", text).strip("_")
     return plain if plain == text and plain else f"{plain}_{zlib.crc32(text.encode()):08x}".lstrip("_")
 

@@ -39,7 +39,8 @@ class Preview(Sink):
     `/still.jpg`.
 
     Listens on loopback if no `host` is given, because anyone who can connect sees the camera. Port 0 selects a free
-    port. Pictures are annotated on demand; slow viewers skip pictures. Raises InvalidInput if it cannot listen there.
+    port. Pictures are annotated on demand; slow viewers skip pictures. Raises InvalidInput if the address cannot be
+    used.
     """
 
     wants_pictures = True

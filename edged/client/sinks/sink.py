@@ -36,8 +36,8 @@ class Sink(ABC):
 
     @abstractmethod
     def on_answer(self, answered: Answered) -> None:
-        """Handle a result. Must be fast, since the stream waits. Raises OSError or EdgedError if the sink cannot
-        continue."""
+        """Write, publish or show a result. Must be fast, since the stream waits. Raises OSError or EdgedError if the
+        sink cannot continue."""
 
     def close(self) -> None:  # noqa: B027 - not every sink has something to finish
         """Finish the output. No result follows."""

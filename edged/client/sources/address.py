@@ -14,7 +14,8 @@ Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 
 class CameraSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a camera; with 0 and "" the camera chooses. `format` is an FFmpeg name, such as mjpeg or yuyv422."""
+    """Settings of a camera: size in pixels, and frames a second. If a value is 0 or empty, the camera selects the
+    value. `format` is an FFmpeg name, such as mjpeg or yuyv422."""
 
     width: int = 0
     height: int = 0
@@ -23,8 +24,8 @@ class CameraSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def query_settings(address: str, query: str, kind: type[Settings]) -> Settings:
-    """Read the query of an address. Raises InvalidInput for an invalid setting; for an unknown one it suggests the
-    closest known name."""
+    """Read the query of an address. Raises InvalidInput for an invalid setting. For an unknown setting, the message
+    suggests the closest known name."""
     try:
         return msgspec.convert(dict(parse_qsl(query, keep_blank_values=True)), ready(kind), strict=False)
     except msgspec.ValidationError as error:

@@ -131,7 +131,7 @@ def decodes_in_hardware() -> bool:
 
 def pipeline_camera(text: str) -> Live:
     """Return a camera that reads the pipeline `text`, in gst-launch syntax without a sink. Raises InvalidInput if
-    GStreamer rejects it."""
+    GStreamer rejects the pipeline, Unsupported if GStreamer is not installed."""
     gst = require_gst()
     whole = f"{text.strip().removesuffix('!').strip()} ! {_LIVE_SINK}"
     if not text.strip():
@@ -144,7 +144,8 @@ def pipeline_camera(text: str) -> Live:
 
 
 def csi_camera(sensor: str, settings: CameraSettings) -> Live:
-    """Return the camera with this number on a Jetson's CSI connector. Raises InvalidInput or Unsupported."""
+    """Return the camera with the number `sensor` on a Jetson's CSI connector. Raises InvalidInput if `sensor` is not a
+    number, Unsupported if GStreamer or its element nvarguscamerasrc is missing."""
     if not sensor.isdecimal():
         raise InvalidInput(f"csi://{sensor} is not a CSI camera; write csi://0 for the first one")
     if require_gst().ElementFactory.find("nvarguscamerasrc") is None:

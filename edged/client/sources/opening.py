@@ -133,10 +133,10 @@ def open_source(
     - `shm://NAME`, the frames of another process's `SharedRing`
     - `scene:SEED`, drawn moving shapes that the embedded model detects
 
-    A video plays in real time; without `pace`, as fast as frames are taken. `latest=True` keeps only the newest frame,
-    the default for cameras; `latest=False` returns every frame, the default for files. `max_fps` leaves out frames
-    above this rate; in a video the positions of the frames count; 0 means no limit. `loop` repeats a file. `hardware`
-    decodes video in hardware if possible.
+    A video plays in real time; without `pace`, as fast as the caller reads frames. `latest=True` keeps only the newest
+    frame, the default for cameras. `latest=False` returns every frame, the default for files. `max_fps` leaves out
+    frames above this rate; in a video, the positions of the frames count. 0 means no limit. `loop` repeats a file.
+    `hardware` decodes video in hardware if possible.
 
     Raises NotFound or InvalidInput if the source cannot be opened, Unsupported if a library for it is not installed. A
     camera that is missing or goes away is connected again.

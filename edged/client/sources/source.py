@@ -240,7 +240,7 @@ class _Read(Source):
         return self.reader.reconnections
 
     def _developed(self, shot: Shot) -> Captured | None:
-        """Convert a shot; return None and count it if it is damaged."""
+        """Convert a shot. If the shot is damaged, count it and return None."""
         try:
             return shot.captured(is_recorded=not isinstance(self.reader, Live))
         except Exception:  # PyAV's and numpy's errors have no common base

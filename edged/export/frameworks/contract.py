@@ -51,11 +51,13 @@ class Input:
 class Loaded:
     """A loaded model.
 
-    `framework` names the packages with versions. `settings` are edged's settings for the model (docs/models.md).
-    `ways` are the names of the ways to export, in the order in which they are tried; `export(out, opset, way)` writes
-    the file, with the framework's own opset if `opset` is None. `answer` returns the framework's outputs, in the order
-    and with the names of the file's outputs. `layers` returns a sample of the output of each layer, by the name of its
-    module, in the order of execution; None if the exporter does not support this.
+    `framework` names the packages with versions. `settings` are edged's settings for the model (docs/models.md). `ways`
+    are the names of the ways to export, such as "dynamo" and "torchscript", in the order in which they are tried.
+    `export(out, opset, way)` writes the file, with the framework's own opset if `opset` is None.
+
+    `answer` returns the framework's outputs, in the order and with the names of the file's outputs. `layers` returns a
+    sample of the output of each layer, by the name of its module, in the order of execution. It is None if the exporter
+    does not support this.
     """
 
     framework: str

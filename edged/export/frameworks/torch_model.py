@@ -1,7 +1,7 @@
 """Exports a torch module with torch's own exporters, and computes its answers, for all frameworks based on torch.
 
 torch 2.5 and newer have two exporters. The newer one ("dynamo") may write another opset than the requested one, and
-only log this; the older one ("torchscript") writes the requested opset. Both are tried.
+only log this. The older one ("torchscript") writes the requested opset. Both are tried.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def fill(module: torch.nn.Module, path: str) -> torch.nn.Module:
 
 
 def classes_in(path: str, usual: int) -> int:
-    """Return the number of classes of a classifier's weights, which is the number of rows of the last layer; `usual` if
-    the file has no layers."""
+    """Return the number of classes of a classifier's weights: the number of rows of the last layer, or `usual` if the
+    file has no layers."""
     rows = [value.shape[0] for value in read_weights(path).values() if value.ndim >= 2]
     return int(rows[-1]) if rows else usual
 

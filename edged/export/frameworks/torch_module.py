@@ -1,6 +1,6 @@
-"""Any torch module: `package.module:factory`, a function or class that takes no arguments. If the module has an
-attribute `example_inputs`, these are its inputs: tensors by name or in order. Otherwise the module takes one
-picture."""
+"""Any torch module: `package.module:factory`. The factory is a function or class without arguments, or already a
+torch.nn.Module. If the torch module has an attribute `example_inputs`, these are its inputs: tensors by name or in
+order. Otherwise its input is one picture."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Exporters write the sizes of their example into the file, although the graph may accept other sizes. Or they declare a
 size as dynamic, although a constant in the graph fixes it. A declaration is changed only with proof. A fixed batch
-becomes dynamic if its rows get the same answers in smaller batches; a dynamic size becomes fixed if the model answers
+becomes dynamic if its rows get the same answers in smaller batches. A dynamic size becomes fixed if the model answers
 only one of the tried sizes.
 """
 
@@ -133,7 +133,7 @@ class _Trial:
     # -- sizes that are declared dynamic, but are fixed -------------------------------------------------------------
 
     def _close_batch(self) -> None:
-        """Fix a batch that is declared as dynamic if the model answers only one of the tried sizes."""
+        """Declare a dynamic batch as fixed if the model answers only one of the tried sizes."""
         signature = self._signature()
         leading = {s.shape[0] for s in signature.inputs if s.shape and isinstance(s.shape[0], str)} - {*ANY_SHAPE}
         if not leading:
@@ -157,7 +157,7 @@ class _Trial:
         return _keeps_rows(signature, self._answered(session, fixed))
 
     def _close_sizes(self) -> None:
-        """Fix a picture size that is declared as dynamic if the model answers only one of the tried sizes."""
+        """Declare a dynamic picture size as fixed if the model answers only one of the tried sizes."""
         for spec in self._signature().inputs:
             axes = _sides(spec)
             if axes is None or not all(isinstance(spec.shape[axis], str) for axis in axes):

@@ -3,12 +3,12 @@
 A node whose definition did not change stays. For a changed definition the first of these rules that applies is used:
 
 1. keep the node if the new version only allows more types;
-2. rewrite it here if the converter of the onnx package ignores a change of meaning or cannot convert it;
+2. rewrite it (`nodes.py`) if the converter of the onnx package ignores a change of meaning or cannot convert it;
 3. convert it with that converter;
 4. keep it if it uses nothing that is new.
 
 An operator that the older version lacks is replaced with the function that defines it. The rule decides how the
-result has to be proven: see `LoweredGraph.by_definition`.
+result must be proven: see `LoweredGraph.by_definition`.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def write_lowered(job: Lower) -> Lowered:
 
 
 class LoweredGraph:
-    """The changes to a model. `details` has one line for each kind of change. `by_definition`: by ONNX's definitions,
-    all nodes mean the same as before."""
+    """The changes to a model. `details` has one line for each kind of change. `by_definition`: whether all nodes mean
+    the same as before by ONNX's definitions."""
 
     def __init__(self) -> None:
         self.by_definition = True
@@ -93,7 +93,7 @@ def newest_known() -> int:
 
 def lower(model: ModelProto, target: int) -> LoweredGraph:
     """Convert a model without local functions to opset `target`, in place. Raises Unsuitable, with the operator and its
-    version, if an operator cannot be converted; the model is then invalid."""
+    version, if an operator cannot be converted. The model is then invalid."""
     source, lowered = opset_of(model), LoweredGraph()
     if source > newest_known():
         raise Unsuitable(
@@ -242,7 +242,8 @@ def _typed(model: ModelProto) -> ModelProto:
 
 
 def _part_types(nodes: list[NodeProto], scope: Scope, opset: int) -> Scope:
-    """Return the scope with the types of the new values between nodes that replace one node."""
+    """Return the scope, extended by the types and small constants of the values inside `nodes`. The nodes replace one
+    node."""
     outside = {name for node in nodes for name in node.input} - {name for node in nodes for name in node.output}
     inputs = [scope.types[name] for name in sorted(outside) if name in scope.types]
     tensors = [scope.constants[name] for name in sorted(outside) if name in scope.constants]
@@ -260,7 +261,7 @@ def _scope(graph: GraphProto, typed: GraphProto, outer: Scope) -> Scope:
 
 
 def _reason(error: Exception) -> str:
-    """Return the converter's message without its source position: TEXT of `...: Assertion `x` failed: TEXT`."""
+    """Return the converter's message without its source position: `TEXT` for `...: Assertion `x` failed: TEXT`."""
     text = " ".join(str(error).split())
     return text.rpartition("failed: ")[2][:200] or type(error).__name__
 

@@ -1,10 +1,11 @@
-"""Conversion of single nodes to an older version of ONNX's operators: comparing definitions, converting, rewriting.
+"""Converts single nodes to an older version of ONNX's operators: compares definitions, converts nodes, rewrites nodes.
 
 A node is converted as a separate model without weights and without the rest of the graph. So a model may have any
 size, its external data is not touched, and the name of a node that fails is known.
 
-Sources: the schemas of the onnx package; https://github.com/onnx/onnx/blob/main/docs/Changelog.md (the definitions in
-all versions) for operators whose meaning the package's converter changes without an error, or that it cannot convert.
+Sources: the schemas of the onnx package, and https://github.com/onnx/onnx/blob/main/docs/Changelog.md (the definitions
+in all versions). The second source is used for operators whose meaning the package's converter changes without an
+error, or that it cannot convert.
 """
 
 from __future__ import annotations
@@ -271,7 +272,7 @@ def _split(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
 
 
 def _resize(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
-    """Convert Resize to opset 12, which requires the input `roi`: add an empty one."""
+    """Convert Resize to opset 12, which requires the input `roi`: add an empty tensor."""
     made = NodeProto()
     made.CopyFrom(node)
     if len(node.input) < 2 or node.input[1]:

@@ -55,8 +55,8 @@ class Anomalib(ContentFamily, frozen=True):
     score_range = (-math.inf, math.inf)
 
     def content(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Anomaly:
-        """See `ContentFamily.content`. If the score is not finite as float32, it counts as 0. Such values of the map
-        count as the lowest finite value of the map."""
+        """See `ContentFamily.content`. A score that is not finite as float32 counts as 0. Values of the map that are
+        not finite count as its lowest finite value."""
         first, last = self.reading.outputs[0], self.reading.outputs[-1]
         heat = None if self.reading.form == _SCORE else _heat(outputs, last, index)
         if heat is not None and self.reading.form == _MAP:

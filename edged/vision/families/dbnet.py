@@ -7,14 +7,14 @@ PP-OCRv6_det_small.onnx of rapidocr 3.10.0 and the PP-OCRv4 model of rapidocr-on
 equal those of rapidocr's postprocessing, and corners differ by less than two pixels. docTR: models/detection/
 differentiable_binarization/pytorch.py of mindee/doctr (commit 0375ee8); its models return logits and were not tried.
 
-Input [N, 3, H, W] FP32, BGR, normalised as for ImageNet, but, as in the authors' code, with the values of red for blue
-and those of blue for red; sides are multiples of 32. Output [N, 1, H, W] FP32: the probability that a pixel belongs to
-the inner part of a line. Each connected part above 0.3 is replaced by the smallest rectangle around it, which is then
-enlarged by area * unclip / perimeter on each side.
+Input [N, 3, H, W] FP32, BGR; sides are multiples of 32. Pixels are normalised as for ImageNet, but, as in the authors'
+code, with mean and deviation of red and blue exchanged. Output [N, 1, H, W] FP32: the probability that a pixel belongs
+to the inner part of a line. Each connected part above 0.3 is replaced by the smallest rectangle around it, which is
+then enlarged by area * unclip / perimeter on each side.
 
 The authors enlarge a polygon with round corners in whole pixels (pyclipper) and take the smallest rectangle around it;
 edged enlarges the rectangle itself, so that its sides differ by at most a pixel of the input. The authors round the
-corners to pixels of the picture, edged does not. They make the longer side of a picture 960 pixels if it is longer;
+corners to pixels of the picture, edged does not. They shrink a picture whose longer side is above 960 pixels to 960;
 edged fits all pictures into one size, by default 960 x 960.
 """
 
@@ -59,7 +59,8 @@ class DbNet(Family, frozen=True):
     may_find_nothing = True
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with corners, and boxes that are their hulls, cut to the picture."""
+        """See `Family.decode`; with corners. Boxes are the axis-aligned bounding boxes of the corners, cut to the
+        picture."""
         width, height = self.size
         chances = picture_tensor(outputs, self.reading.outputs[0], index, 1, height, width)[0]
         chances = np.ascontiguousarray(chances, np.float32)
@@ -134,7 +135,7 @@ def _parts(chances: Floats, least: float) -> _Parts:
 
 
 def _enlarged(rectangles: Floats, unclip: float) -> Floats:
-    """Move each side outwards by area * unclip / perimeter; a new array."""
+    """Return new rectangles with each side moved outwards by area * unclip / perimeter."""
     sides = rectangles[:, 2:4]
     by = sides.prod(axis=1) * np.float32(unclip) / sides.sum(axis=1)  # on both sides
     return np.concatenate((rectangles[:, :2], sides + by[:, None], rectangles[:, 4:]), axis=1)

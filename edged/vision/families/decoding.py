@@ -37,8 +37,8 @@ class Thresholds(msgspec.Struct, frozen=True):
     """Which detections are returned: those whose score is above `score`, and whose IoU with each better detection of
     the same class is at most `iou`.
 
-    The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model answers as in training. A lower `iou`
-    such as 0.45 gives fewer duplicates but loses neighbours in a crowd.
+    The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model returns the same detections as in the
+    ultralytics package. A lower `iou` such as 0.45 gives fewer duplicates but loses neighbours in a crowd.
 
     If the model's graph includes the NMS, `iou` has an effect only with `class_agnostic`, and then on all boxes.
     A classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0, or 300 and
@@ -69,8 +69,8 @@ def checked_tensor(outputs: Outputs, name: str, *sizes: Size) -> Array:
 
 
 def picture_tensor(outputs: Outputs, name: str, index: int, *sizes: Size) -> Array:
-    """Return picture `index` of a batched tensor; `sizes` are without the batch. Raises EngineUnusable if the picture
-    is missing, and like `checked_tensor`."""
+    """Return the part of picture `index` in a batched tensor; `sizes` are without the batch. Raises EngineUnusable if
+    the picture is missing, and like `checked_tensor`."""
     found = checked_tensor(outputs, name, ANY, *sizes)
     if index >= len(found):
         raise _unexpected(name, found, (at_least(index + 1), *sizes))
@@ -79,7 +79,8 @@ def picture_tensor(outputs: Outputs, name: str, index: int, *sizes: Size) -> Arr
 
 
 def picture_vector(outputs: Outputs, name: str, index: int, size: Size) -> Array:
-    """Return picture `index` of a tensor [N, size]; further axes of size 1 are dropped."""
+    """Return the vector of picture `index` in a tensor [N, size]; further axes of size 1 are dropped. Raises
+    EngineUnusable like `picture_tensor`."""
     found = outputs.get(name)
     if found is not None and found.ndim > 2 and all(extent == 1 for extent in found.shape[2:]):
         outputs = {name: found.reshape(found.shape[:2])}
@@ -87,7 +88,8 @@ def picture_vector(outputs: Outputs, name: str, index: int, size: Size) -> Array
 
 
 def picture_scalar(outputs: Outputs, name: str, index: int) -> float:
-    """Return the value of picture `index` in a tensor [N]; further axes of size 1 are dropped."""
+    """Return the value of picture `index` in a tensor [N]; further axes of size 1 are dropped. Raises EngineUnusable
+    like `picture_tensor`."""
     found = outputs.get(name)
     if found is not None and found.ndim > 1:
         return float(picture_vector(outputs, name, index, 1)[0])

@@ -213,8 +213,9 @@ class RfDetr(Family, frozen=True):
 
 
 def _background(evidence: Evidence, slots: int | str) -> str:
-    """Return which slot is the background. If there are names, their number decides. If it does not fit, or without
-    names, a model of COCO is recognised by its 91 slots."""
+    """Return which slot is the background. The number of names decides if it is the number of slots, or one less.
+    Otherwise, 91 slots mean a model of COCO, which has no background slot, and in other models the last slot is the
+    background."""
     names = keys.words(evidence.settings, "names") or evidence.metadata.names
     if names and slots in (len(names), len(names) + 1):
         return _NONE if slots == len(names) else _LAST

@@ -1,4 +1,5 @@
-"""EfficientDet, in two forms. The family `ssd` decodes a third: outputs `detection_boxes` ... (Object Detection API).
+"""EfficientDet, in two forms. The family `ssd` decodes a third form: outputs `detection_boxes` ... (Object Detection
+API).
 
 - google/automl: input `image_arrays` UINT8 [N, H, W, 3], output `detections` [N, K, 7], a row per detection: number of
   the picture, *yxyx* in pixels of the input, score, class. The graph normalises and does the NMS. tf2onnx appends `:0`.

@@ -1,7 +1,7 @@
 """Embeddings: models whose output is a vector that is near the vectors of similar pictures.
 
 An output [N, values] or [N, values, 1, 1] is the vector, which is scaled to length 1. If a vision transformer has an
-output [N, tokens, values], the vector is the first token, the class token. A 2-D output may just as well be classes,
+output [N, tokens, values], the vector is the first token, the class token. A 2-D output can also be scores of classes,
 and the file does not say how its pictures must be preprocessed. So a model is claimed only if the name of an output
 shows that it is an embedding, or if `family` is set. config.json of Hugging Face sets `family` (see
 `edged.models.huggingface`).
@@ -14,9 +14,9 @@ optimum/exporters/onnx/model_configs.py; xenova/transformers.js, scripts/extra/c
 transformers 5.24.0.
 
 The score of `thresholds` is the least similarity (the cosine of the angle) with which a vector gets a name from a
-gallery. Its value is that of Immich for insightface's models (largest distance 0.5), of OpenCV's model zoo for SFace,
-and of StrongSORT in boxmot for OSNet (largest distance 0.2); no source has a value for the others. No trained model was
-at hand to verify these families.
+gallery. The default is that of Immich for insightface's models (largest distance 0.5), of OpenCV's model zoo for SFace,
+and of StrongSORT in boxmot for OSNet (largest distance 0.2). No source has a value for the other families. No trained
+model was at hand to verify these families.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class ArcFace(GenericEmbedding, frozen=True):
     """ArcFace and other face embeddings of insightface (w600k_r50, w600k_mbf, glintr100, ...).
 
     Input [N, 3, 112, 112] FP32, RGB, (pixel - 127.5) / 127.5; output [N, 512]. The authors turn and scale the face so
-    that eyes, nose and mouth are at fixed places, and the outside of the picture is black. edged shows the model the
-    picture or region as it is, which recognises fewer faces. Older models of insightface, from MXNet, subtract and
-    divide in the graph: they are of the family `sface`.
+    that eyes, nose and mouth are at fixed places, and fill the area outside the picture with black. edged shows the
+    model the picture or region as it is, which recognises fewer faces. Older models of insightface, from MXNet,
+    subtract and divide in the graph: they are of the family `sface`.
     """
 
     name = "arcface"
@@ -124,7 +124,7 @@ class SFace(GenericEmbedding, frozen=True):
 
 
 class OsNet(GenericEmbedding, frozen=True):
-    """OSNet and other models of torchreid that find a person again: input [N, 3, 256, 128] FP32, output [N, 512]."""
+    """OSNet and other torchreid models for person re-identification: input [N, 3, 256, 128] FP32, output [N, 512]."""
 
     name = "osnet"
     signatures = patterns("[N, 3, 256, 128] -> embedding? [N, values]")
@@ -133,8 +133,8 @@ class OsNet(GenericEmbedding, frozen=True):
 
 
 class Clip(GenericEmbedding, frozen=True):
-    """The image encoder of CLIP: `image_embeds` [N, values] with the projection to the space that texts share, or
-    `pooler_output` without it."""
+    """The image encoder of CLIP: `image_embeds` [N, values], projected to the space that texts share, or
+    `pooler_output`, not projected."""
 
     name = "clip"
     signatures = patterns("image_embeds|pooler_output [N, values], ...")
@@ -160,8 +160,8 @@ class DinoV2(GenericEmbedding, frozen=True):
 
 def by_names(evidence: Evidence) -> Claim | None:
     """Claim a model with an output whose name says that it is an embedding. Hugging Face's models with hidden states
-    differ in their preprocessing, so they need config.json or the setting. A model with a second input is not claimed,
-    because it also takes texts, as the whole of CLIP does."""
+    differ in their preprocessing, so config.json or the setting `family` must name their family. A model with a second
+    input is not claimed, because it also takes texts, like a complete CLIP."""
     outputs = {spec.name: spec for spec in evidence.outputs if _is_vector(spec, tokens=True)}
     if _LOGITS in evidence.output_names or len(evidence.inputs) > 1:
         return None

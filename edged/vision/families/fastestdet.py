@@ -1,9 +1,9 @@
 """FastestDet, as its repository exports it.
 
-Input [1, 3, H, W] FP32; one output [1, 5 + C, H / 16, W / 16], channels of a grid: objectness, four values of the box,
-the probability of each class. With x, y the column and row of a cell and `t` its box: the centre is (x + tanh(t0),
-y + tanh(t1)) in units of cells, the size (sigmoid(t2), sigmoid(t3)) in 0..1 of the input. The score is
-objectness^0.6 * probability^0.4 with the best class. Without NMS.
+Input [1, 3, H, W] FP32. One output [1, 5 + C, H / 16, W / 16], whose channels are objectness, four values t0..t3 of the
+box, and the probability of each class. For the cell in column x and row y, the centre of the box is (x + tanh(t0), y +
+tanh(t1)) in units of cells. Its size is (sigmoid(t2), sigmoid(t3)) in 0..1 of the input. The score is objectness^0.6 *
+probability^0.4 of the best class. No NMS.
 
 Pictures are stretched; pixels are BGR in 0..1.
 

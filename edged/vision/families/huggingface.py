@@ -1,10 +1,10 @@
 """Query-based detectors of Hugging Face's transformers, as Optimum exports them: outputs `logits` and `pred_boxes`.
-DETR's own repository names the first one `pred_logits` (facebookresearch/detr, commit 038ec78, `test_all.py`).
+DETR's own repository names the first output `pred_logits` (facebookresearch/detr, commit 038ec78, `test_all.py`).
 
 Input `pixel_values` [N, 3, H, W] FP32, whose dimensions can all be open; outputs `logits` [N, Q, slots] and
 `pred_boxes` [N, Q, 4], cx, cy, w, h in 0..1 of the input; no NMS. Older exports of DETR have a second input,
 `pixel_mask` INT64 [N, rows, columns] (usually 64 x 64, which the graph resizes): 1 for pixels of the picture. edged
-stretches the picture over the whole input, so all are 1.
+stretches the picture over the whole input, so all values are 1.
 
 The tensors are the same for all kinds of models, but their meaning is not:
 
@@ -13,8 +13,9 @@ The tensors are the same for all kinds of models, but their meaning is not:
 - conditional_detr, deformable_detr, dab-detr, rf_detr: a sigmoid for each slot; normalised as for ImageNet.
 - rt_detr, rt_detr_v2, d_fine: a sigmoid for each slot; pixels in 0..1.
 
-The ONNX file does not say which kind it is. config.json next to it does (see `edged.models.huggingface`), or the
-setting `family`. A GridSample in the graph excludes the softmax, because only models with deformable attention have it.
+The ONNX file does not say which kind it is. The setting `family` decides, or config.json next to the file (see
+`edged.models.huggingface`). A GridSample in the graph excludes the softmax, because only models with deformable
+attention have it.
 
 Source: `post_process_object_detection` and the image processors of transformers 5.24.0, the ONNX configurations of
 optimum-onnx (commit 1939f27). The input `pixel_mask` is known from transformers.js (commit 5ed4c5c) only. DETR and the
@@ -117,7 +118,7 @@ def mask_size(mask: TensorSpec, evidence: Evidence) -> tuple[int, ...]:
 class DeformableDetr(Detr, frozen=True):
     """Conditional DETR, Deformable DETR, DAB-DETR and transformers' RF-DETR: a sigmoid for each class.
 
-    The best of all queries and classes are kept, so that a query can return two classes.
+    Each pair of query and class above the threshold is a detection, so a query can return two classes.
     """
 
     name = "deformable-detr"

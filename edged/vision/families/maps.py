@@ -1,4 +1,4 @@
-"""Maps in a model's output: how they are found, which part of them shows the picture, and the class of each place.
+"""Finds maps in a model's output, cuts them to the part that shows the picture, and computes the class of each place.
 
 A map of h x w cells covers the whole input, with its padding. It has as many cells as the input has pixels, or fewer.
 """
@@ -27,7 +27,7 @@ _MOST_STRIDE = 64  # input pixels for each cell
 
 
 class Layout(NamedTuple):
-    """The layout of an output: the number of its channels, 1 if it has no such dimension, and `cells`, the rows and
+    """The layout of an output. `channels` is 1 if the output has no dimension for channels. `cells` are the rows and
     columns of its maps."""
 
     channels: Dim
@@ -50,7 +50,7 @@ def layout_of(output: TensorSpec, evidence: Evidence) -> Layout | None:
 
 
 def _covers(cells: tuple[Dim, Dim], size: tuple[int, int] | None) -> bool:
-    """Whether rows and columns can be those of a map of an input of `size` (width, height): a cell for each pixel, or
+    """Whether a map with these rows and columns can cover an input of `size` (width, height): a cell for each pixel, or
     for each square of pixels, up to one cell more or less. True for open dimensions."""
     height, width = cells
     if cells == (1, 1):
@@ -133,8 +133,10 @@ def best_classes(planes: Floats) -> Ids:
 
 
 def enlarged_classes(planes: Floats, across: int, down: int) -> Ids:
-    """Return the best class of each place, [h * down, w * across], after bilinear interpolation of scores
-    [classes, h, w], with the centres of cells in the middle of their places (`align_corners=False`).
+    """Divide each cell into `down` x `across` places and return the best class of each place, [h * down, w * across].
+
+    Scores [classes, h, w] are interpolated bilinearly. The centre of a cell is the middle of its places
+    (`align_corners=False`).
 
     Between four cells of the same class, interpolation cannot change the class. So only places between cells of
     different classes are interpolated. The result is exact, in a fraction of the time and memory.

@@ -10,8 +10,8 @@ rest is black. Two forms of output, FP32:
 - single: [N, 1, 17, 3], y, x and score of COCO's 17 keypoints, y and x in 0..1 of the input.
 - multi: [N, 6, 56], a row for each person: 17 times y, x, score; then the box, y1, x1, y2, x2 in 0..1, and its score.
 
-With the single form, the source looks for the person only in a part of the next picture. edged treats each picture, or
-its region of interest, separately. No trained model was at hand to verify this family.
+With the single form, the source code crops the next picture to the area around the person. edged decodes each picture,
+or its region of interest, separately. No trained model was at hand to verify this family.
 """
 
 from __future__ import annotations

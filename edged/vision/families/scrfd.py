@@ -3,12 +3,16 @@
 Sources: detection/scrfd/tools/scrfd.py (commit 15dfa4a) and scrfd2onnx.py (commit 41bf106) of deepinsight/insightface,
 and python-package/insightface/model_zoo/retinaface.py, which decodes the same tensors.
 
-Input [N, 3, H, W] FP32, RGB, (pixel - 127.5) / 128. The outputs, FP32, are in this order: scores [N, rows, 1] after the
-sigmoid, one output for each stride of 8, 16 and 32; then boxes [N, rows, 4], one for each stride; then, if the model
-has landmarks, landmarks [N, rows, 10], one for each stride. There are two rows for each cell. Models with the strides 8
-to 128 have one row for each cell. The values of a box are the distances of its four sides from the upper left corner of
-the cell, those of a landmark are its x and y from this corner, all in units of the stride. The landmarks are left eye,
-right eye, nose and corners of the mouth, as seen in the picture.
+Input [N, 3, H, W] FP32, RGB, (pixel - 127.5) / 128. The outputs, FP32, are in the order of this list, each with one
+tensor for each stride of 8, 16 and 32:
+
+- scores [N, rows, 1] after the sigmoid
+- boxes [N, rows, 4]: the distances of the four sides from the upper left corner of the cell
+- landmarks [N, rows, 10], if the model has them: x and y from this corner for left eye, right eye, nose and corners of
+  the mouth, as seen in the picture
+
+Distances, x and y are in units of the stride. There are two rows for each cell. Models with the strides 8 to 128 have
+one row for each cell.
 
 Newer exports name the outputs score_8, bbox_8, kps_8 and so on. Older ones have numbers for names and lack the first
 dimension, so they take one picture at a time. On exports of both kinds (SCRFD_500M_KPS, SCRFD_2.5G_KPS) faces and

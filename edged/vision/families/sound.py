@@ -1,17 +1,17 @@
-"""Families of models that take sound: voice detection, and tags of sounds. Their answers are `Classes`.
+"""Families of models that take sound: voice detection, and tags of sounds. They return `Classes`.
 
-Silero VAD, of which the package `silero-vad` has the ONNX files:
+Silero VAD, whose ONNX files are in the package `silero-vad`:
 
 - Versions 5 and 6: `input` [N, context + samples], `state` [2, N, 128], mostly `sr` INT64 -> `output` [N, 1], `stateN`.
   512 samples at 16 kHz after a context of 64, or 256 after 32 at 8 kHz.
 - Version 4: `input` [N, samples], `h` and `c` [2, N, 64], `sr` INT64 -> `output` [N, 1], `hn`, `cn`. No context.
 
-The output is the probability of speech. The authors count 0.5 or more as speech.
-Source: `OnnxWrapper` of silero-vad 6.2.3; the answers to the same windows are equal. Of version 4 the tensors are known
-from programs that use it (`silero-vad-model` of VadFilterOnnx); it was not verified on its file.
+The output is the probability of speech. The authors count 0.5 or more as speech. Source: `OnnxWrapper` of silero-vad
+6.2.3; edged's results for the same windows are equal. The tensors of version 4 are known from programs that use it
+(`silero-vad-model` of VadFilterOnnx); this version was not verified on its file.
 
-Tags: one input of samples [n] or [N, n], an output of scores [rows, classes]; the score of a class is the highest of
-the rows. Several classes may be true at once.
+Tags: one input of samples [n] or [N, n], and an output of scores [rows, classes]. The score of a class is its highest
+score in the rows. Several classes can apply at once.
 
 - YAMNet: 521 classes at 16 kHz, a row of scores each 0.48 s. A window is 15600 samples (0.975 s), which give one row.
   Source: `yamnet.py` and `params.py` of tensorflow/models.

@@ -58,8 +58,8 @@ class Ssd(Family, frozen=True):
       Detection API has the same tensors, also of other detectors such as Faster R-CNN and EfficientDet; tf2onnx keeps
       their names, with or without `:0`. Its inputs are usually UINT8, and the graph resizes and normalises the picture.
 
-    The last two include the NMS in the graph, and class ids are the model's own: those of the Object Detection API
-    start at 1.
+    In the last two forms the graph includes the NMS, and class ids are those of the model. Class ids of the Object
+    Detection API start at 1.
     """
 
     name = "ssd"

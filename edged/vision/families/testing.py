@@ -54,7 +54,7 @@ class FamilyTest:
         return family.decode(outputs, index, placement, thresholds or self.recognition.thresholds)
 
     def content(self, outputs: Mapping[str, Array], *, width: int, height: int, index: int = 0) -> Content:
-        """Like `detect`, for a family that says something about the whole picture."""
+        """Decode like `detect`, but for a `ContentFamily`: a family that says something about the whole picture."""
         family, placement = self._open(), self._place(width, height)
         assert isinstance(family, ContentFamily), f"{family.name} is a detector"
         return family.content(outputs, index, placement, self.recognition.thresholds)

@@ -1,11 +1,11 @@
 """Models that are shown one line of text: recognisers, and PP-OCR's classifier of upside-down lines.
 
-Such a model expects the part of a picture that shows one line, such as the box of a text detector; edged takes the
-whole picture, or its region of interest, as this part. Lines must run from left to right: PaddleOCR turns a part that
-is at least 1.5 times as high as wide by 90 degrees counterclockwise first.
+These models expect the part of a picture that shows one line, such as the box of a text detector. edged feeds them the
+whole picture, or its region of interest. Lines must run from left to right. PaddleOCR first turns a part by 90 degrees
+counterclockwise if it is at least 1.5 times as high as wide.
 
 Sources: PaddlePaddle/PaddleOCR: tools/infer/predict_cls.py (commit 0005f4d) and ppocr/postprocess/rec_postprocess.py
-(commit 0002349); rapidocr 3.10.0 (ch_ppocr_rec, ch_ppocr_cls), whose own code reads the same texts with its models
+(commit 0002349); rapidocr 3.10.0 (ch_ppocr_rec, ch_ppocr_cls), which reads the same texts as edged with its models
 PP-OCRv6_rec_small.onnx and ch_PP-OCRv4_rec_infer.onnx (of rapidocr-onnxruntime 1.4.4); ddddocr 1.6.1; baudm/parseq:
 strhub/data/utils.py (commit 03dba34) and models/parseq/system.py (commit 0464a07); mindee/doctr: models/recognition/
 crnn/pytorch.py (commit 0118508). No trained PARSeq, docTR or LPRNet was at hand.
@@ -224,7 +224,8 @@ class PpOcrCls(Classification, frozen=True):
 
 
 def by_height(evidence: Evidence) -> Claim | None:
-    """Suggest the recognisers, without a decision, for a 3-D output if the input is as high as that of a usual one."""
+    """Suggest the recognisers, without a decision, for a 3-D output if the input is as high as that of usual
+    recognisers."""
     output, height = evidence.only_output, evidence.picture.height
     if output is None or len(output.shape) != 3 or height not in _HEIGHTS:
         return None

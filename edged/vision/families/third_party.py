@@ -1,6 +1,6 @@
 """Loads families of other packages: checks whether edged accepts their classes, and checks what their code returns.
 
-Every error of such code becomes a FamilyFailed that names its package.
+Every error in the code of a family becomes a FamilyFailed that names the package of the family.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def _loaded(family: str, package: Package) -> Kind:
 
 
 def _checked_class(found: object, family: str, package: Package) -> Kind:
-    """Return a subclass of a family's class whose methods check their answers."""
+    """Return a subclass of `found`, a family's class, whose methods check their results. Raises FamilyFailed if edged
+    cannot use `found`."""
     if not (inspect.isclass(found) and issubclass(found, (Family, ContentFamily))):
         raise _failed(family, package, "its entry point names no subclass of Family or ContentFamily")
     _require_contract(found, family, package)
@@ -263,8 +264,8 @@ _CHECKS: dict[str, Callable[[Opened, object, Arguments], object]] = {
 
 
 def _array(what: str, found: object, kinds: str, *sizes: int | None) -> Any:
-    """Return a value if it is an array of one of these kinds of datatype and of this shape (None: any size), with
-    finite values. Otherwise raise _Invalid."""
+    """Return `found` if it is an array with finite values, a dtype kind in `kinds` and the shape `sizes` (None: any
+    size). Otherwise raise _Invalid."""
     if not isinstance(found, np.ndarray) or found.dtype.kind not in kinds:
         kind = found.dtype if isinstance(found, np.ndarray) else type(found).__name__
         raise _Invalid(f"{what} is {kind}, not an array of {' or '.join(_KINDS[each] for each in kinds)}")

@@ -1,9 +1,9 @@
 """Top-down pose: models that find the keypoints of one person, RTMPose and HRNet.
 
-Such a model expects the part of a picture that shows one person. edged takes the whole picture, or its region of
-interest, as this part: a picture has one detection, whose box is the picture, if its score is above the threshold. As
-in the authors' evaluation on COCO, the score is the mean of those keypoints' scores that are above 0.2. If no score is
-above 0.2, it is the mean of all scores (the authors' evaluation takes 0 instead).
+These models expect the part of a picture that shows one person. edged feeds them the whole picture, or its region of
+interest. The picture gives one detection, whose box is the whole picture, or none if the score is not above the
+threshold. As in the authors' evaluation on COCO, the score is the mean of those keypoints' scores that are above 0.2.
+If no keypoint's score is above 0.2, the score is the mean of all of them (in the authors' evaluation it is 0).
 
 Sources: open-mmlab/mmpose: mmpose/codecs/simcc_label.py (commit 01d4e7b), mmpose/codecs/utils/post_processing.py
 (commit 0b9a7cf), mmpose/datasets/transforms/topdown_transforms.py (commit 003cac4), mmpose/evaluation/metrics/

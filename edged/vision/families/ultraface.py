@@ -3,10 +3,10 @@
 Source: Linzaer/Ultra-Light-Fast-Generic-Face-Detector-1MB (commit dffdddd): detect_imgs_onnx.py, convert_to_onnx.py,
 vision/ssd/config/fd_config.py and vision/utils/box_utils.py, and the files in models/onnx and masked_face/pretrained.
 
-Input `input` [N, 3, H, W] FP32, RGB, (pixel - 127) / 128. Outputs, FP32, with a row for each prior box: `scores`
-[N, P, classes], after the softmax, class 0 is the background; `boxes` [N, P, 4]. There are two forms of boxes: corners,
-xyxy in 0..1 of the input; and, in the files named `simplified` and `without_postprocessing`, offsets from the prior
-boxes, with the variances 0.1 and 0.2.
+Input `input` [N, 3, H, W] FP32, RGB, (pixel - 127) / 128. The outputs, FP32, have a row for each prior box: `scores`
+[N, P, classes] after the softmax, of which class 0 is the background, and `boxes` [N, P, 4]. Boxes have one of two
+forms. Corners are xyxy in 0..1 of the input. Offsets from the prior boxes, with the variances 0.1 and 0.2, are in the
+files named `simplified` and `without_postprocessing`.
 
 The grids of prior boxes have strides 8, 16, 32 and 64, and for each cell three, two, two and three squares. The grids
 cover the input exactly, even if its sides are not multiples of the stride. (The repository's script for OpenCV steps by
@@ -95,7 +95,7 @@ class UltraFace(Ssd, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Claim an SSD by the number of its prior boxes, which other models do not have at the same input size."""
+        """Claim a model by the number of its prior boxes. At the same input size, other models have another number."""
         if set(evidence.output_names) != {"scores", "boxes"}:
             return None
         if any(isinstance(spec.shape[1], str) for spec in evidence.outputs if len(spec.shape) == 3):

@@ -47,10 +47,10 @@ _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 class Ultralytics(Family, frozen=True):
     """Detectors with one-to-many heads: v5u, v8, 9, 11, 12, and v10 and 26 with `nms=None`.
 
-    One output, [N, 4 + classes, A]: a column for each of the A grid cells at strides 8, 16, 32, with cx, cy, w, h in
-    input pixels and one score per class, after the sigmoid; no objectness; without NMS. Source: `Detect.forward` of the
-    ultralytics package and the metadata of its `Exporter`. YOLOv9's own repository exports the same tensor, or, for
-    models with an auxiliary head, two such tensors; the second one is the main head's (`DualDDetect.forward`).
+    One output, [N, 4 + classes, A]: a column for each of the A grid cells at strides 8, 16, 32. A column has cx, cy, w,
+    h in input pixels and one score per class, after the sigmoid. No objectness, no NMS. Source: `Detect.forward` of the
+    ultralytics package and the metadata of its `Exporter`. YOLOv9's repository exports the same tensor. For models with
+    an auxiliary head it exports two such tensors, of which the second is the main head's (`DualDDetect.forward`).
     """
 
     name = "ultralytics"
@@ -88,7 +88,7 @@ class Ultralytics(Family, frozen=True):
 
     @classmethod
     def _by_rows(cls, evidence: Evidence) -> Claim | None:
-        """Match a detector: the names give the number of rows, the input size the number of columns."""
+        """Match a detector: the rows must fit the number of class names, the columns must fit the input size."""
         output, names = _main_output(evidence), evidence.metadata.names
         if output is None or len(output.shape) != 3 or not names:
             return None
@@ -121,7 +121,7 @@ class Ultralytics(Family, frozen=True):
 
 
 def _main_output(evidence: Evidence) -> TensorSpec | None:
-    """Return the only output, or the main head's if YOLOv9's repository also exported an auxiliary one."""
+    """Return the only output. If YOLOv9's repository also exported an auxiliary head, return the main head's output."""
     outputs = evidence.outputs
     if len(outputs) == 2 and outputs[0].shape == outputs[1].shape and evidence.metadata.task is None:
         return outputs[1]
@@ -185,10 +185,14 @@ CELLS, ROWS = "cells", "rows"
 class UltralyticsTask(Family, frozen=True):
     """Base of segment, pose and obb: a table with `more` values per detection (mask coefficients, keypoints, an angle).
 
-    It has one of two forms: "cells", [N, 4 + classes + more, A], without NMS; and "rows", [N, R, 6 + more], of an
-    NMS-free head or with NMS in the graph: box, score, class and the rest, padded with zeros. Metadata decides the
-    form; without metadata, a table with exactly 6 + more columns has the form "rows". Source: `Detect.postprocess`, its
-    subclasses and `NMSModel` of the ultralytics package.
+    The table has one of two forms:
+
+    - "cells", [N, 4 + classes + more, A], without NMS
+    - "rows", [N, R, 6 + more], of an NMS-free head or with NMS in the graph: box, score, class and the `more` values,
+      padded with rows of zeros
+
+    Metadata decides the form. Without metadata, a table with exactly 6 + more columns has the form "rows". Source:
+    `Detect.postprocess`, its subclasses and `NMSModel` of the ultralytics package.
     """
 
     task: ClassVar[str]
@@ -238,7 +242,8 @@ class UltralyticsTask(Family, frozen=True):
         return picture_tensor(outputs, self.reading.outputs[0], index, *sizes)
 
     def _select(self, table: Array, more: int, score: float) -> tuple[Candidates, Array]:
-        """Return the detections above a score, boxes xyxy, and the `more` values of each, unchanged [n, more]."""
+        """Return the detections above a score, with their boxes, and an array [n, more] of their `more` other values,
+        unchanged."""
         if not self.needs_nms:
             offered = select_candidates(table[:, :4], table[:, 4], table[:, 5], score)
             return offered, table[offered.rows, 6:]
@@ -251,7 +256,7 @@ class UltralyticsPose(UltralyticsTask, frozen=True):
     """Detections with k keypoints: x, y in input pixels and, if `kpt_shape` is [k, 3], a score after the sigmoid.
 
     `reading.keypoints` is (k, number of values per keypoint). Source: `Pose.kpts_decode` of the ultralytics package. As
-    there, keypoints outside the picture are moved to its edge.
+    in this package, keypoints outside the picture are moved to its edge.
     """
 
     name = "ultralytics-pose"
@@ -270,8 +275,8 @@ class UltralyticsPose(UltralyticsTask, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        """See `Opened.claim`. Without `kpt_shape`, all values except box and classes are keypoints; the number of
-        classes is then the number of names, or one without names."""
+        """See `Opened.claim`. Without `kpt_shape`, all values except box and classes are keypoints. Then the number of
+        classes is the number of names, or 1 if there are no names."""
         k, values = evidence.metadata.kpt_shape or _values_left(evidence)
         if values not in (2, 3):
             return None
@@ -286,7 +291,7 @@ class UltralyticsPose(UltralyticsTask, frozen=True):
 
 
 def _keypoints(points: Floats, placement: Placement) -> Floats:
-    """Convert x, y (and score) in input pixels to x, y in pixels of the original picture and score, [n, k, 3]."""
+    """Convert keypoints from input pixels to pixels of the original picture: x, y and score, float32 [n, k, 3]."""
     x1, y1, x2, y2 = placement.edges
     original = placement.points_to_original(points[..., :2])
     found = np.ones((*points.shape[:2], 3), np.float32)
@@ -315,7 +320,7 @@ class UltralyticsObb(UltralyticsTask, frozen=True):
     """Oriented boxes: an angle in radians for each detection, clockwise.
 
     Boxes are cx, cy, w, h in both forms; segment and pose have xyxy in the form "rows" instead. Source:
-    `OBB.decode_bboxes` and `NMSModel` of the ultralytics package. As there, the NMS compares boxes by their
+    `OBB.decode_bboxes` and `NMSModel` of the ultralytics package. As in this package, the NMS compares boxes by their
     probabilistic IoU, and even suppressed boxes suppress others.
     """
 
@@ -324,7 +329,8 @@ class UltralyticsObb(UltralyticsTask, frozen=True):
     task = "obb"
 
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """See `Family.decode`; with corners, and boxes that are their hulls, cut to the picture."""
+        """See `Family.decode`; with corners. Boxes are the axis-aligned bounding boxes of the corners, cut to the
+        picture."""
         table = self._table(outputs, index, 1)
         offered, angles = self._select(table, 1, thresholds.score)
         sizes = table[:4, offered.rows].T if self.needs_nms else table[offered.rows, :4]

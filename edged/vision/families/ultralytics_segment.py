@@ -33,8 +33,9 @@ class UltralyticsSegment(UltralyticsTask, frozen=True):
     mask of a detection has the pixels for which the sum of the prototypes, weighted by the detection's coefficients, is
     above zero. `reading.outputs` are the table and the prototypes.
 
-    Source: `Segment.forward` and `process_mask` of the ultralytics package. As there, a mask is cut to its box, and a
-    detection whose mask is empty is dropped. Unlike there, masks always have the resolution of the original picture.
+    Source: `Segment.forward` and `process_mask` of the ultralytics package. As in this package, a mask is cut to its
+    box, and a detection whose mask is empty is dropped. Unlike in this package, masks always have the resolution of the
+    original picture.
     """
 
     name = "ultralytics-segment"

@@ -1,8 +1,8 @@
 """YOLOv6, as Meituan's repository exports it.
 
-Input `images` [N, 3, H, W]; output `outputs` [N, A, 5 + classes], a row for each grid cell at the strides 8, 16, 32 (P6
-models: also 64): cx, cy, w, h in input pixels, objectness, which is always 1, and the score of each class, after the
-sigmoid; without NMS. With `--end2end` the four outputs are exactly those of YOLOv7's end-to-end exports.
+Input `images` [N, 3, H, W]. Output `outputs` [N, A, 5 + classes], a row for each grid cell at the strides 8, 16, 32 (P6
+models: also 64). A row has cx, cy, w, h in input pixels, objectness, which is always 1, and the score of each class
+after the sigmoid. No NMS. With `--end2end` the four outputs are exactly those of YOLOv7's end-to-end exports.
 
 Pictures are letterboxed, padded with 114; pixels are RGB in 0..1. An export with `--with-preprocess` takes BGR in
 0..255: set `preprocess.color=bgr` and `preprocess.scale=1`.

@@ -5,11 +5,15 @@ of OpenCV's model zoo (demo.py, commit 0b26cfd; yunet.py, commit 10d07c5); tools
 ShiqiYu/libfacedetection.train (commit 0047ac2), whose yunet_s_640_640.onnx is byte for byte the zoo's
 face_detection_yunet_2023mar.onnx. With this file, boxes, landmarks and scores equal those of OpenCV.
 
-Input `input` [N, 3, H, W] FP32, BGR, 0..255. For each stride S of 8, 16 and 32 there are four outputs, FP32, a row for
-each cell of the grid: `cls_S` and `obj_S` [N, cells, 1], after the sigmoid; `bbox_S` [N, cells, 4], centre in cells
-from the corner of its cell and logarithm of the size in cells; `kps_S` [N, cells, 10], x and y in cells of right eye,
-left eye, nose tip, and right and left corner of the mouth. The score is sqrt(cls * obj). The zoo's files of 2021 and
-2022 have other outputs (loc, conf, iou) and are not decoded.
+Input `input` [N, 3, H, W] FP32, BGR, 0..255. For each stride S of 8, 16 and 32 there are four outputs, FP32, with a row
+for each cell of the grid:
+
+- `cls_S` and `obj_S` [N, cells, 1], after the sigmoid; the score is sqrt(cls * obj)
+- `bbox_S` [N, cells, 4]: the centre in cells, from the corner of its cell, and the logarithm of the size in cells
+- `kps_S` [N, cells, 10]: x and y in cells, from the same corner, of right eye, left eye, nose tip, and right and left
+  corner of the mouth
+
+The zoo's files of 2021 and 2022 have other outputs (loc, conf, iou) and are not decoded.
 """
 
 from __future__ import annotations
