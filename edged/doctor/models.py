@@ -118,7 +118,10 @@ class ModelChecks:
             if name in self._reported:
                 steps.append(_step(Name.MODEL, name, self._examine_reported))
             if name not in self._entries:
-                self.left_out.append(f"the file of {name}: it is not in {self._view.repository.root}; give --state")
+                self.left_out.append(
+                    f"the file of {name}, and how close its engines are to their bounds:"
+                    f" the file is not in {self._view.repository.root}; give --state"
+                )
                 continue
             if self._entries[name].is_ensemble:
                 steps.append(_step(Name.ADMISSION, name, self._examine_ensemble))
@@ -131,12 +134,13 @@ class ModelChecks:
         return steps
 
     async def _examine_reported(self, name: str) -> list[Check]:
-        assert self._daemon is not None
         reported = self._reported[name]
         if reported.parts or reported.family.startswith(LANGUAGE):
             return [state(reported)]
-        engines = [engine for engine in self._daemon.engines if engine.model == name]
-        return [state(reported), *self._engine_checks(name, engines, reported.settings, reported.alarms)]
+        return [state(reported), *self._engine_checks(name, self._reported_engines(name), reported.alarms)]
+
+    def _reported_engines(self, name: str) -> list[EngineInfo]:
+        return [engine for engine in self._daemon.engines if engine.model == name] if self._daemon is not None else []
 
     async def _examine_ensemble(self, name: str) -> list[Check]:
         """Check that the configuration of an ensemble is valid, and that its models exist."""
@@ -169,20 +173,22 @@ class ModelChecks:
         planned = await self._view.plan(self._builder, entry)
         if planned.model is not None:
             checks += [shapes(planned.model), batch(planned.model)]
-            if name not in self._reported:
-                checks += self._engine_checks(name, self._view.engines(planned), entry.settings, ())
+            reported = self._reported.get(name)
+            engines = self._reported_engines(name) if reported is not None else self._view.engines(planned)
+            if reported is None:
+                checks += self._engine_checks(name, engines, ())
+            settings = reported.settings if reported is not None else entry.settings
+            checks += drift(name, engines, settings, inspection.arithmetic)
         return checks
 
-    def _engine_checks(
-        self, name: str, engines: Sequence[EngineInfo], settings: Mapping[str, str], alarms: Sequence[AlarmInfo]
-    ) -> Iterator[Check]:
+    def _engine_checks(self, name: str, engines: Sequence[EngineInfo], alarms: Sequence[AlarmInfo]) -> Iterator[Check]:
         yield from engine_states(name, engines, by_daemon=name in self._reported)
         yield placement(name, engines)
         yield latency(name, engines, alarms)
-        yield from drift(name, engines, settings)
 
     async def _compare_levels(self, name: str) -> list[Check]:
-        """Compare all levels in one child process. Raises EdgedError if the unoptimised model does not answer."""
+        """Compare all optimisation levels of ONNX Runtime in one child process. Raises EdgedError if the unoptimised
+        model does not answer."""
         entry = self._entries[name]
         model = await self._builder.model(entry, await self._builder.inspect(Path(entry.path)))
         job = jobs.CompareLevels(
@@ -270,7 +276,7 @@ def shapes(model: Model) -> Check:
 
 
 def batch(model: Model) -> Check:
-    """Check how many pictures the model takes at once."""
+    """Check how many pictures the model accepts at once."""
     if model.max_batch_size:
         return ok(Name.BATCH, f"it takes batches of up to {model.max_batch_size}", model.name)
     sizes = [spec.shape[0] for spec in model.inspection.signature.inputs if len(spec.shape) == 4]
@@ -367,7 +373,9 @@ def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInf
     return ok(Name.LATENCY, message, model)
 
 
-def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]) -> Iterator[Check]:
+def drift(
+    model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str], arithmetic: str = "fp32"
+) -> Iterator[Check]:
     """Check how close the verification figures of accepted engines are to their bounds, since an update may push a
     figure over its bound. Warn of engines whose answers could not be compared."""
     judged = near = 0
@@ -382,7 +390,7 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
             message = f"{_named(engine)} was not compared: the reference's answers to all probes are empty or NaN"
             yield warning(Name.DRIFT, message, "add samples on which the model finds something (--samples)", model)
             continue
-        held = tolerance(settings, engine.precision, judged_on_frames=engine.judgement is not None)
+        held = tolerance(settings, engine.precision, arithmetic, judged_on_frames=engine.judgement is not None)
         for figure, value, bound in close_figures(engine.verdict.figures, held):
             near += 1
             message = f"{_named(engine)}: {figure} is {value:.6g}, close to its bound {bound:g}"

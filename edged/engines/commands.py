@@ -46,8 +46,9 @@ class Ordered(msgspec.Struct, frozen=True):
 
 
 class Commands:
-    """Carries out operators' commands. Every method raises NotFound if a selection matches no engine, and InvalidInput
-    if a selection is invalid."""
+    """Carries out operators' commands. Methods with a selection raise NotFound if its model or key matches no engine,
+    and InvalidInput if it is invalid. `rebuild`, `pin`, `unpin` and `evict` raise Refused if the store cannot be
+    changed."""
 
     def __init__(
         self,
@@ -63,10 +64,11 @@ class Commands:
         self._events, self._wake, self._forgive = events, wake, forgive
 
     def rebuild(self, selection: Selection, force: bool) -> tuple[Ordered, ...]:
-        """Build engines: with `force` all selected engines, otherwise only the missing ones. A stored engine that is
-        quarantined because it killed its hosts is not built without `force`, but only opened again.
+        """Build engines: with `force` all selected engines, otherwise only the missing ones. Without `force`, a stored
+        engine that is quarantined because it killed its hosts is only opened again.
 
-        A serving engine continues until its successor is verified. Returns the engines that will be built.
+        A serving engine continues until its successor is verified. Returns the engines that will be built or opened
+        again. Raises Refused if none of the selected engines can be made.
         """
         self._require_writable()
         chosen = [
@@ -140,12 +142,15 @@ class Commands:
         if needed and not selection.everything and len(needed) == len(keys):
             why = "pinned; unpin it first" if self._store.is_pinned(needed[0]) else "needed: it serves or is about to"
             raise Refused(f"engine {needed[0][:12]} is {why}; nothing was evicted")
-        chosen = [key for key in keys if key not in needed]
-        for key in chosen:
-            self._events.emit(Commanded("evict"), self._store.records()[key].model, key)
-            await self._maker.eviction.evict(key, "by command")
+        models, evicted = self._models(), list[str]()
+        for key in keys:
+            if key in needed:
+                continue
+            self._events.emit(Commanded("evict"), models[key], key)
+            if await self._maker.eviction.evict(key, "by command"):
+                evicted.append(key)
         self._wake()
-        return tuple(chosen)
+        return tuple(evicted)
 
     async def follow(self, ordered: tuple[Ordered, ...]) -> AsyncGenerator[EngineProgress, None]:
         """Yield the status of each engine of a command, then each change, until all engines are done."""
@@ -226,11 +231,15 @@ class Commands:
 
     async def _each(self, verb: str, selection: Selection, act: Callable[[str], None]) -> tuple[str, ...]:
         self._require_writable()
-        keys = tuple(self._stored(selection))
+        keys, models = tuple(self._stored(selection)), self._models()
         for key in keys:
             await asyncio.to_thread(act, key)
-            self._events.emit(Commanded(verb), self._store.records()[key].model, key)
+            self._events.emit(Commanded(verb), models[key], key)
         return keys
+
+    def _models(self) -> dict[str, str]:
+        """Return the model of each stored engine. Another task may remove a record while a command waits."""
+        return {key: record.model for key, record in self._store.records().items()}
 
     def _require_writable(self) -> None:
         if self._maker.eviction.problem:

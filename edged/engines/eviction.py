@@ -90,12 +90,16 @@ class EvictionManager:
         await asyncio.to_thread(self.look)
         return max(need, self._left(replacing))
 
-    async def evict(self, key: str, reason: str) -> None:
-        """Remove an engine's files. Its record stays if a model's plan has the engine, because without the record the
-        engine would be built and evicted again at once."""
+    async def evict(self, key: str, reason: str) -> bool:
+        """Remove an engine's files, unless the engine is needed by now or another task has removed it. Return whether
+        the files were removed.
+
+        The record stays if a model's plan has the engine, because without the record the engine would be built and
+        evicted again at once.
+        """
         record = self._store.records().get(key)
-        if record is None:  # another task just removed it
-            return
+        if record is None or self.eviction_class(key) is EvictionClass.NEEDED:
+            return False
         wanting = [planned.engines[key] for planned in self._models.values() if key in planned.engines]
         message, about = "engine %s of model %s is evicted %s: %d bytes", {"event": "engine_evicted"}
         _LOG.info(message, key[:12], record.model, reason, record.size, extra=about)
@@ -109,6 +113,7 @@ class EvictionManager:
         else:
             await asyncio.to_thread(self._store.remove, key)
         self._events.emit(EngineEvicted(record.size, reason), record.model, key)
+        return True
 
     def eviction_class(self, key: str) -> EvictionClass:
         """Return the eviction class of a stored engine."""
@@ -178,8 +183,8 @@ class StoredEngine(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The keys of the engines to evict, in order. If even all of them would free too little, `evict` is empty and
-    `short` is the number of missing bytes."""
+    """The keys of the engines to evict, in order. If all engines that may be evicted would free too little, `evict` is
+    empty and `short` is the number of missing bytes."""
 
     evict: tuple[str, ...]
     short: int = 0

@@ -141,8 +141,10 @@ ENGINE_FALLBACK = _gauge(
     "backend",
 )
 
-HOST_UP = _gauge("edged_host_up", "Running engine hosts.", "backend")
-HOST_LOSSES = _counter("edged_host_losses_total", "Engine hosts that died or hung.", "backend")
+HOST_UP = _gauge("edged_host_up", "Running hosts of engines and of language models.", "backend")
+HOST_LOSSES = _counter(
+    "edged_host_losses_total", "Hosts of engines and of language models that died or hung.", "backend"
+)
 HOST_SESSIONS = _gauge("edged_host_sessions", "Open engines.", "backend")
 HOST_MEMORY = _gauge("edged_host_resident_memory_bytes", "Memory of the hosts of a backend.", "backend")
 HOST_LIMIT = _gauge("edged_host_memory_limit_bytes", "Memory that a host may use; 0 for no limit.", "backend")

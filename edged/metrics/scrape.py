@@ -1,4 +1,5 @@
-"""Scrapes: the event loop gathers the state that only it may read; a thread reads the rest and writes the text."""
+"""Collects the metrics for a scrape. The event loop collects the state that only the event loop may read. A thread
+collects the rest and writes the text."""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, readiness
 from edged.ipc.capture_messages import State
 from edged.ipc.finite import watched
+from edged.language.host import LanguageHost
 from edged.language.model import LanguageState, PlannedLanguageModel
 from edged.metrics import names
 from edged.metrics.names import ALL, Metric
@@ -113,10 +115,12 @@ class Scraper:
             device(samples, controller.load.busy, controller.fingerprint.facts.get(_POWER_MODE, ""), readings)
             encode, content_type = choose_encoder(accept)
             links = controller.links()
+            planned = controller.language.models.values()
+            language_hosts = [each.host for each in planned if each.host is not None]
 
             def write() -> bytes:
                 process(samples)
-                hosts(samples, links, self._counts)
+                hosts(samples, links, language_hosts, self._counts)
                 text: bytes = encode(samples)
                 return gzip.compress(text, 5) if compressed else text
 
@@ -167,7 +171,7 @@ def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, 
 def ensemble(
     samples: Samples, name: str, planned: PlannedEnsemble, ready: Readiness, raised: tuple[Alarm, ...]
 ) -> None:
-    """Collect one ensemble. Its models have the samples about queues and engines."""
+    """Collect one ensemble. Samples about queues and engines belong to its models."""
     _served(samples, name, planned.statistics, ready, raised)
 
 
@@ -280,7 +284,7 @@ def configured_cameras(samples: Samples, known: Mapping[str, CameraStatus]) -> N
 
 
 def builds(samples: Samples, controller: Controller, counts: EventCounts) -> None:
-    """Collect outcomes of builds, and the store."""
+    """Collect the outcomes of builds, and the state of the store."""
     for (backend, outcome), count in counts.builds.items():
         samples.put(names.BUILDS, count, backend, outcome)
     for backend, seconds in counts.build_seconds.items():
@@ -320,7 +324,9 @@ def alarms(samples: Samples, raised: tuple[Alarm, ...], counts: EventCounts) -> 
         samples.put(names.ALARMS_RAISED, counts.alarms[kind.value], kind.value)
 
 
-def hosts(samples: Samples, links: Iterable[HostLink], counts: EventCounts) -> None:
+def hosts(
+    samples: Samples, links: Iterable[HostLink], language_hosts: Iterable[LanguageHost], counts: EventCounts
+) -> None:
     """Collect engine hosts by backend. After libraries have changed, a backend may have hosts of two generations; their
     numbers, sessions and memory are added."""
     for link in links:
@@ -329,6 +335,10 @@ def hosts(samples: Samples, links: Iterable[HostLink], counts: EventCounts) -> N
         samples.add(names.HOST_MEMORY, resident_bytes(link.pid) or 0, link.backend)
         samples.put(names.HOST_LIMIT, link.memory_mb << 20, link.backend)
         samples.put(names.HOST_LOSSES, 0, link.backend)
+    for host in language_hosts:
+        samples.add(names.HOST_UP, 1, host.form.runtime)
+        samples.add(names.HOST_MEMORY, resident_bytes(host.pid) or 0, host.form.runtime)
+        samples.put(names.HOST_LOSSES, 0, host.form.runtime)
     for backend, count in counts.losses.items():
         samples.add(names.HOST_UP, 0, backend)
         samples.put(names.HOST_LOSSES, count, backend)

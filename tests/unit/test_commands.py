@@ -367,6 +367,16 @@ def test_evict_all_removes_unneeded_engines_without_errors(desk: Desk) -> None:
     assert run(desk.commands.evict(ALL)) == (engine.digest,)
 
 
+def test_evict_all_skips_an_engine_that_another_task_removes_meanwhile(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = [desk.have(number=1).digest, desk.have(number=2).digest]
+    desk.plan("m", "another content")
+    remove = desk.store.remove
+    monkeypatch.setattr(desk.store, "remove", lambda key: [remove(each) for each in stale])
+    assert run(desk.commands.evict(ALL)) == (stale[0],)
+
+
 def test_evict_unplanned_engine_by_key_or_model(desk: Desk) -> None:
     stale = desk.have().digest
     desk.plan("m", "another content")

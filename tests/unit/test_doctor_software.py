@@ -429,6 +429,8 @@ def test_drift_uses_the_models_bounds() -> None:
     assert lines(models.drift("m", found, {})).startswith("ok m: all figures of 1 accepted")
     assert lines(models.drift("m", found, {"verify.relative_l2": "0.0011"})).startswith("warning m: engine ")
     assert lines(models.drift("m", [REFERENCE], {})).startswith("unknown")
+    found = [engine(verdict=Verdict(True, "", {"relative_l2": 2.8e-2}))]
+    assert lines(models.drift("m", found, {}, "fp16")).startswith("warning m: engine ")
     found = [engine(verdict=Verdict(True, "", {NO_VALUES: 1.0}))]
     assert "was not compared" in lines(models.drift("m", found, {}))
 

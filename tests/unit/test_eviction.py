@@ -251,6 +251,13 @@ def test_evict_drops_a_pending_verification(house: House, requested: Request) ->
     assert spare.request is Request.NONE, "a client that follows it would wait for ever"
 
 
+def test_evict_engine_that_has_become_needed_is_kept(house: House) -> None:
+    spare = house.engines[1]
+    house.store.pin(spare.digest)
+    assert not run(house.eviction().evict(spare.digest, "by command"))
+    assert (spare.state, house.evicted()) == (S.READY, [])
+
+
 def test_evict_engine_cannot_be_opened_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     spare, seen = house.engines[1], list[EngineState]()
     strip = house.store.strip

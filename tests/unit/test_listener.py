@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import ssl
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from edged.api.grpc.listener import Listener, most_connections, peer_of
 from edged.api.http2.call import Call
 from edged.api.http2.limits import Limits
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,27 @@ async def test_stop_during_a_handshake_disconnects_the_client() -> None:
     await asyncio.wait_for(listener.stop(1.0), 5.0)
     assert await asyncio.wait_for(reader.read(), 5.0) == b""
     writer.close()
+
+
+async def test_unfinished_handshakes_count_once_as_connections() -> None:
+    async def handle(call: Call) -> None:
+        raise AssertionError
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        listener = Listener("127.0.0.1:0", Limits(), handle, secure=lambda: context)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await listener.start()
+    port = int(listener.address.rpartition(":")[2])
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(most_connections(512) + 3)]
+    closed = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
+    await until(lambda: sum(each.done() for each in closed) == 3, "three connections beyond the limit are closed")
+    await asyncio.sleep(0.1)
+    assert sum(each.done() for each in closed) == 3
+    await listener.stop(0.0)
+    for _, writer in opened:
+        writer.close()
+    await asyncio.gather(*closed, return_exceptions=True)

@@ -16,9 +16,11 @@ from edged.engines.readiness import Readiness, ReadyState
 from edged.errors import EngineUnusable
 from edged.events import AlarmRaised, EngineMoved, EventLog, HostLost, ModelRemoved
 from edged.ipc.messages import Times
+from edged.language.host import LanguageHost
 from edged.metrics import names, scrape
 from edged.metrics.scrape import Samples
 from edged.metrics.sources import EventCounts, Readings, Sensors, resident_bytes
+from edged.models.language import Form
 from edged.serving.camera import Cameras
 from edged.serving.statistics import Histogram
 from tests.integration.asking import Samples as Scraped
@@ -193,6 +195,16 @@ def test_alarms_and_lost_hosts_are_counted_with_a_sample_per_kind() -> None:
     assert value(found, "edged_alarms", kind="fallback") == 1
     assert {dict(labels)["kind"] for name, labels in found if name == "edged_alarms"} == {k.value for k in AlarmKind}
     assert counted.losses == {"openvino": 1}
+
+
+async def test_running_language_host_is_up_after_an_earlier_one_was_lost() -> None:
+    log, samples = EventLog(), Samples()
+    counted = EventCounts(log)
+    log.emit(HostLost("openvino_genai", "died"), "chat")
+    scrape.hosts(samples, (), (LanguageHost(Form("openvino_genai", "/m"), "1.0"),), counted)
+    found = scraped(samples)
+    assert value(found, "edged_host_up", backend="openvino_genai") == 1
+    assert value(found, "edged_host_losses_total", backend="openvino_genai") == 1
 
 
 # -- the box --------------------------------------------------------------------------------------------------------

@@ -170,6 +170,22 @@ async def test_wants_after_the_last_subscriber_left_is_false(folder: Path) -> No
         await until(lambda: not publisher.wants("results/m/c"), "no subscriber is left")
 
 
+async def test_wants_topic_beyond_the_recorded_ones_as_long_as_it_is_subscribed(folder: Path) -> None:
+    async with published(folder) as (publisher, _), peer(folder, zmq.SUB, "events") as link:
+        for number in range(4096):
+            link.subscribe(f"results/m/{number:04}")
+        await until(lambda: publisher.wants("results/m/4095"), "4096 topics are recorded")
+        assert not publisher.wants("results/last/door")
+        link.subscribe(b"results/last/door")
+        await until(lambda: publisher.wants("results/last/door"), "one more topic is subscribed")
+        link.unsubscribe(b"results/m/0000")
+        await asyncio.sleep(0.1)
+        assert publisher.wants("results/last/door")
+        link.unsubscribe(b"results/last/door")
+        await until(lambda: not publisher.wants("results/last/door"), "the subscription ends")
+        assert publisher.wants("results/m/0001")
+
+
 async def test_publisher_events_are_published_when_emitted(folder: Path) -> None:
     async with published(folder) as (publisher, events), peer(folder, zmq.SUB, "events") as link:
         await subscribed(link, publisher, "events/model_read")

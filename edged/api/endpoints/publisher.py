@@ -43,6 +43,7 @@ class Publisher:
         self._events = events
         self._socket: BoundSocket | None = None
         self._topics: set[bytes] = set()
+        self._unrecorded = 0  # subscribed topics beyond _MOST_TOPICS
         self._task: asyncio.Task[None] | None = None
 
     def start(self, address: str) -> str:
@@ -61,14 +62,17 @@ class Publisher:
             self._socket.close()
             self._socket = None
         self._topics.clear()
+        self._unrecorded = 0
 
     def wants(self, topic: str) -> bool:
         """Whether the topic has a subscriber. If clients subscribe to more topics than are recorded, every topic counts
         as subscribed."""
+        if self._unrecorded:
+            return True
         if not self._topics:
             return False
         name = topic.encode()
-        return len(self._topics) >= _MOST_TOPICS or any(name.startswith(each) for each in self._topics)
+        return any(name.startswith(each) for each in self._topics)
 
     def send(self, topic: str, payload: bytes) -> None:
         """Send to all subscribers of the topic."""
@@ -77,23 +81,30 @@ class Publisher:
 
     def result(self, model: str, camera: str, fields: Callable[[], Fields]) -> None:
         """Publish the result of a frame if it has a subscriber; call `fields` only then."""
-        if self._topics and self.wants(topic := f"results/{model}/{camera}"):
+        if self.wants(topic := f"results/{model}/{camera}"):
             self.send(topic, encode(fields()))
 
     def _received(self, frames: list[zmq.Frame]) -> None:
-        """Record the first subscription to a topic, or the end of the last one. Other messages are ignored."""
+        """Record that a topic got its first subscriber, or that it lost its last one. Ignore other messages."""
         word = frames[0].bytes
-        if word[:1] == b"\x01" and len(self._topics) < _MOST_TOPICS:
-            self._topics.add(word[1:])
-        elif word[:1] == b"\x00":
-            self._topics.discard(word[1:])
+        kind, topic = word[:1], word[1:]
+        if kind == b"\x01":
+            if len(self._topics) < _MOST_TOPICS:
+                self._topics.add(topic)
+            else:
+                self._unrecorded += 1
+        elif kind == b"\x00":
+            if topic in self._topics:
+                self._topics.remove(topic)
+            else:
+                self._unrecorded = max(0, self._unrecorded - 1)
 
     async def _publish_events(self) -> None:
         """Publish events as they happen, without events from before the start."""
         epoch = self._events.epoch
         async with aclosing(self._events.follow(self._events.last)) as events:
             async for event in events:
-                if self._topics and self.wants(topic := f"events/{_kind(event)}"):
+                if self.wants(topic := f"events/{_kind(event)}"):
                     self.send(topic, encode(_event(event, epoch)))
 
 
@@ -102,7 +113,8 @@ def _kind(event: Event) -> str:
 
 
 def _event(event: Event, epoch: str) -> Fields:
-    """Return the fields of `edged.v1.Event`, and the fields of the event's kind."""
+    """Return the fields of `edged.v1.Event`. The field that is named like the event's kind has the fields of that
+    kind."""
     fields: Fields = msgspec.to_builtins(event)
     what = fields.pop("what")
     kind = what.pop("type")
@@ -140,7 +152,8 @@ def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
 
 
 def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: float = 0.0) -> Fields:
-    """Return the detections, content or outputs of a picture, with Roboflow's fields, the timings and the engine."""
+    """Return the detections, content or outputs of a picture, with the timings and the engine. Detections have the
+    fields of Roboflow's JSON format."""
     fields: Fields = {
         "timings": _timings(answer.queue_ms, answer.times, total_ms),
         "engine": answer.engine.key,
@@ -183,7 +196,7 @@ def _found(answer: Answered) -> Fields:
 
 
 def _second(second: SecondStep, predictions: list[Fields]) -> Fields:
-    """Add the nested answers to the predictions; return the fields of the second step."""
+    """Add the answers of a pipeline's second model to the predictions, and return the fields of the second step."""
     for row, answer in zip(second.rows, second.answers, strict=True):
         nested = {"error": failure(answer)} if isinstance(answer, EdgedError) else _found(answer)
         predictions[row]["nested"] = nested

@@ -144,34 +144,38 @@ class Listener:
                     loop.call_later(_AGAIN_SECONDS, self._watch, listening)
                     return
                 continue  # the client has already disconnected
-            if len(self._connections) + len(self._greetings) >= self._most:
+            if len(self._connections) >= self._most:
                 accepted.close()
                 continue
             peer = peer_of(address) if accepted.family != socket.AF_UNIX else "unix:"
-            greeting = loop.create_task(self._greet(accepted, peer))
+            connection = Connection(self._limits, self._begin, peer, self._lost)
+            self._connections.add(connection)
+            greeting = loop.create_task(self._greet(accepted, connection))
             self._greetings.add(greeting)
-            greeting.add_done_callback(self._greetings.discard)
+            greeting.add_done_callback(partial(self._greeted, accepted, connection))
 
-    async def _greet(self, accepted: socket.socket, peer: str) -> None:
+    async def _greet(self, accepted: socket.socket, connection: Connection) -> None:
         """Turn an accepted socket into a connection, after the TLS handshake."""
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(self._limits, self._begin, peer, self._lost)
-        self._connections.add(connection)
         options: dict[str, Any] = {}
-        try:
-            if self._secure is not None:
-                options = {"ssl": self._secure(), "ssl_handshake_timeout": self._limits.handshake}
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, **options)
-        except (OSError, ssl.SSLError) as error:
-            _LOG.debug("%s: no connection: %s", peer, error)
-            self._connections.discard(connection)
-            accepted.close()
-        except BaseException:
-            self._connections.discard(connection)
-            accepted.close()
-            raise
+        if self._secure is not None:
+            options = {"ssl": self._secure(), "ssl_handshake_timeout": self._limits.handshake}
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, **options)
+
+    def _greeted(self, accepted: socket.socket, connection: Connection, greeting: asyncio.Task[None]) -> None:
+        """Close the socket if the handshake failed or was cancelled."""
+        self._greetings.discard(greeting)
+        error = None if greeting.cancelled() else greeting.exception()
+        if error is None and not greeting.cancelled():
+            return
+        self._connections.discard(connection)
+        accepted.close()
+        if isinstance(error, OSError):
+            _LOG.debug("%s: no connection: %s", connection.peer, error)
+        elif error is not None:
+            _LOG.error("%s: no connection, because of an unexpected error", connection.peer, exc_info=error)
 
     def _lost(self, connection: Connection) -> None:
         self._connections.discard(connection)

@@ -96,8 +96,8 @@ class YoloV5(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim a table with three rows for each of the input's grid cells, or with an open number of rows if the
-        number of classes is that in the metadata."""
+        """Claim a table with three rows for each of the input's grid cells. A table with an open number of rows is
+        claimed only if the metadata has a stride and as many names as the table has classes."""
         claim, meta = cls.claim(evidence, ""), evidence.metadata
         if claim is None or claim.classes is None or meta.task is not None:
             return None
@@ -151,7 +151,8 @@ class YoloV7(YoloV5, frozen=True):
         return _rated(table[:, :4], table, placement, thresholds)
 
     def _head(self, head: Array, anchors: tuple[float, ...], score: float) -> Floats:
-        """Decode candidates of one raw head [anchors, rows, columns, 5 + classes] to the rows that `--grid` gives."""
+        """Decode candidates of one raw head [anchors, rows, columns, 5 + classes] to rows as in exports with
+        `--grid`."""
         anchor, row, column = np.nonzero(np.greater(head[..., 4], logit(score)))
         raw = sigmoid(head[anchor, row, column].astype(np.float32))
         down, across = self.preprocess.height / head.shape[1], self.preprocess.width / head.shape[2]
@@ -207,8 +208,9 @@ class YoloV7(YoloV5, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Claim raw heads: three anchors for each cell of three grids."""
-        return cls.claim(evidence, "three raw heads of a YOLOv5 or YOLOv7 export") if _raw_heads(evidence) else None
+        """Claim raw heads: two or more outputs [N, anchors, rows, columns, values] whose rows and columns are those of
+        grids."""
+        return cls.claim(evidence, "raw heads of a YOLOv5 or YOLOv7 export") if _raw_heads(evidence) else None
 
 
 def _raw_heads(evidence: Evidence) -> list[TensorSpec]:
@@ -237,10 +239,10 @@ _IN_CELLS, _IN_PIXELS = "grid", "pixels"
 class YoloX(Family, frozen=True):
     """YOLOX exports.
 
-    One output, [N, A, 5 + classes]: one row for each of the A grid cells at strides 8, 16, 32, with a box, objectness
-    and one score per class, both after the sigmoid; without NMS. By default the box is in units of its cell: centre =
-    (xy + cell) * stride, size = exp(wh) * stride. With `--decode_in_inference` it is cx, cy, w, h in input pixels,
-    recognised by an Exp in the graph; the setting `decode.boxes` (`grid` or `pixels`) overrides this. Source:
+    One output, [N, A, 5 + classes]: one row for each of the A grid cells at strides 8, 16, 32. A row has a box, and,
+    after the sigmoid, objectness and one score per class. No NMS. By default the box is in units of its cell: centre =
+    (xy + cell) * stride, size = exp(wh) * stride. With `--decode_in_inference` the box is cx, cy, w, h in input pixels.
+    An Exp in the graph shows this form; the setting `decode.boxes` (`grid` or `pixels`) overrides it. Source:
     `YOLOXHead` and `tools/export_onnx.py` of its repository.
     """
 
@@ -308,9 +310,9 @@ _QUERIES = 1000  # with at most this many rows, a model could be an end-to-end e
 class DeepStreamYolo(Family, frozen=True):
     """YOLO models exported by the scripts of DeepStream-Yolo: `input` -> `output` [N, rows, 6].
 
-    Rows are xyxy in input pixels, score and label, one per prediction, unordered and without NMS, unlike end-to-end
-    exports with the same six columns. The preprocessing is in a separate file; by default pictures are letterboxed RGB
-    in 0..1.
+    Each row is one prediction: xyxy in input pixels, score and label. Rows are unordered and without NMS, unlike those
+    of end-to-end exports, which have the same six columns. The preprocessing is in a separate file; by default pictures
+    are letterboxed RGB in 0..1.
     """
 
     name = "deepstream-yolo"
@@ -344,10 +346,10 @@ class DeepStreamYolo(Family, frozen=True):
 class YoloNas(Family, frozen=True):
     """YOLO-NAS as super-gradients exports it, with NMS and its own thresholds in the graph.
 
-    Flat: one output [M, 7], a row per detection: picture, xyxy in input pixels, *score, class*. Batch:
-    `num_predictions` [N, 1], `pred_boxes` [N, K, 4], `pred_scores` and `pred_classes` [N, K], padded with -1. Its input
-    is UINT8, the division by 255 is in the graph; a picture's long side is 636 of 640 pixels. Source:
-    `ExportableObjectDetectionModel` and the processing of its pretrained models.
+    Flat form: one output [M, 7], a row per detection: picture, xyxy in input pixels, *score, class*. Batch form:
+    `num_predictions` [N, 1], `pred_boxes` [N, K, 4], `pred_scores` and `pred_classes` [N, K], padded with -1. The input
+    is UINT8, and the graph divides by 255. The long side of a picture gets 636 of 640 pixels. Source:
+    `ExportableObjectDetectionModel` and the processing of the pretrained models.
     """
 
     name = "yolo-nas"
